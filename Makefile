@@ -1,0 +1,70 @@
+# The two commands that matter are `make test` and `make demo`; `make help` lists the rest.
+#
+# Everything lives in .venv and in the cache folder (.cache/gracepoint, or $GRACEPOINT_CACHE); `make clean` removes both.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help env system parts lint types imports check test test-fast test-cluster demo format generate cluster-up cluster-down clean
+
+help: ## Shows this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ...")'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
+	$(PY) -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+env: $(STAMP) ## Makes the Python environment (.venv).
+
+system: $(STAMP) ## Installs the system packages that the test cluster needs (root on Debian or Ubuntu; else names them).
+	$(PY) -m tests.testcluster install
+
+parts: system ## Builds the test cluster's parts that are not in the cache yet.
+	$(PY) -m tests.testcluster build
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+imports: $(STAMP)
+	$(VENV)/bin/lint-imports
+
+check: lint types imports ## Lint, types and the import rules.
+
+test: check parts ## All of it: checks, unit, contract, multi-process, chart and cluster tests.
+	$(PYTEST)
+
+test-fast: check ## All but the cluster.
+	$(PYTEST) -m 'not cluster'
+
+test-cluster: parts ## The cluster tests alone.
+	$(PYTEST) tests/cluster
+
+demo: parts ## A real cluster trains, loses a node, and goes on from the very step.
+	$(PY) -m demo
+
+cluster-up: parts ## Brings the local test cluster up and leaves it running.
+	$(PY) -m tests.testcluster up
+
+cluster-down: $(STAMP) ## Takes it down.
+	$(PY) -m tests.testcluster down
+
+format: $(STAMP) ## Formats the code.
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+generate: $(STAMP) ## Writes what is generated from the models: crds/, and its copy in the chart.
+	$(PY) -m gracepoint_operator.resources
+
+clean: ## Removes the environment, the cache and all build output.
+	rm -rf $(VENV) .cache build *.egg-info sidecar/*.egg-info .mypy_cache .ruff_cache .pytest_cache

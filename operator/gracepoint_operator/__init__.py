@@ -1,0 +1,1 @@
+"""The Gracepoint operator: sees disruptions of JobSets and tells the library in their pods."""

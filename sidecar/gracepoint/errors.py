@@ -1,0 +1,101 @@
+"""Every error that Gracepoint's library raises, in one tree.
+
+    GracepointError
+    ├── SettingsError          a setting (environment, argument) is missing, unknown or wrong
+    ├── WireError              a message of the channel cannot be read
+    ├── BarrierError           processes could not be brought together
+    │   ├── BarrierTimeout     ... not in time; names who had not arrived
+    │   ├── BarrierFailed      ... because a process reported an error; carries that error's text
+    │   └── BarrierReused      ... because the key was used before
+    ├── AgreementError         the processes do not agree on where they are
+    ├── CannotKnow             the question has no honest answer (never answered with False)
+    └── CheckpointError        a checkpoint cannot be written or read
+        ├── CheckpointNotFound  there is none where one was asked for by name
+        ├── CheckpointCorrupt   one is there, and it is torn, foreign or damaged
+        ├── CheckpointMismatch  it does not fit the tree that it should be restored into
+        └── SaveFailed          a save did not become durable
+
+``Preempted`` is not in the tree: it is a ``SystemExit``, so that a training script that does not know of it
+ends with the right exit code, and ``except Exception`` does not swallow it.
+"""
+
+from __future__ import annotations
+
+
+class GracepointError(Exception):
+    """Base of all errors that the library raises on purpose."""
+
+
+class SettingsError(GracepointError, ValueError):
+    """A setting is missing, unknown or wrong; the message names it, what was found and what to do."""
+
+
+class WireError(GracepointError, ValueError):
+    """A message of the channel is not of the form that the protocol says."""
+
+
+class BarrierError(GracepointError, RuntimeError):
+    """The processes could not be brought together at a barrier."""
+
+
+class BarrierTimeout(BarrierError, TimeoutError):
+    """Not every process arrived in time; ``missing`` holds the indices of those that had not."""
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class BarrierFailed(BarrierError):
+    """A process reported an error at the barrier, which the others thus need not wait for."""
+
+
+class BarrierReused(BarrierError):
+    """The barrier's key was used before in this process; keys are for one use."""
+
+
+class AgreementError(GracepointError, RuntimeError):
+    """The processes are not at the same point, or did not say where they are."""
+
+
+class CannotKnow(GracepointError, RuntimeError):
+    """The question has no honest answer here, and False would be a guess."""
+
+
+class CheckpointError(GracepointError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """No complete checkpoint is where one was asked for by name."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A checkpoint is torn, foreign or damaged, and was not restored."""
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint does not fit the tree that it should be restored into."""
+
+
+class SaveFailed(CheckpointError):
+    """A save did not become durable; what was complete before still is."""
+
+
+class Preempted(SystemExit):
+    """Ends the training script after a preemption; ``code`` is the policy's exit code.
+
+    Attributes:
+        saved: True if the state at ``step`` is committed, so that nothing is lost.
+        step: The step that was saved, or the last one passed where nothing was saved.
+        reason: What happened, in words.
+    """
+
+    def __init__(self, code: int, *, saved: bool, step: int, reason: str) -> None:
+        super().__init__(code)
+        self.saved = saved
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason

@@ -1,0 +1,83 @@
+"""Names that the operator writes and the library reads: labels, HTTP paths, environment variables.
+
+Images live for months, so an operator and a library of different versions meet: a name here is never given
+another meaning.
+"""
+
+from __future__ import annotations
+
+GROUP = "gracepoint.dev"
+API_VERSION = "v1alpha1"
+
+#: Label on a JobSet that opts it in: the name of a CheckpointPolicy in its namespace. Copied to its pods
+#: by the operator's webhook at JobSet CREATE.
+LABEL_POLICY = "gracepoint.dev/policy"
+
+#: Audience of the projected service-account token with which a pod shows who it is.
+TOKEN_AUDIENCE = "gracepoint.dev"
+TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"
+TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
+
+#: Exit codes when the policy names none. In 3-125: shells, Python and runtimes use 0-2 and 126-255.
+DEFAULT_SAVED_EXIT_CODE = 77
+DEFAULT_UNSAVED_EXIT_CODE = 78
+
+#: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
+PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
+PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
+PATH_REPORT = "/v1/reports"  # Report in; 204 out
+PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
+PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
+
+#: JobSet's own labels on pods (jobset.sigs.k8s.io, api/jobset/v1alpha2).
+JOBSET_LABEL_NAME = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_LABEL_UID = "jobset.sigs.k8s.io/jobset-uid"
+JOBSET_LABEL_REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+JOBSET_LABEL_JOB_INDEX = "jobset.sigs.k8s.io/job-index"
+JOBSET_LABEL_RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+
+ENV_PREFIX = "GRACEPOINT_"
+
+
+class Env:
+    """Environment variables of the training container, written by the operator's webhook.
+
+    "downward" values come from the pod's own fields; all others are constants of the JobSet and its policy.
+    """
+
+    # Who this pod is (downward).
+    NAMESPACE = "GRACEPOINT_NAMESPACE"
+    POD_NAME = "GRACEPOINT_POD_NAME"
+    POD_UID = "GRACEPOINT_POD_UID"
+    NODE_NAME = "GRACEPOINT_NODE_NAME"
+    JOBSET_NAME = "GRACEPOINT_JOBSET_NAME"
+    JOBSET_UID = "GRACEPOINT_JOBSET_UID"
+    RESTART_ATTEMPT = "GRACEPOINT_RESTART_ATTEMPT"
+    REPLICATED_JOB = "GRACEPOINT_REPLICATED_JOB"
+    JOB_INDEX = "GRACEPOINT_JOB_INDEX"
+    # Where it stands in the gang:
+    # process id = PROCESS_OFFSET + JOB_INDEX * PODS_PER_JOB + JOB_COMPLETION_INDEX
+    PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
+    PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
+    PODS_PER_JOB = "GRACEPOINT_PODS_PER_JOB"
+    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>
+    COORDINATOR_JOB = "GRACEPOINT_COORDINATOR_JOB"
+    COORDINATOR_PORT = "GRACEPOINT_COORDINATOR_PORT"
+    SUBDOMAIN = "GRACEPOINT_SUBDOMAIN"
+    # The channel.
+    OPERATOR_URL = "GRACEPOINT_OPERATOR_URL"  # https://<service>.<namespace>.svc:<port>
+    CA_CERTIFICATE = "GRACEPOINT_CA_CERTIFICATE"  # PEM
+    TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
+    # The policy.
+    POLICY = "GRACEPOINT_POLICY"
+    DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path below which this JobSet's steps are kept
+    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves
+    KEEP_LAST = "GRACEPOINT_KEEP_LAST"
+    SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
+    UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
+    GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # the pod's own: how long it lives after a SIGTERM
+    MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, >= 1
+
+
+#: Set by the Job controller in every container of an Indexed Job.
+ENV_JOB_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"

@@ -1,0 +1,19 @@
+"""What holds for all tests: a skip is a failure where nothing may be left out (``CI=true``)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    """Turns a skip into a failure in CI, with the reason that it gave."""
+    report: pytest.TestReport = yield
+    if CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which is a failure where CI=true: {report.longrepr}"
+    return report

@@ -1,0 +1,43 @@
+"""The wire format of every released version is kept in files: images live longer than operators.
+
+``wire/v1/*.json`` hold one message each, as its sender wrote it. They are never edited, only added to; a
+failure here means that a library in the field and a new operator would misunderstand each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gracepoint.wire import messages
+from gracepoint.wire.messages import Frame, Message
+
+GOLDEN = Path(__file__).parent / "wire"
+FILES = sorted(GOLDEN.glob("v*/*.json"))
+
+
+def read(path: Path) -> Message:
+    cls: type[Message] = getattr(messages, path.stem)
+    text = path.read_text()
+    return Frame.read(text) if issubclass(cls, Frame) else cls.from_json(text)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_golden_message_is_read_whole(path: Path) -> None:
+    message = read(path)
+    written = json.loads(message.to_json())
+    golden = json.loads(path.read_text())
+    assert {key: written[key] for key in golden} == golden
+
+
+def test_every_message_has_a_golden_file() -> None:
+    parts = {"Message", "Frame", "StageTiming"}  # bases, and what stands inside other messages
+    names = {
+        name
+        for name, value in vars(messages).items()
+        if isinstance(value, type) and issubclass(value, Message) and dataclasses.is_dataclass(value)
+    }
+    assert names - parts == {path.stem for path in FILES if path.parent.name == f"v{messages.VERSION}"}

@@ -1,0 +1,57 @@
+"""What ``import gracepoint`` promises: the standard library is enough, JAX is not loaded, names are kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gracepoint
+
+NAMES_OF_OTHERS = ("jax", "jaxlib", "numpy", "tensorstore", "kopf", "kubernetes", "pydantic", "aiohttp")
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+
+
+def test_importing_the_library_loads_nothing_but_the_standard_library() -> None:
+    code = (
+        "import gracepoint, gracepoint.wire.messages, sys;"
+        f"print([n for n in {NAMES_OF_OTHERS!r} if n in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+def test_the_library_is_importable_where_nothing_else_is_installed() -> None:
+    # -S -I: no site-packages at all; only the library's own folder is put back.
+    root = next(iter(gracepoint.__path__)).removesuffix("/gracepoint")
+    code = (
+        f"import sys; sys.path.insert(0, {root!r});"
+        "import gracepoint, gracepoint.settings; print(gracepoint.__version__)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert out.strip() == gracepoint.__version__
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(gracepoint.__all__) == {
+        "AgreementError", "BarrierError", "BarrierFailed", "BarrierReused", "BarrierTimeout", "CannotKnow",
+        "CheckpointCorrupt", "CheckpointError", "CheckpointMismatch", "CheckpointNotFound", "GracepointError",
+        "Preempted", "SaveFailed", "Session", "SettingsError", "WireError", "__version__", "attach",
+    }  # fmt: skip
+    for name in gracepoint.__all__:
+        assert getattr(gracepoint, name) is not None
+
+
+def test_preempted_ends_a_script_with_the_policys_code_and_passes_except_exception() -> None:
+    code = (
+        "import gracepoint\n"
+        "try:\n    raise gracepoint.Preempted(77, saved=True, step=3, reason='saved')\n"
+        "except Exception:\n    raise SystemExit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 77
