@@ -63,8 +63,8 @@ format: $(STAMP) ## Formats the code.
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-generate: $(STAMP) ## Writes what is generated from the models: crds/, and its copy in the chart.
-	$(PY) -m gracepoint_operator.resources
+generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md.
+	$(PY) -m gracepoint_operator.resources --write .
 
 clean: ## Removes the environment, the cache and all build output.
 	rm -rf $(VENV) .cache build *.egg-info sidecar/*.egg-info .mypy_cache .ruff_cache .pytest_cache

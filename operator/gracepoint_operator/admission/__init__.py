@@ -1,0 +1,23 @@
+"""The mutating webhooks: what a labelled JobSet and its pods are given when they are created.
+
+Pure functions on plain dicts (``contract``, ``injection``, ``placement``), and thin routes (``routes``) that
+read an AdmissionReview, call them and answer with a JSON patch. Nothing here keeps state or writes to the
+API, so dry runs and repeated calls are harmless.
+"""
+
+from gracepoint_operator.admission.contract import Patched, Refused, release_contract
+from gracepoint_operator.admission.injection import AdmissionSettings, inject_jobset, refresh_pod
+from gracepoint_operator.admission.placement import avoid_nodes
+from gracepoint_operator.admission.routes import AdmissionContext, add_routes
+
+__all__ = [
+    "AdmissionContext",
+    "AdmissionSettings",
+    "Patched",
+    "Refused",
+    "add_routes",
+    "avoid_nodes",
+    "inject_jobset",
+    "refresh_pod",
+    "release_contract",
+]

@@ -1,0 +1,109 @@
+"""The webhooks' HTTP routes, on the operator's HTTPS server.
+
+Each request is one task on the server's event loop, without state of its own; it ends with its answer. The
+only waiting is ``AdmissionContext.policy``, which bounds it itself; the API server gives up after the timeout
+of the webhook's configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.admission.contract import Refused, release_contract
+from gracepoint_operator.admission.injection import (
+    AdmissionSettings,
+    inject_jobset,
+    is_injected,
+    refresh_pod,
+)
+from gracepoint_operator.admission.members import Json
+from gracepoint_operator.admission.placement import avoid_nodes
+from gracepoint_operator.admission.review import NoReview, Request, allowed, refused
+from gracepoint_operator.resources import CheckpointPolicy
+
+PATH_JOBSETS = "/mutate/jobsets"
+PATH_PODS = "/mutate/pods"
+
+logger = logging.getLogger(__name__)
+
+
+class AdmissionContext(Protocol):
+    """What the webhooks need of the operator."""
+
+    @property
+    def settings(self) -> AdmissionSettings:
+        """Where pods reach the operator, as of now."""
+
+    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
+        """The policy, or None where the API server knows none. Bounded in time.
+
+        Raises:
+            pydantic.ValidationError: It is there, and cannot be used.
+            Exception: Whatever says that one cannot know; the request then fails with 500.
+        """
+
+    def disrupted_nodes(self) -> frozenset[str]:
+        """Names of the nodes that new pods should keep off."""
+
+
+def add_routes(app: web.Application, context: AdmissionContext) -> None:
+    """Adds the webhooks to ``app``. Its ``client_max_size`` should hold the largest JobSet (3 MiB)."""
+
+    async def mutate_jobsets(http: web.Request) -> web.Response:
+        request = await _read(http)
+        return web.json_response(await mutate_jobset(request, context))
+
+    async def mutate_pods(http: web.Request) -> web.Response:
+        request = await _read(http)
+        return web.json_response(mutate_pod(request, context))
+
+    app.router.add_post(PATH_JOBSETS, mutate_jobsets)
+    app.router.add_post(PATH_PODS, mutate_pods)
+
+
+async def mutate_jobset(request: Request, context: AdmissionContext) -> Json:
+    """JobSet CREATE: release contract and injection."""
+    if LABEL_POLICY not in request.labels:
+        return allowed(request, request.object)
+    name = request.labels[LABEL_POLICY]
+    where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
+    try:
+        policy = await context.policy(request.namespace, name) if name else None
+    except ValidationError as error:
+        return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
+    if policy is None:
+        return refused(
+            request,
+            f"{where}, expected the name of a CheckpointPolicy in the namespace {request.namespace!r}. "
+            "Create the policy first, correct the label, or remove it to run the JobSet without Gracepoint",
+        )
+    try:
+        result = release_contract(request.object, policy.spec)
+        if isinstance(result, Refused):
+            logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, result.message)
+            return refused(request, result.message)
+        return allowed(request, inject_jobset(result.object, name, policy.spec, context.settings))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # The API server checks an object against its schema only after the webhooks that may change it.
+        logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
+        return refused(request, f"spec: found parts that are not of JobSet's schema ({error!r}). Correct them")
+
+
+def mutate_pod(request: Request, context: AdmissionContext) -> Json:
+    """Pod CREATE: the operator's present address, and away from nodes that go. Never refuses."""
+    pod = request.object
+    if LABEL_POLICY in request.labels and is_injected(pod):
+        pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+    return allowed(request, pod)
+
+
+async def _read(http: web.Request) -> Request:
+    try:
+        return Request.read(await http.read())
+    except NoReview as error:
+        raise web.HTTPBadRequest(text=str(error)) from error

@@ -1,0 +1,52 @@
+"""The custom resources as pydantic models, and the CRDs that are generated from them.
+
+``CheckpointPolicy.of(body)`` reads an object of the API server, ``part.to_json()`` writes one. ``python -m
+gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them where the project keeps them.
+"""
+
+from gracepoint_operator.resources.base import Condition, ConditionStatus
+from gracepoint_operator.resources.policy import (
+    AfterSave,
+    Checkpoint,
+    CheckpointPolicy,
+    CheckpointPolicySpec,
+    CheckpointPolicyStatus,
+    Deadline,
+    LastSave,
+    PolicyJobSets,
+    SignalKind,
+    Training,
+)
+from gracepoint_operator.resources.preemption import (
+    Acknowledgements,
+    JobSetReference,
+    PolicyCopy,
+    Preemption,
+    PreemptionSpec,
+    PreemptionStatus,
+    Replica,
+    StageTiming,
+)
+
+__all__ = [
+    "Acknowledgements",
+    "AfterSave",
+    "Checkpoint",
+    "CheckpointPolicy",
+    "CheckpointPolicySpec",
+    "CheckpointPolicyStatus",
+    "Condition",
+    "ConditionStatus",
+    "Deadline",
+    "JobSetReference",
+    "LastSave",
+    "PolicyCopy",
+    "PolicyJobSets",
+    "Preemption",
+    "PreemptionSpec",
+    "PreemptionStatus",
+    "Replica",
+    "SignalKind",
+    "StageTiming",
+    "Training",
+]

@@ -1,0 +1,140 @@
+"""What the models of both resources share: their base, bounded types and the CEL helper.
+
+The models are the single source of the CRDs (``crds.py``), so every string and list is bounded: the API
+server refuses a CRD whose CEL rules could cost too much, and it knows the cost only from the bounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from gracepoint.wire.names import API_VERSION, GROUP
+
+
+def cel(rule: str, message: str, found: str = "") -> dict[str, Any]:
+    """One CEL rule, to be put into a schema's ``json_schema_extra`` by ``rules``.
+
+    Args:
+        rule: CEL that holds for every good value.
+        message: What was expected; without quotes.
+        found: CEL of the string to add as what was found.
+    """
+    made = {"rule": rule, "message": message}
+    return made | {"messageExpression": f"'{message}; found ' + {found}"} if found else made
+
+
+def rules(*items: dict[str, Any]) -> dict[str, Any]:
+    """The schema extension that holds CEL rules."""
+    return {"x-kubernetes-validations": list(items)}
+
+
+def list_map(key: str) -> dict[str, Any]:
+    """The schema extension of a list whose entries are told apart by ``key``, each owned by its writer."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+LIST_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+IMMUTABLE = rules(cel("self == oldSelf", "is immutable"))
+
+#: Time with a zone; microseconds are kept.
+Time = AwareDatetime
+#: Name of any Kubernetes object.
+ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+#: Name of a part of a pod or JobSet (RFC 1123 label).
+LabelName = Annotated[str, Field(min_length=1, max_length=63)]
+Uid = Annotated[str, Field(min_length=1, max_length=64)]
+#: A sentence for people.
+Text = Annotated[str, Field(max_length=1024)]
+Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+
+
+class Model(BaseModel):
+    """Base of every part: camelCase in JSON, unknown fields refused, never changed in place."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """This part as the API server takes it: camelCase, plain JSON values, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Model):
+    """One fact about the object, as everywhere in Kubernetes. Absent means that it was not looked at yet."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    status: ConditionStatus
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    """One CamelCase word, for programs."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """For people: what was found, what was expected, what to do."""
+    last_transition_time: Time
+    """When ``status`` last changed."""
+    observed_generation: Count | None = None
+    """The object's generation that this was computed from."""
+
+
+#: The list of conditions of a status.
+Conditions = Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))]
+
+
+class Resource(Model):
+    """Base of the objects themselves."""
+
+    kind_name: ClassVar[str]
+    plural: ClassVar[str]
+
+    api_version: Annotated[str, Field(pattern=f"^{GROUP}/{API_VERSION}$".replace(".", r"\."))]
+    kind: str
+    metadata: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata["namespace"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.metadata.get("generation", 0))
+
+    @classmethod
+    def part(cls, name: str) -> type[Model]:
+        """The model of ``spec`` or ``status``."""
+        model = cls.model_fields[name].annotation
+        if not (isinstance(model, type) and issubclass(model, Model)):
+            raise TypeError(f"{cls.__name__}.{name}: expected a Model, found {model!r}")
+        return model
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Reads an object as the API server gives it.
+
+        Raises:
+            pydantic.ValidationError: It is not of this version's schema; names the fields.
+        """
+        # Through JSON, since frameworks hand out read-only views that are no dict all the way down.
+        return cls.model_validate_json(json.dumps(body, default=dict))

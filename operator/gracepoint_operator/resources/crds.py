@@ -1,0 +1,114 @@
+"""The CustomResourceDefinitions, made from the models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gracepoint.wire.names import API_VERSION, GROUP
+from gracepoint_operator.resources.base import Resource, cel, rules
+from gracepoint_operator.resources.policy import CheckpointPolicy
+from gracepoint_operator.resources.preemption import Preemption
+from gracepoint_operator.resources.schema import structural
+
+
+def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+    return {**column, "priority": 1} if wide else column
+
+
+def _condition(kind: str) -> str:
+    return f'.status.conditions[?(@.type=="{kind}")].status'
+
+
+_AGE = _column("Age", ".metadata.creationTimestamp", "date")
+
+_POLICY_COLUMNS = [
+    _column("Mode", ".spec.mode"),
+    _column("Ready", _condition("Ready")),
+    _column("FitsGrace", _condition("FitsGrace")),
+    _column("JobSets", ".status.jobSets.count", "integer"),
+    _column("LastStep", ".status.lastSave.step", "integer"),
+    _column("LastSave", ".status.lastSave.time", "date"),
+    _AGE,
+    _column("Directory", ".spec.checkpoint.directory", wide=True),
+    _column("Every", ".spec.checkpoint.everySteps", "integer", wide=True),
+]
+
+_PREEMPTION_COLUMNS = [
+    _column("JobSet", ".spec.jobSet.name"),
+    _column("Phase", ".status.phase"),
+    _column("Cause", ".spec.cause"),
+    _column("Step", ".status.step", "integer"),
+    _column("StepsLost", ".status.stepsLost", "integer"),
+    _column("Spare(s)", ".status.secondsToSpare", "number"),
+    _column("Resumed", ".status.restoredStep", "integer"),
+    _AGE,
+    _column("Acks", ".status.acknowledgements.received", "integer", wide=True),
+    _column("Pods", ".status.acknowledgements.expected", "integer", wide=True),
+    _column("Mode", ".spec.mode", wide=True),
+    _column("Signal", ".spec.signal", wide=True),
+    _column("Message", ".status.message", wide=True),
+]
+
+_POLICY_RULES = rules(
+    cel("self.metadata.name.size() <= 63", "metadata.name is used as a label's value: at most 63 characters")
+)
+
+
+def _definition(
+    model: type[Resource], short_names: list[str], columns: list[dict[str, Any]], extra: dict[str, Any]
+) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "description": model.__doc__,
+        "required": ["spec"],
+        "properties": {
+            # The API server knows these three by itself; more than their type is an error.
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(model.part("spec")),
+            "status": structural(model.part("status")),
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{model.plural}.{GROUP}",
+            # Helm removes no CRD that it installed, and so none of the objects.
+            "annotations": {"helm.sh/resource-policy": "keep"},
+            "labels": {"app.kubernetes.io/part-of": "gracepoint"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": model.kind_name,
+                "listKind": f"{model.kind_name}List",
+                "plural": model.plural,
+                "singular": model.kind_name.lower(),
+                "shortNames": short_names,
+                "categories": ["gracepoint"],
+            },
+            "versions": [
+                {
+                    "name": API_VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": {**schema, **extra}},
+                }
+            ],
+        },
+    }
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """All CRDs, by the name of the file that each is kept in."""
+    made = (
+        _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _POLICY_RULES),
+        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, {}),
+    )
+    return {f"{crd['metadata']['name']}.yaml": crd for crd in made}

@@ -1,0 +1,177 @@
+"""CheckpointPolicy: how the JobSets that name it by label are checkpointed.
+
+Two kinds of fields: what the operator decides with (``mode``, ``signals``) counts from the moment it is
+edited; what the processes of a gang must all have alike (everything else) is written into a JobSet when that
+is created and stays for its life, so that no gang ever runs with two versions of its policy.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from gracepoint.wire.messages import Mode
+from gracepoint.wire.names import DEFAULT_SAVED_EXIT_CODE, DEFAULT_UNSAVED_EXIT_CODE
+from gracepoint_operator.resources.base import (
+    LIST_SET,
+    Conditions,
+    Count,
+    LabelName,
+    Model,
+    ObjectName,
+    Resource,
+    Time,
+    cel,
+    rules,
+)
+
+_DIRECTORY = r"^(file://)?/([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*$"
+_DIRECTORY_MESSAGE = (
+    "expected an absolute path or a file:// URI of letters, digits and ._~@%+=,:/- "
+    "in which only the placeholders {namespace} and {jobset} stand in braces"
+)
+_CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the two outcomes apart"
+
+
+class SignalKind(StrEnum):
+    """What can be seen of a disruption before it happens."""
+
+    NODE_TAINT = "NodeTaint"
+    DISRUPTION_TARGET = "DisruptionTarget"
+    POD_DELETION = "PodDeletion"
+
+
+class Training(Model):
+    """Which part of the JobSet trains."""
+
+    replicated_jobs: list[LabelName] = Field(default=[], max_length=64, json_schema_extra=LIST_SET)
+    """The replicatedJobs whose pods form the gang. Empty: all. A JobSet that lacks one of them is refused."""
+    container: Annotated[str, Field(max_length=63)] = ""
+    """The container that calls gracepoint.attach(). Empty: the first of the pod template."""
+    coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
+    """Port of the JAX coordination service in process 0's pod."""
+
+
+class Checkpoint(Model):
+    """Where checkpoints go and when they are made."""
+
+    directory: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            json_schema_extra=rules(cel(f"self.matches(r'{_DIRECTORY}')", _DIRECTORY_MESSAGE, "self")),
+        ),
+    ]
+    """Directory below which a JobSet's steps are kept: an absolute path or file:// URI that every pod of the
+    gang has mounted. {namespace} and {jobset} become the JobSet's namespace and name. Without {jobset}, all
+    JobSets of the policy share one directory: only right when one runs at a time."""
+    every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
+    """Training steps between periodic saves. 0: none, only the emergency save."""
+    keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
+
+    @field_validator("directory")
+    @classmethod
+    def _directory_is_absolute(cls, value: str) -> str:
+        if not re.fullmatch(_DIRECTORY, value):
+            raise ValueError(f"{_DIRECTORY_MESSAGE}; found {value!r}")
+        return value
+
+
+class Deadline(Model):
+    """How careful the plan for an emergency save is."""
+
+    margin: Annotated[float, Field(ge=1, le=10)] = 1.25
+    """Factor on the predicted duration of drain and save: the save starts that long before the deadline."""
+
+
+ExitCode = Annotated[int, Field(ge=3, le=125)]
+
+
+class AfterSave(Model):
+    """What the processes do when the emergency save is over: they exit, so that the JobSet moves elsewhere.
+
+    A Job that fails by one of these codes restarts its JobSet without counting towards maxRestarts.
+    """
+
+    saved_exit_code: ExitCode = DEFAULT_SAVED_EXIT_CODE
+    """Exit code after a save that is complete. 0-2 and 126-255 belong to shells, Python and runtimes."""
+    unsaved_exit_code: ExitCode = DEFAULT_UNSAVED_EXIT_CODE
+    """Exit code where nothing could be saved in time; the restart goes on from the newest checkpoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(cel("self.savedExitCode != self.unsavedExitCode", _CODES_MESSAGE))
+    )
+
+    @model_validator(mode="after")
+    def _codes_differ(self) -> AfterSave:
+        if self.saved_exit_code == self.unsaved_exit_code:
+            raise ValueError(f"{_CODES_MESSAGE}; found {self.saved_exit_code}")
+        return self
+
+
+class CheckpointPolicySpec(Model):
+    """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
+
+    mode: Mode = Mode.ENFORCE
+    """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
+    told. An edit counts for the next signal."""
+    training: Training = Training()
+    """Which part of the JobSet trains. An edit counts for JobSets created later."""
+    checkpoint: Checkpoint
+    """Where and when checkpoints are made. An edit counts for JobSets created later."""
+    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=8, json_schema_extra=LIST_SET)
+    """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
+    the next signal."""
+    deadline: Deadline = Deadline()
+    """How careful the emergency plan is. An edit counts for JobSets created later."""
+    after_save: AfterSave = AfterSave()
+    """How processes leave. An edit counts for JobSets created later."""
+
+
+class PolicyJobSets(Model):
+    """The JobSets that name the policy."""
+
+    count: Count = 0
+    names: list[ObjectName] = Field(default=[], max_length=50)
+    """At most 50 of them, sorted."""
+
+
+class LastSave(Model):
+    """The newest emergency save of any of the policy's JobSets."""
+
+    preemption: ObjectName
+    """Name of its Preemption."""
+    job_set: ObjectName
+    step: Count
+    time: Time
+    """When it was committed."""
+
+
+class CheckpointPolicyStatus(Model):
+    """Written by the operator."""
+
+    observed_generation: Count | None = None
+    """The generation that the rest of the status was computed from. Absent: the operator has not seen it."""
+    job_sets: PolicyJobSets | None = None
+    """The JobSets that name the policy by label."""
+    conditions: Conditions | None = None
+    """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the pods' grace
+    period, by the newest figures of the JobSets; Unknown until one has reported."""
+    last_save: LastSave | None = None
+    """Absent: no emergency save was committed yet."""
+
+
+class CheckpointPolicy(Resource):
+    """How the JobSets of its namespace that name it by the label gracepoint.dev/policy are checkpointed."""
+
+    kind_name: ClassVar[str] = "CheckpointPolicy"
+    plural: ClassVar[str] = "checkpointpolicies"
+
+    kind: Literal["CheckpointPolicy"]
+    spec: CheckpointPolicySpec
+    status: CheckpointPolicyStatus = CheckpointPolicyStatus()

@@ -1,0 +1,86 @@
+"""From pydantic's JSON schema to the structural OpenAPI v3 schema of a CRD. Pure.
+
+What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent",
+and ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def structural(model: type[BaseModel]) -> dict[str, Any]:
+    """The structural schema of ``model``.
+
+    Raises:
+        ValueError: The model uses what a structural schema cannot say; names where.
+    """
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _translate(schema, schema.get("$defs", {}), model.__name__)
+
+
+#: Keywords that are taken over as they are.
+_PLAIN = frozenset(
+    {
+        "type",
+        "format",
+        "description",
+        "default",
+        "enum",
+        "required",
+        "pattern",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "maxItems",
+        "x-kubernetes-validations",
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+    }
+)
+
+
+def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> dict[str, Any]:
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _translate(_overlay(target, node, "$ref"), definitions, path)
+    if "anyOf" in node:
+        arms = [arm for arm in node["anyOf"] if arm != {"type": "null"}]
+        if len(arms) != 1:
+            raise ValueError(f"{path}: expected 'one type or null', found a union of {len(arms)} types")
+        return _translate(_overlay(arms[0], node, "anyOf"), definitions, path)
+    translated: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "properties":
+            translated[key] = {name: _translate(field, definitions, f"{path}.{name}") for name, field in value.items()}
+        elif key == "items":
+            translated[key] = _translate(value, definitions, f"{path}[]")
+        elif key == "const":
+            translated["enum"] = [value]
+        elif key in _PLAIN:
+            translated[key] = value
+        elif key not in {"title", "$defs"} and (key, value) != ("additionalProperties", False):
+            raise ValueError(f"{path}: {key!r} has no place in a structural schema")
+    if translated.get("default", 0) is None:
+        del translated["default"]
+    if "description" in translated:
+        translated["description"] = _reflow(translated["description"])
+    return translated
+
+
+def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> dict[str, Any]:
+    """``target`` with what stands beside the reference to it: the field's words win, rules of both count."""
+    beside = {key: value for key, value in node.items() if key != reference}
+    rules = "x-kubernetes-validations"
+    if rules in target and rules in beside:
+        beside[rules] = target[rules] + beside[rules]
+    return {**target, **beside}
+
+
+def _reflow(text: str) -> str:
+    """Docstring to description: paragraphs stay, line breaks within them and code quotes go."""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(paragraphs).replace("``", "")

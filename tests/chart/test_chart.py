@@ -1,0 +1,300 @@
+"""What the chart installs, held to what the project promises about it."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.admission.routes import PATH_JOBSETS, PATH_PODS
+from gracepoint_operator.resources.crds import definitions
+from tests.chart.conftest import CHART, Helm, Render
+
+Json = dict[str, Any]
+
+MODES = [
+    pytest.param([], id="selfSigned"),
+    pytest.param(["tls.mode=certManager"], id="certManager"),
+    pytest.param(
+        [
+            "tls.mode=existingSecret",
+            "tls.existingSecret=mine",
+            "tls.caCertificate=-----BEGIN CERTIFICATE-----",
+        ],
+        id="existingSecret",
+    ),
+]
+
+
+def of_kind(objects: Iterable[Json], kind: str) -> list[Json]:
+    return [o for o in objects if o["kind"] == kind]
+
+
+def one(objects: Iterable[Json], kind: str) -> Json:
+    (found,) = of_kind(objects, kind)
+    return found
+
+
+def pod_spec(objects: list[Json]) -> Json:
+    spec: Json = one(objects, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def webhooks(objects: list[Json]) -> dict[str, Json]:
+    return {w["name"]: w for w in one(objects, "MutatingWebhookConfiguration")["webhooks"]}
+
+
+def test_helm_finds_nothing_to_say_about_it(helm: Helm) -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_role_is_exactly_this(render: Render) -> None:
+    """No secrets, no configmaps, and of what is not ours nothing is written but reviews and Events."""
+    read = {"get", "list", "watch"}
+    granted: dict[str, set[str]] = {}
+    for rule in one(render(), "ClusterRole")["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                granted.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
+        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+    assert granted == {
+        "/nodes": read,
+        "/pods": read,
+        "events.k8s.io/events": {"create"},
+        "batch/jobs": read,
+        "jobset.x-k8s.io/jobsets": read,
+        "gracepoint.dev/checkpointpolicies": read,
+        "gracepoint.dev/checkpointpolicies/status": {"patch"},
+        "gracepoint.dev/preemptions": read | {"create", "patch"},
+        "gracepoint.dev/preemptions/status": {"patch"},
+        "authentication.k8s.io/tokenreviews": {"create"},
+        "apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"},
+    }
+    binding = one(render(), "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == one(render(), "ClusterRole")["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == pod_spec(render())["serviceAccountName"]
+    assert not of_kind(render(), "Role")
+
+
+def test_the_pods_are_restricted(render: Render) -> None:
+    """The restricted Pod Security Standard, and a read-only root beyond it."""
+    pod = pod_spec(render())
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        assert key not in pod
+    assert {kind for v in pod["volumes"] for kind in v.keys() - {"name"}} == {"secret", "emptyDir"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> None:
+    container = pod_spec(render("logFormat=json"))["containers"][0]
+    args = container["args"]
+    assert dict(zip(args[::2], args[1::2], strict=True)) == {
+        "--tls-directory": "/tls",
+        "--service-url": "https://gp-gracepoint.gp-system.svc:443",
+        "--https-port": "8443",
+        "--health-port": "8080",
+        "--replica": "$(POD_NAME)",
+        "--namespace": "$(POD_NAMESPACE)",
+        "--log-format": "json",
+    }
+    assert {e["name"] for e in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
+    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/tmp"}
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports == {"https": 8443, "health": 8080}
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+
+
+def test_the_service_leads_to_the_pods(render: Render) -> None:
+    objects = render()
+    service, deployment = one(objects, "Service"), one(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (443, "https")
+
+
+def test_two_replicas_stand_apart_and_are_not_drained_together(render: Render) -> None:
+    objects = render()
+    assert one(objects, "Deployment")["spec"]["replicas"] == 2
+    assert pod_spec(objects)["affinity"]["podAntiAffinity"].keys() == {
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    }
+    assert one(objects, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert not of_kind(render("replicas=1"), "PodDisruptionBudget")
+
+
+def test_the_operator_does_not_cling_to_a_lost_node(render: Render) -> None:
+    for toleration in pod_spec(render())["tolerations"]:
+        assert toleration["effect"] == "NoSchedule" or toleration["tolerationSeconds"] == 30
+
+
+@pytest.mark.parametrize("settings", MODES)
+def test_webhooks_see_only_what_carries_the_label(render: Render, settings: list[str]) -> None:
+    for webhook in webhooks(render(*settings)).values():
+        assert webhook["objectSelector"] == {"matchExpressions": [{"key": LABEL_POLICY, "operator": "Exists"}]}
+        (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+        assert expression["key"] == "kubernetes.io/metadata.name"
+        assert (expression["operator"], expression["values"]) == ("NotIn", ["kube-system"])
+        assert webhook["rules"][0]["operations"] == ["CREATE"]
+        assert webhook["sideEffects"] == "None"
+
+
+def test_a_jobset_is_refused_and_a_pod_created_while_the_operator_is_down(render: Render) -> None:
+    found = webhooks(render())
+    jobsets, pods = found["jobsets.gracepoint.dev"], found["pods.gracepoint.dev"]
+    assert (jobsets["failurePolicy"], pods["failurePolicy"]) == ("Fail", "Ignore")
+    assert jobsets["timeoutSeconds"] <= 10
+    assert pods["timeoutSeconds"] <= 3
+    assert jobsets["clientConfig"]["service"]["path"] == PATH_JOBSETS
+    assert pods["clientConfig"]["service"]["path"] == PATH_PODS
+
+
+@pytest.mark.parametrize("name", ["gp", "zeta"])
+def test_webhooks_are_called_before_jobsets_own_whatever_the_release_is_called(helm: Helm, name: str) -> None:
+    """Afterwards an unset restartPolicy is OnFailure. They are called in the order of their names."""
+    done = helm("template", name, str(CHART), "--kube-version", "1.34.0")
+    configuration = one(filter(None, yaml.safe_load_all(done.stdout)), "MutatingWebhookConfiguration")
+    assert configuration["metadata"]["name"] < "jobset-mutating-webhook-configuration"
+    for webhook in configuration["webhooks"]:
+        assert webhook["reinvocationPolicy"] == "IfNeeded"
+
+
+def test_other_namespaces_can_be_left_out(render: Render) -> None:
+    for webhook in webhooks(render("admission.excludedNamespaces={batch}")).values():
+        assert webhook["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system", "batch"]
+
+
+def test_the_self_made_certificate_is_one_that_a_strict_client_trusts(render: Render, tmp_path: Path) -> None:
+    objects = render()
+    data = {k: base64.b64decode(v).decode() for k, v in one(objects, "Secret")["data"].items()}
+    for webhook in webhooks(objects).values():
+        assert base64.b64decode(webhook["clientConfig"]["caBundle"]).decode() == data["ca.crt"]
+    _handshake(data, "gp-gracepoint.gp-system.svc", tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        _handshake(data, "another.gp-system.svc", tmp_path)
+
+
+def _handshake(data: dict[str, str], host: str, folder: Path) -> None:
+    """TLS between memory and memory, with the checks that Python 3.13 makes by default."""
+    client = ssl.create_default_context(cadata=data["ca.crt"])
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    chain = folder / "chain.pem"
+    chain.write_text(data["tls.key"] + data["tls.crt"])
+    server.load_cert_chain(chain)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(5):
+        for end in tuple(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    assert not ends, "the handshake did not end"
+
+
+def test_with_cert_manager_the_api_server_is_given_the_ca_by_it(render: Render) -> None:
+    objects = render("tls.mode=certManager")
+    assert not of_kind(objects, "Secret")
+    configuration = one(objects, "MutatingWebhookConfiguration")
+    annotation = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    certificates = {c["metadata"]["name"]: c["spec"] for c in of_kind(objects, "Certificate")}
+    namespace, name = annotation.split("/")
+    assert namespace == "gp-system"
+    mounted = next(v["secret"]["secretName"] for v in pod_spec(objects)["volumes"] if "secret" in v)
+    assert certificates[name]["secretName"] == mounted
+    assert "gp-gracepoint.gp-system.svc" in certificates[name]["dnsNames"]
+    issuers = {i["metadata"]["name"]: i["spec"] for i in of_kind(objects, "Issuer")}
+    ca = issuers[certificates[name]["issuerRef"]["name"]]["ca"]["secretName"]
+    assert [c["isCA"] for c in certificates.values() if c["secretName"] == ca] == [True]
+
+
+def test_an_existing_secret_is_mounted_and_its_ca_told(render: Render) -> None:
+    pem = "-----BEGIN CERTIFICATE-----"
+    objects = render("tls.mode=existingSecret", "tls.existingSecret=mine", f"tls.caCertificate={pem}")
+    assert not of_kind(objects, "Secret")
+    assert {"secretName": "mine", "defaultMode": 0o440} in [v.get("secret") for v in pod_spec(objects)["volumes"]]
+    for webhook in webhooks(objects).values():
+        assert base64.b64decode(webhook["clientConfig"]["caBundle"]).decode() == pem
+
+
+def test_crds_are_installed_as_they_are_and_stay(render: Render) -> None:
+    """As templates of the release, which Helm upgrades, unlike what stands in a chart's crds/ folder."""
+    rendered = {crd["metadata"]["name"]: crd for crd in of_kind(render(), "CustomResourceDefinition")}
+    assert rendered == {crd["metadata"]["name"]: crd for crd in definitions().values()}
+    for crd in rendered.values():
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not (CHART / "crds").exists()
+    assert not of_kind(render("crds.install=false"), "CustomResourceDefinition")
+
+
+@pytest.mark.parametrize("settings", MODES)
+def test_namespaced_objects_are_in_the_releases_namespace(render: Render, settings: list[str]) -> None:
+    cluster_wide = {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "MutatingWebhookConfiguration",
+    }
+    for o in render(*settings):
+        expected = None if o["kind"] in cluster_wide else "gp-system"
+        assert o["metadata"].get("namespace") == expected, o["kind"]
+        assert o["apiVersion"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        pytest.param("replica=3", "'replica' not allowed", id="unknown key"),
+        pytest.param("tls.modus=x", "'modus' not allowed", id="unknown key below"),
+        pytest.param("image.tags=x", "'tags' not allowed", id="unknown key of the image"),
+        pytest.param("tls.mode=self", "/tls/mode", id="unknown mode"),
+        pytest.param("logFormat=xml", "/logFormat", id="unknown log format"),
+        pytest.param("replicas=0", "/replicas", id="no replicas"),
+        pytest.param("admission.podTimeoutSeconds=60", "/admission/podTimeoutSeconds", id="too long a timeout"),
+        pytest.param("tls.mode=existingSecret", "/tls/existingSecret", id="a secret that is not named"),
+    ],
+)
+def test_wrong_values_are_refused_naming_them(template: Helm, setting: str, words: str) -> None:
+    done = template("--set", setting)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
+    objects = render(
+        "image.repository=r.example/op",
+        "image.tag=v9",
+        "priorityClassName=high",
+        "nodeSelector.pool=system",
+        "imagePullSecrets[0].name=pull",
+        "podLabels.team=x",
+        "podAnnotations.note=y",
+    )
+    pod = pod_spec(objects)
+    assert pod["containers"][0]["image"] == "r.example/op:v9"
+    assert (pod["priorityClassName"], pod["nodeSelector"]) == ("high", {"pool": "system"})
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    metadata = one(objects, "Deployment")["spec"]["template"]["metadata"]
+    assert metadata["labels"]["team"] == "x"
+    assert metadata["annotations"] == {"note": "y"}

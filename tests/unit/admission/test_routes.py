@@ -1,0 +1,194 @@
+"""The webhooks over HTTP, as the API server calls them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonpatch
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracepoint.wire.names import LABEL_POLICY, Env
+from gracepoint_operator.admission import AdmissionSettings, add_routes
+from gracepoint_operator.admission.review import Request, allowed
+from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
+from tests.unit.admission.samples import Json, environment, jobset, pod_of, policy, replicated_job
+
+Client = TestClient[web.Request, web.Application]
+
+
+class Operator:
+    """What the webhooks see of the operator."""
+
+    def __init__(self) -> None:
+        self.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM")
+        self.policies = {("team", "default"): policy()}
+        self.nodes: frozenset[str] = frozenset()
+
+    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
+        if name == "broken":
+            CheckpointPolicySpec.model_validate({})
+        return self.policies.get((namespace, name))
+
+    def disrupted_nodes(self) -> frozenset[str]:
+        return self.nodes
+
+
+@pytest.fixture
+def operator() -> Operator:
+    return Operator()
+
+
+@pytest.fixture
+async def client(operator: Operator) -> AsyncIterator[Client]:
+    app = web.Application(client_max_size=3 << 20)
+    add_routes(app, operator)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+def review(body: Json) -> Json:
+    request = {"uid": "r-1", "operation": "CREATE", "namespace": "team", "dryRun": True, "object": body}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+async def call(client: Client, path: str, body: Json) -> Json:
+    async with client.post(path, json=review(body)) as answer:
+        assert answer.status == 200, await answer.text()
+        read: Json = await answer.json()
+    assert (read["apiVersion"], read["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response: Json = read["response"]
+    assert response["uid"] == "r-1"
+    return response
+
+
+def patched(body: Json, response: Json) -> Json:
+    assert response["allowed"] is True
+    if "patch" not in response:
+        return body
+    assert response["patchType"] == "JSONPatch"
+    made: Json = jsonpatch.apply_patch(body, json.loads(base64.b64decode(response["patch"])))
+    return made
+
+
+async def test_a_labelled_jobset_leaves_with_contract_and_injection(client: Client) -> None:
+    body = jobset()
+    made = patched(body, await call(client, "/mutate/jobsets", body))
+    assert pod_of(made)["restartPolicy"] == "Never"
+    assert environment(pod_of(made)["containers"][0])[Env.POLICY] == "default"
+    again = await call(client, "/mutate/jobsets", made)
+    assert "patch" not in again, "called again, it has nothing to add"
+
+
+async def test_a_jobset_without_the_label_is_not_touched(client: Client) -> None:
+    body = jobset()
+    body["metadata"]["labels"] = {}
+    assert patched(body, await call(client, "/mutate/jobsets", body)) == body
+
+
+@pytest.mark.parametrize("name", ["nobody", ""])
+async def test_a_jobset_of_an_unknown_policy_is_refused_in_words(client: Client, name: str) -> None:
+    body = jobset()
+    body["metadata"]["labels"][LABEL_POLICY] = name
+    response = await call(client, "/mutate/jobsets", body)
+    assert response["allowed"] is False
+    assert f"metadata.labels[gracepoint.dev/policy]: found {name!r}" in response["status"]["message"]
+    assert "in the namespace 'team'" in response["status"]["message"]
+
+
+async def test_a_jobset_of_a_policy_that_cannot_be_used_is_told_why(client: Client) -> None:
+    body = jobset()
+    body["metadata"]["labels"][LABEL_POLICY] = "broken"
+    response = await call(client, "/mutate/jobsets", body)
+    assert response["allowed"] is False
+    assert "cannot be used" in response["status"]["message"]
+    assert "checkpoint" in response["status"]["message"]
+
+
+async def test_a_jobset_that_contradicts_is_refused_with_the_field(client: Client) -> None:
+    response = await call(client, "/mutate/jobsets", jobset(replicated_job(backoffLimit=6)))
+    assert response["allowed"] is False
+    assert response["status"]["message"].startswith("spec.replicatedJobs[0].template.spec.backoffLimit:")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"replicatedJobs": "many"}, id="no list"),
+        pytest.param({"replicatedJobs": [{"name": "a", "replicas": "two"}]}, id="replicas in words"),
+        pytest.param(
+            {"replicatedJobs": [{"name": "a", "template": {"spec": {"template": {"spec": {"containers": [{}]}}}}}]},
+            id="container without a name",
+        ),
+    ],
+)
+async def test_a_jobset_of_the_wrong_shape_is_refused_and_breaks_nothing(client: Client, spec: Json) -> None:
+    response = await call(client, "/mutate/jobsets", {**jobset(), "spec": spec})
+    assert response["allowed"] is False
+    assert "not of JobSet's schema" in response["status"]["message"]
+
+
+async def test_a_pod_of_the_gang_keeps_off_disrupted_nodes_and_gets_the_present_ca(
+    client: Client, operator: Operator
+) -> None:
+    body = jobset()
+    template = patched(body, await call(client, "/mutate/jobsets", body))
+    pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
+    operator.nodes = frozenset({"doomed"})
+    operator.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM-2")
+    made = patched(pod, await call(client, "/mutate/pods", pod))
+    assert environment(made["spec"]["containers"][0])[Env.CA_CERTIFICATE] == "PEM-2"
+    assert "doomed" in json.dumps(made["spec"]["affinity"])
+
+
+@pytest.mark.parametrize("labels", [{}, {LABEL_POLICY: "default"}], ids=["no label", "label set by hand"])
+async def test_a_pod_that_no_jobset_was_injected_for_is_not_touched(
+    client: Client, operator: Operator, labels: dict[str, str]
+) -> None:
+    operator.nodes = frozenset({"doomed"})
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    assert patched(pod, await call(client, "/mutate/pods", pod)) == pod
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b'{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}', id="no request"),
+        pytest.param(
+            b'{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", '
+            b'"request": {"uid": "1", "object": {}}}',
+            id="another version",
+        ),
+        pytest.param(
+            b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", '
+            b'"request": {"uid": "1", "object": null}}',
+            id="no object",
+        ),
+    ],
+)
+async def test_what_is_no_review_is_answered_with_400_and_what_was_expected(client: Client, body: bytes) -> None:
+    async with client.post("/mutate/pods", data=body) as answer:
+        assert answer.status == 400
+        assert "expected an" in await answer.text()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab/~0", max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("ab/~0", max_size=2), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("ab", max_size=2), _JSON), st.dictionaries(st.text("ab", max_size=2), _JSON))
+def test_the_patch_turns_any_object_into_the_wanted_one(before: dict[str, Any], wanted: dict[str, Any]) -> None:
+    response = allowed(Request("r-1", "team", before), wanted)["response"]
+    # As text, since to Python True is 1.
+    assert json.dumps(patched(before, response), sort_keys=True) == json.dumps(wanted, sort_keys=True)
