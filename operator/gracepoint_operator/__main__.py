@@ -1,0 +1,84 @@
+"""``python -m gracepoint_operator``: one replica of the operator.
+
+The main thread runs kopf; a second one runs the core and the servers (``server.py``). The process ends when it
+gets SIGTERM or SIGINT, or when either thread fails: then with a status other than 0. It writes no files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gracepoint_operator import handlers
+from gracepoint_operator.core import Core
+from gracepoint_operator.kube import Kube, KubeError
+from gracepoint_operator.logs import about, configure
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.server import Certificates, Server
+
+log = logging.getLogger("gracepoint_operator")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one replica; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    configure(given.log_format)
+    try:
+        api = Kube.connect(given.kubeconfig, given.context)
+        certificates = Certificates(given.tls_directory)
+    except (KubeError, OSError) as error:
+        log.error("cannot start", extra=about(error=str(error)))
+        return 1
+    metrics = Metrics()
+    core = Core(api, metrics, time.time, given.replica)
+    server = Server(
+        core,
+        api,
+        metrics,
+        certificates,
+        service_url=given.service_url,
+        https_port=given.https_port,
+        health_port=given.health_port,
+    )
+    stop = threading.Event()
+    failed = threading.Event()
+
+    def on_failure() -> None:
+        failed.set()
+        stop.set()
+
+    try:
+        server.start(on_failure)
+        log.info("started", extra=about(replica=given.replica, namespace=given.namespace))
+        handlers.run(core, api, stop)
+    except RuntimeError as error:
+        log.error("ended by a failure", extra=about(error=str(error)))
+        failed.set()
+    finally:
+        server.stop()
+        api.close()
+    log.info("ended", extra=about(failed=failed.is_set()))
+    return 1 if failed.is_set() else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gracepoint-operator", description=__doc__)
+    parser.add_argument("--tls-directory", type=Path, default=Path("/tls"), help="holds tls.crt, tls.key and ca.crt")
+    parser.add_argument("--service-url", required=True, help="https://<service>.<namespace>.svc:<port>")
+    parser.add_argument("--https-port", type=int, default=8443, help="channel and webhooks")
+    parser.add_argument("--health-port", type=int, default=8080, help="/healthz, /readyz, /metrics")
+    parser.add_argument("--replica", default=platform.node(), help="this replica's name: its pod's")
+    parser.add_argument("--namespace", default="", help="the operator's own namespace, for its log")
+    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    parser.add_argument("--kubeconfig", help="a kubeconfig file; without it, the pod's service account")
+    parser.add_argument("--context", help="a context of the kubeconfig")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The operator's heart: one event loop on which everything is known, decided and told.
+
+Who runs where: kopf watches on the main thread and hands each object over with ``feed``; the core's loop
+runs on a thread of its own (``server.py``), so that neither kopf's work nor its pauses delay a notice, and is
+the only one that touches ``World``, subscribers, receipts. Calls to the API run in ``Kube``'s threads. On the
+loop:
+
+* ``feed`` -> ``World`` -> ``decide`` -> ``Deliverer``: straight through, without an await, for every event;
+* ``_sweep``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
+  and then; it also runs every JobSet through ``decide``;
+* ``_tick``: once a second, for what only time brings about: epochs under way that expire;
+* ``_check``: one task for each JobSet whose deleted pod is suspect; ends with its answer.
+
+``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator import kinds, kube
+from gracepoint_operator.channel import Channel
+from gracepoint_operator.decide import Check, decide
+from gracepoint_operator.deliver import Deliverer
+from gracepoint_operator.identity import Gate
+from gracepoint_operator.kube import JsonObject, Kube
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.receipts import Receipts
+from gracepoint_operator.record import Recorder
+from gracepoint_operator.refresh import look_afresh, put, sweep
+from gracepoint_operator.subscribers import Subscribers
+from gracepoint_operator.world import World
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+SWEEP_S = 300.0
+_SWEEP_AGAIN_S = 2.0
+_CHECK_TRIES = 3
+_CHECK_AGAIN_S = 0.1
+_LAST_WRITES_S = 2.0
+
+
+class Core:
+    """All parts of one replica, put together. Made anywhere; used on the loop that runs ``run``.
+
+    Args:
+        api: The API server.
+        metrics: Shared with the health port.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+        write_interval_s: Pause between two writes of one object to the API.
+    """
+
+    def __init__(
+        self,
+        api: Kube,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        write_interval_s: float = 1.0,
+    ) -> None:
+        self._api = api
+        self.world = World(clock)
+        self.subscribers = Subscribers()
+        self._clock = clock
+        self._receipts = Receipts()
+        self._recorder = Recorder(api, self.world, self._receipts, metrics, clock, replica, write_interval_s)
+        self.deliverer = Deliverer(api, self.world, self.subscribers, self._receipts, self._recorder, metrics, clock)
+        gate = Gate(api, self.world, clock)
+        self.channel = Channel(gate, self.subscribers, self.deliverer, metrics, replica)
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True once the cluster is known and decisions are made."""
+        return self.deliverer.ready
+
+    def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
+        """Hands over what a watch brought. Callable from any thread.
+
+        Args:
+            kind: Of what kind the object is.
+            event: ADDED, MODIFIED, DELETED; None for an object of a listing.
+            body: The object; not changed afterwards by anybody.
+        """
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("core: found no running loop, expected run() to have begun before feed()")
+        loop.call_soon_threadsafe(self._take, kind, event, body)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sweep(), name="sweep")
+                tasks.create_task(self._tick(), name="tick")
+        finally:
+            for task in list(self._checks.values()):
+                task.cancel()
+            await self._recorder.close(_LAST_WRITES_S)
+
+    def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
+        if event == "DELETED":
+            uid = body["metadata"]["uid"]
+            affected = self.world.drop(uid)
+            self._forget(kind, body)
+        else:
+            affected = put(self.world, kind, body, listed=event is None)
+        if not self.ready:
+            return
+        if kind is kinds.PREEMPTIONS and event != "DELETED":
+            self._follow(body)
+        self._note_policy(kind, body)
+        self._react(affected)
+
+    def _forget(self, kind: kinds.Kind, body: JsonObject) -> None:
+        meta = body["metadata"]
+        if kind is kinds.PODS:
+            self.subscribers.forget(meta["uid"])
+        elif kind is kinds.JOBSETS:
+            self._recorder.forget(meta["uid"])
+        elif kind is kinds.PREEMPTIONS:
+            self._receipts.forget((meta["namespace"], meta["name"]))
+
+    def _follow(self, body: JsonObject) -> None:
+        """Tells of what the twin decided, and adds our receipts to what it wrote."""
+        epoch = self.world.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
+        if epoch is None:
+            return
+        self.deliverer.tell(epoch)
+        if not epoch.phase.ended:
+            self._recorder.touch(epoch)
+
+    def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
+        meta = body["metadata"]
+        if kind is kinds.POLICIES:
+            self._recorder.touch_policy(meta["namespace"], meta["name"])
+        elif kind is kinds.JOBSETS:
+            self._recorder.touch_policy(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
+
+    def _react(self, jobset_uids: Iterable[str]) -> None:
+        for uid in jobset_uids:
+            try:
+                self._decide(uid)
+            except Exception:
+                log.exception("a JobSet could not be decided about", extra=about(jobset_uid=uid))
+
+    def _decide(self, uid: str) -> None:
+        for decision in decide(self.world.gang(uid), self._clock()):
+            if not isinstance(decision, Check):
+                self.deliverer.carry_out(decision)
+            elif uid not in self._checks:
+                task = asyncio.create_task(self._check(decision), name=f"check {uid}")
+                self._checks[uid] = task
+
+    async def _check(self, decision: Check) -> None:
+        """Asks the API whether a deletion is ordinary life. If it does not answer, the pod is believed."""
+        uid = decision.jobset.uid
+        try:
+            for _ in range(_CHECK_TRIES):
+                try:
+                    await look_afresh(self._api, self.world, decision.jobset, decision.jobs, decision.pod_uids)
+                    break
+                except kube.KubeError as error:
+                    log.warning("no fresh look", extra=about(jobset=decision.jobset.name, error=str(error)))
+                    await asyncio.sleep(_CHECK_AGAIN_S)
+            else:
+                self.world.mark_checked(decision.pod_uids)
+        finally:
+            del self._checks[uid]
+        self._react([uid])
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await sweep(self._api, self.world)
+            except kube.KubeError as error:
+                log.warning("the cluster cannot be listed", extra=about(error=str(error)))
+                await asyncio.sleep(_SWEEP_AGAIN_S)
+                continue
+            if not self.ready:
+                log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
+            self.deliverer.ready = True
+            for namespace, name in list(self.world.policies):
+                self._recorder.touch_policy(namespace, name)
+            self._react(self.world.jobset_uids())
+            await asyncio.sleep(SWEEP_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.ready:
+                self._react(self.world.disrupted_jobset_uids())

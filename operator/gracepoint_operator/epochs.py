@@ -1,0 +1,129 @@
+"""One epoch: one disruption of one JobSet, as a Preemption object records it. Immutable values, pure code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from gracepoint.wire.messages import Phase
+from gracepoint_operator.objects import Pod, parse_time
+from gracepoint_operator.resources import Preemption, PreemptionSpec, PreemptionStatus
+
+#: Condition of a Preemption that is over; its lastTransitionTime is when.
+CONDITION_ENDED = "Ended"
+
+#: Ends after which every process of the gang leaves.
+LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
+
+_T = TypeVar("_T")
+_NAME_LIMIT = 40  # of the JobSet's part, so that the whole fits into a label
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """A Preemption as this replica knows it.
+
+    Attributes:
+        created_at: ``creationTimestamp``, by the API server's clock; None until the object was made.
+    """
+
+    namespace: str
+    name: str
+    created_at: float | None
+    spec: PreemptionSpec
+    status: PreemptionStatus
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Epoch:
+        """Reads the object of the API server.
+
+        Raises:
+            pydantic.ValidationError: It is not of this version's schema.
+        """
+        read = Preemption.of(body)
+        created_at = parse_time(read.metadata.get("creationTimestamp"))
+        return Epoch(read.namespace, read.name, created_at, read.spec, read.status)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.namespace, self.name)
+
+    @property
+    def phase(self) -> Phase:
+        return self.status.phase or Phase.NOTICED
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended; None while it is under way."""
+        if not self.phase.ended:
+            return None
+        for condition in self.status.conditions or ():
+            if condition.type == CONDITION_ENDED:
+                return condition.last_transition_time.timestamp()
+        return self.spec.deadline.timestamp()
+
+    def includes(self, pod: Pod) -> bool:
+        """True if the pod was there when the epoch began; a later one is of the life after it.
+
+        Both times are the API server's, so no clock is compared with another. They are whole seconds; a pod
+        of the same second is of the old life, as no gang saves, leaves and comes back within one.
+        """
+        return self.created_at is None or pod.created_at <= self.created_at
+
+    def joined(self, other: Epoch) -> Epoch:
+        """What this replica knows and what the API has, as one; ``other`` is the API's.
+
+        The deadline is the earlier one, the phase the one further on; see ``joined_status``.
+        """
+        spec = other.spec
+        if self.spec.deadline < spec.deadline:
+            spec = self.spec
+        status = joined_status(self.status, other.status)
+        return dataclasses.replace(other, spec=spec, status=status)
+
+    def timing(self, stage: str) -> float | None:
+        """Seconds from the signal until the stage was reached; None if it was not, or nobody said."""
+        return next((item.seconds for item in self.status.timings or () if item.stage == stage), None)
+
+
+def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
+    """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
+
+    The phase moves forward only, and an end is never replaced by another end; figures come from whoever is
+    further on; a stage or condition keeps the entry of ``theirs``, which was there first (of two first
+    acknowledgements, the earlier one is the first).
+    """
+    ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
+    figures = {**_given(behind), **_given(ahead)}
+    timings = _union(ours.timings, theirs.timings, lambda item: item.stage) or []
+    first = [item for item in (*(ours.timings or ()), *timings) if item.stage == "firstAck"]
+    timings = [item for item in timings if item.stage != "firstAck"]
+    timings += sorted(first, key=lambda item: item.seconds)[:1]
+    figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
+    figures["conditions"] = _union(ours.conditions, theirs.conditions, lambda item: item.type)
+    figures["replicas"] = theirs.replicas
+    return PreemptionStatus.model_construct(**figures)
+
+
+def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
+    if ours.phase is None or theirs.phase is None:
+        return theirs.phase is None
+    return not theirs.phase.ended and ours.phase.rank > theirs.phase.rank
+
+
+def _given(status: PreemptionStatus) -> dict[str, Any]:
+    fields = {name: getattr(status, name) for name in PreemptionStatus.model_fields}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
+    items = {key(item): item for item in (*(ours or ()), *(theirs or ()))}
+    return list(items.values()) or None
+
+
+def epoch_name(jobset_name: str, jobset_uid: str, epoch: int) -> str:
+    """The deterministic name: every replica that decides the same makes the same object."""
+    short = re.sub(r"[^a-z0-9]+$", "", jobset_name[:_NAME_LIMIT])
+    return f"{short}-{jobset_uid[:8]}-{epoch}"

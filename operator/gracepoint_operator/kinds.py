@@ -1,0 +1,35 @@
+"""The kinds of objects that the operator deals with, and where they live in the API. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gracepoint.wire import names
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Where the objects of one kind live in the API."""
+
+    prefix: str  # "/api/v1" or "/apis/<group>/<version>"
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+        parts = [self.prefix]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+_GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
+NODES = Kind("/api/v1", "nodes", namespaced=False)
+PODS = Kind("/api/v1", "pods")
+JOBS = Kind("/apis/batch/v1", "jobs")
+JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
+POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
+PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
+EVENTS = Kind("/apis/events.k8s.io/v1", "events")
+TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)

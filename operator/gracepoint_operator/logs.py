@@ -1,0 +1,51 @@
+"""How the operator logs: constant messages, and what they are about as fields."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+_FIELDS = "gracepoint_fields"
+
+
+def about(**fields: object) -> dict[str, Any]:
+    """The ``extra=`` of a log call: ``log.info("preemption noticed", extra=about(preemption=name))``."""
+    return {_FIELDS: fields}
+
+
+class PlainFormatter(logging.Formatter):
+    """``time level logger message key=value ...``"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, _FIELDS, {})
+        pairs = (f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
+        return " ".join((super().formatMessage(record), *pairs))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(log_format: str) -> None:
+    """Sends all logs to standard error, as ``plain`` or ``json``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for chatty in ("aiohttp.access", "kopf.objects"):  # a line for each request, each watch event
+        logging.getLogger(chatty).setLevel(logging.WARNING)

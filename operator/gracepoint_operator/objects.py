@@ -1,0 +1,269 @@
+"""What the operator needs to know of nodes, pods, Jobs and JobSets: small frozen records read from the API.
+
+Pure. Everything that is decided is decided on these, so that no rule depends on the shape of API objects.
+Times are seconds since the epoch (``_at``), durations seconds (``_s``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint.wire import names
+
+LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
+DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds where the API server filled in nothing
+
+_SPOT_LABELS = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+_FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
+_FINISHED_JOBSET = {"Completed", "Failed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Taint:
+    """A taint of a node.
+
+    Attributes:
+        added_at: ``timeAdded``; only NoExecute taints usually have it.
+    """
+
+    key: str
+    value: str
+    effect: str
+    added_at: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node.
+
+    Attributes:
+        taints_written_at: When the owner of ``spec.taints`` last wrote the node: every taint of now was there
+            by then. None where the API server tells nothing.
+        spot: True for GKE's Spot and preemptible nodes, which cut the grace period of pods.
+    """
+
+    name: str
+    uid: str
+    taints: tuple[Taint, ...]
+    taints_written_at: float | None
+    spot: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Toleration:
+    """A toleration of a pod; ``seconds`` None means forever."""
+
+    key: str
+    operator: str
+    value: str
+    effect: str
+    seconds: float | None
+
+    def tolerates(self, taint: Taint) -> bool:
+        """As ``Toleration.ToleratesTaint`` of k8s.io/api/core/v1."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator == "Exists" or self.value == taint.value
+
+
+@dataclasses.dataclass(frozen=True)
+class DisruptionTarget:
+    """The pod condition of that name, while it is True."""
+
+    reason: str
+    message: str
+    since_at: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """A pod of a JobSet.
+
+    Attributes:
+        bound_at: When the scheduler bound it to ``node``; None while unbound or not told.
+        deletion_at: When it will have been killed (``deletionTimestamp``, which includes the grace period).
+        deletion_grace_s: The grace period of that deletion.
+        phase: As in the status: Pending, Running, Succeeded or Failed.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    labels: Mapping[str, str]
+    created_at: float
+    bound_at: float | None
+    grace_s: float
+    tolerations: tuple[Toleration, ...]
+    deletion_at: float | None
+    deletion_grace_s: float | None
+    disruption: DisruptionTarget | None
+    phase: str
+
+    @property
+    def finished(self) -> bool:
+        """True once all its containers have ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def jobset_uid(self) -> str:
+        return self.labels.get(names.JOBSET_LABEL_UID, "")
+
+    @property
+    def restart_attempt(self) -> int:
+        return int(self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"))
+
+    @property
+    def replicated_job(self) -> str:
+        return self.labels.get(names.JOBSET_LABEL_REPLICATED_JOB, "")
+
+    @property
+    def job_name(self) -> str:
+        return self.labels.get(LABEL_JOB_NAME, "")
+
+    @property
+    def policy(self) -> str:
+        return self.labels.get(names.LABEL_POLICY, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A Job of a JobSet. ``finished`` also while it is still being brought to its end (FailureTarget)."""
+
+    namespace: str
+    name: str
+    uid: str
+    jobset_uid: str
+    suspended: bool
+    deleted: bool
+    finished: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSet:
+    """A JobSet. ``restarts`` is also the attempt of its current pods."""
+
+    namespace: str
+    name: str
+    uid: str
+    policy: str
+    restarts: int
+    suspended: bool
+    deleted: bool
+    finished: bool
+
+
+def read_node(body: Mapping[str, Any]) -> Node:
+    meta = body["metadata"]
+    taints = tuple(
+        Taint(
+            key=taint["key"],
+            value=taint.get("value") or "",
+            effect=taint.get("effect") or "",
+            added_at=parse_time(taint.get("timeAdded")),
+        )
+        for taint in body.get("spec", {}).get("taints") or ()
+    )
+    return Node(
+        name=meta["name"],
+        uid=meta["uid"],
+        taints=taints,
+        taints_written_at=_taints_written_at(meta),
+        spot=any((meta.get("labels") or {}).get(label) == "true" for label in _SPOT_LABELS),
+    )
+
+
+def read_pod(body: Mapping[str, Any]) -> Pod:
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    conditions = _conditions(status)
+    target, scheduled = conditions.get("DisruptionTarget"), conditions.get("PodScheduled")
+    return Pod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        node=spec.get("nodeName") or "",
+        labels=dict(meta.get("labels") or {}),
+        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+        bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,
+        grace_s=_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
+        tolerations=tuple(
+            Toleration(
+                key=item.get("key") or "",
+                operator=item.get("operator") or "Equal",
+                value=item.get("value") or "",
+                effect=item.get("effect") or "",
+                seconds=None if item.get("tolerationSeconds") is None else float(item["tolerationSeconds"]),
+            )
+            for item in spec.get("tolerations") or ()
+        ),
+        deletion_at=parse_time(meta.get("deletionTimestamp")),
+        deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
+        disruption=None
+        if target is None
+        else DisruptionTarget(
+            reason=target.get("reason") or "",
+            message=target.get("message") or "",
+            since_at=parse_time(target.get("lastTransitionTime")),
+        ),
+        phase=status.get("phase") or "Pending",
+    )
+
+
+def read_job(body: Mapping[str, Any]) -> Job:
+    meta, status = body["metadata"], body.get("status") or {}
+    return Job(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        jobset_uid=(meta.get("labels") or {}).get(names.JOBSET_LABEL_UID, ""),
+        suspended=bool((body.get("spec") or {}).get("suspend")),
+        deleted="deletionTimestamp" in meta,
+        finished=bool(_FINISHED_JOB & _conditions(status).keys()),
+    )
+
+
+def read_jobset(body: Mapping[str, Any]) -> JobSet:
+    meta, status = body["metadata"], body.get("status") or {}
+    return JobSet(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        policy=(meta.get("labels") or {}).get(names.LABEL_POLICY, ""),
+        restarts=int(status.get("restarts") or 0),
+        suspended=bool((body.get("spec") or {}).get("suspend")),
+        deleted="deletionTimestamp" in meta,
+        finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
+    )
+
+
+def parse_time(text: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None for none."""
+    return None if not text else datetime.datetime.fromisoformat(text).timestamp()
+
+
+def format_time(at: float) -> str:
+    """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions that are True, by type."""
+    return {item["type"]: item for item in status.get("conditions") or () if item.get("status") == "True"}
+
+
+def _number(value: Any, default: Any) -> Any:
+    return default if value is None else float(value)
+
+
+def _taints_written_at(meta: Mapping[str, Any]) -> float | None:
+    times = [
+        parse_time(entry.get("time"))
+        for entry in meta.get("managedFields") or ()
+        if "f:taints" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    known = [at for at in times if at is not None]
+    return max(known) if known else None

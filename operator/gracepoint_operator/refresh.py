@@ -1,0 +1,90 @@
+"""Looking at the API instead of waiting for its watches: at start, now and then, and where order matters.
+
+* ``sweep`` lists everything. At start it tells when this replica knows the cluster; later it finds what was
+  deleted while a watch had lost its place, which no watch ever announces.
+* ``look_afresh`` reads one JobSet and some Jobs. A watch shows the past, and watches of different kinds show
+  different pasts; a read that begins after an event sees whatever caused that event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from gracepoint.wire import names
+from gracepoint_operator import kinds, kube
+from gracepoint_operator.kube import Kube
+from gracepoint_operator.logs import about
+from gracepoint_operator.objects import JobSet
+from gracepoint_operator.world import World
+
+log = logging.getLogger(__name__)
+
+#: What is watched, each with the label that its objects must have. Preemptions come before what they explain.
+SELECTORS: dict[kinds.Kind, str | None] = {
+    kinds.PREEMPTIONS: None,
+    kinds.POLICIES: None,
+    kinds.JOBSETS: names.LABEL_POLICY,
+    kinds.JOBS: names.JOBSET_LABEL_UID,
+    kinds.NODES: None,
+    kinds.PODS: names.JOBSET_LABEL_UID,
+}
+
+
+async def sweep(api: Kube, world: World) -> None:
+    """Lists all kinds into ``world``. A kind that the cluster does not have yet has no objects.
+
+    Raises:
+        kube.KubeError: The API server cannot be asked.
+    """
+    for kind, selector in SELECTORS.items():
+        before = world.uids(kind)
+        try:
+            bodies = await api.list(kind, label_selector=selector)
+        except kube.NotFound:
+            bodies = []
+        for uid in before - {body["metadata"]["uid"] for body in bodies}:
+            world.drop(uid)
+        for body in bodies:
+            put(world, kind, body, listed=True)
+
+
+def put(world: World, kind: kinds.Kind, body: kube.JsonObject, *, listed: bool) -> set[str]:
+    """``World.put``, for objects of whatever version: one that cannot be read is logged and left out."""
+    try:
+        return world.put(kind, body, listed=listed)
+    except ValidationError as error:
+        where = f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
+        log.error(
+            "object left out, it is not of this version's schema",
+            extra=about(kind=kind.plural, object=where, error=str(error)),
+        )
+        return set()
+
+
+async def look_afresh(
+    api: Kube, world: World, jobset: JobSet, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+) -> None:
+    """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
+
+    Raises:
+        kube.KubeError: The API server cannot be asked; nothing was noted then.
+    """
+    try:
+        world.put(kinds.JOBSETS, await api.get(kinds.JOBSETS, jobset.namespace, jobset.name), listed=True)
+        gone = [jobset.uid] if jobset.uid not in world.jobsets else []
+    except kube.NotFound:
+        gone = [jobset.uid]
+    for name in jobs:
+        known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (jobset.namespace, name)]
+        try:
+            body = await api.get(kinds.JOBS, jobset.namespace, name)
+            world.put(kinds.JOBS, body, listed=True)
+            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
+        except kube.NotFound:
+            gone += known
+    for uid in gone:
+        world.drop(uid)
+    world.mark_checked(pod_uids)

@@ -1,0 +1,230 @@
+"""The operator's HTTP servers, and the thread that they and the core run on.
+
+Two ports on one event loop: HTTPS for pods (the channel) and the API server (webhooks), plain HTTP for probes
+and metrics. ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until
+``stop`` cancels it, or until a part of it fails: then ``on_failure`` is called, so that the process ends rather
+than live on without ears. Certificates are read again when their files change; new connections get the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from gracepoint_operator import kinds, kube, signals
+from gracepoint_operator.admission import AdmissionSettings
+from gracepoint_operator.admission import add_routes as add_admission_routes
+from gracepoint_operator.core import Core
+from gracepoint_operator.kube import Kube
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.resources import CheckpointPolicy
+
+log = logging.getLogger(__name__)
+
+_CERTIFICATE_POLL_S = 5.0
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 8.0
+_CLOSE_CONNECTIONS_S = 1.0
+_LARGEST_BODY_BYTES = 8 * 1024 * 1024  # an AdmissionReview holds a whole JobSet, with managed fields
+
+
+class Certificates:
+    """The server's certificate and the CA that pods are given, from a mounted directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.ca = ""
+        self._state: tuple[tuple[int, int], ...] = ()
+        self.load()
+
+    def load(self) -> bool:
+        """Reads the files if they changed; True if they did.
+
+        Raises:
+            OSError: A file is missing.
+            ssl.SSLError: They do not hold a certificate and its key.
+        """
+        paths = [self._directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
+        stats = [path.stat() for path in paths]
+        state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
+        if state == self._state:
+            return False
+        self.context.load_cert_chain(paths[0], paths[1])
+        self.ca = paths[2].read_text()
+        self._state = state
+        return True
+
+    async def watch(self) -> None:
+        """Loads again whenever the files change; a pair that does not fit is tried again."""
+        while True:
+            await asyncio.sleep(_CERTIFICATE_POLL_S)
+            try:
+                if self.load():
+                    log.info("certificate loaded")
+            except (OSError, ssl.SSLError) as error:
+                log.error("certificate not loaded, keeping the old one", extra=about(error=str(error)))
+
+
+class Admission:
+    """What the webhooks ask of the operator."""
+
+    def __init__(self, api: Kube, core: Core, certificates: Certificates, service_url: str) -> None:
+        self._api = api
+        self._core = core
+        self._certificates = certificates
+        self._service_url = service_url
+
+    @property
+    def settings(self) -> AdmissionSettings:
+        return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
+
+    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
+        """Read live: a policy and its first JobSet are often applied together."""
+        try:
+            return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
+        except kube.NotFound:
+            return None
+
+    def disrupted_nodes(self) -> frozenset[str]:
+        nodes = self._core.world.nodes.values()
+        return frozenset(node.name for node in nodes if signals.is_disrupted(node))
+
+
+class Server:
+    """The core and both ports on a thread of their own.
+
+    Args:
+        core: Runs on the server's loop.
+        api: For the webhooks.
+        metrics: Shown on the health port.
+        certificates: For the HTTPS port.
+        service_url: Where pods reach the HTTPS port.
+        https_port: 0 lets the kernel choose.
+        health_port: 0 lets the kernel choose.
+        host: Address to listen on.
+
+    Attributes:
+        https_port, health_port: The ports that are listened on, once started.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        api: Kube,
+        metrics: Metrics,
+        certificates: Certificates,
+        *,
+        service_url: str,
+        https_port: int,
+        health_port: int,
+        host: str | None = None,
+    ) -> None:
+        self._core = core
+        self._metrics = metrics
+        self._certificates = certificates
+        self._admission = Admission(api, core, certificates, service_url)
+        self._host = host
+        self.https_port = https_port
+        self.health_port = health_port
+        self._listening = threading.Event()
+        self._stopped = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Returns when both ports are listened on.
+
+        Args:
+            on_failure: Called from the server's thread if it ends without ``stop``.
+
+        Raises:
+            RuntimeError: It did not come up; says why.
+        """
+        thread = threading.Thread(target=self._main, args=(on_failure,), name="server", daemon=True)
+        thread.start()
+        if not self._listening.wait(_START_TIMEOUT_S) or self._failure is not None:
+            why = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
+            raise RuntimeError(f"the server did not start: {why!r}") from self._failure
+
+    def stop(self) -> None:
+        """Ends the core and both ports; waits for the last writes, for a bounded time."""
+        if self._loop is not None and self._task is not None and not self._stopped.is_set():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            if not self._stopped.wait(_STOP_TIMEOUT_S):
+                log.error("the server did not end", extra=about(waited_s=_STOP_TIMEOUT_S))
+
+    def _main(self, on_failure: Callable[[], None]) -> None:
+        try:
+            asyncio.run(self._run())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # whatever it is: the process must not live on without its server
+            self._failure = error
+            log.exception("the server failed")
+            on_failure()
+        finally:
+            self._stopped.set()
+            self._listening.set()
+
+    async def _run(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        async with self._ports(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._core.run(), name="core")
+            tasks.create_task(self._certificates.watch(), name="certificates")
+            await asyncio.sleep(0)  # the core takes objects from its first step on
+            self._listening.set()
+
+    @contextlib.asynccontextmanager
+    async def _ports(self) -> AsyncIterator[None]:
+        secure = web.Application(client_max_size=_LARGEST_BODY_BYTES)
+        self._core.channel.add_routes(secure)
+        add_admission_routes(secure, self._admission)
+        secure.on_shutdown.append(self._release_subscribers)
+        plain = web.Application()
+        plain.router.add_get("/healthz", self._healthz)
+        plain.router.add_get("/readyz", self._readyz)
+        plain.router.add_get("/metrics", self._show_metrics)
+        async with contextlib.AsyncExitStack() as stack:
+            self.https_port = await self._listen(stack, secure, self.https_port, self._certificates.context)
+            self.health_port = await self._listen(stack, plain, self.health_port, None)
+            log.info("listening", extra=about(https=self.https_port, health=self.health_port))
+            yield
+
+    async def _listen(
+        self,
+        stack: contextlib.AsyncExitStack,
+        app: web.Application,
+        port: int,
+        context: ssl.SSLContext | None,
+    ) -> int:
+        # Cancelling a handler when its client goes makes a lost subscriber vanish at once.
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
+        return int(runner.addresses[0][1])
+
+    async def _release_subscribers(self, app: web.Application) -> None:
+        self._core.subscribers.close()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self._core.ready:
+            return web.Response(text="ok")
+        return web.Response(status=503, text="the cluster is not known yet")
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), content_type="text/plain")

@@ -1,0 +1,274 @@
+"""What this replica knows of the cluster: the one place of state, rebuildable from the watches.
+
+Owned by the core's event loop: every method is called there and nowhere else, so there is no lock and no
+await. kopf's handlers, which run in another thread, only hand raw objects over (``core.Core.feed``).
+
+Beside the objects themselves two things are remembered that the API does not tell, or not exactly: since when
+each mark (something that may be a signal) is seen, and since when each pod is seen bound to its node. Of what
+comes by a watch that is now, by this replica's clock. Of what comes by a listing (at start, or after a watch
+lost its place) it began earlier: then the API's own times are taken, which are of one clock as well.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from gracepoint_operator import kinds, signals
+from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.objects import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.resources import CheckpointPolicy
+
+_REMEMBER_GONE_S = 600.0
+
+Key = tuple[str, str]  # namespace, name
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gang:
+    """Everything that matters to one JobSet, read at one moment.
+
+    Attributes:
+        jobset: None once it is gone.
+        jobs: Its Jobs by name.
+        pods: All its pods, older attempts' too.
+        nodes: The nodes of those pods, by name.
+        epochs: Its Preemptions, oldest first.
+        since: When each mark on those nodes and pods was first seen.
+        bound_at: When each pod was first seen bound, by UID.
+        checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
+    """
+
+    jobset_uid: str
+    jobset: JobSet | None
+    jobs: Mapping[str, Job]
+    pods: tuple[Pod, ...]
+    nodes: Mapping[str, Node]
+    policy: CheckpointPolicy | None
+    epochs: tuple[Epoch, ...]
+    since: Mapping[str, float]
+    bound_at: Mapping[str, float]
+    checked: frozenset[str]
+
+
+class World:
+    """The objects that were seen, indexed by JobSet.
+
+    Args:
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.nodes: dict[str, Node] = {}
+        self.pods: dict[str, Pod] = {}
+        self.jobs: dict[str, Job] = {}
+        self.jobsets: dict[str, JobSet] = {}
+        self.policies: dict[Key, CheckpointPolicy] = {}
+        self.epochs: dict[Key, Epoch] = {}
+        self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
+        self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
+        self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
+        self._bound_at: dict[str, float] = {}
+        self._checked: set[str] = set()
+        self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
+        self._versions: dict[str, int] = {}  # UID -> resourceVersion
+        self._gone: dict[str, float] = {}  # UIDs never come back, late news of them may
+        self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
+            kinds.NODES: self._put_node,
+            kinds.PODS: self._put_pod,
+            kinds.JOBS: self._put_job,
+            kinds.JOBSETS: self._put_jobset,
+            kinds.POLICIES: self._put_policy,
+            kinds.PREEMPTIONS: self._put_preemption,
+        }
+
+    def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool) -> set[str]:
+        """Takes an object in; returns the UIDs of the JobSets that it may matter to.
+
+        Args:
+            kind: One of nodes, pods, jobs, jobsets, policies, preemptions.
+            body: The object as the API gives it.
+            listed: It comes from a listing: what is on it may be older than now.
+
+        Raises:
+            pydantic.ValidationError: A policy or preemption is not of this version's schema.
+        """
+        meta = body["metadata"]
+        if meta["uid"] in self._gone or self._is_old_news(meta):
+            return set()
+        self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
+        return self._readers[kind](body, listed)
+
+    def drop(self, uid: str) -> set[str]:
+        """Forgets a deleted object; returns the UIDs of the JobSets that it may matter to."""
+        now = self._clock()
+        self._gone = {known: at for known, at in self._gone.items() if now - at < _REMEMBER_GONE_S}
+        self._gone[uid] = now
+        self._since.pop(uid, None)
+        self._versions.pop(uid, None)
+        if uid not in self._places:
+            return set()
+        kind, namespace, name = self._places.pop(uid)
+        if kind is kinds.NODES:
+            if name in self.nodes and self.nodes[name].uid == uid:
+                del self.nodes[name]
+            return self._on_node(name)
+        if kind is kinds.PODS:
+            return self._drop_pod(uid)
+        if kind is kinds.JOBS and uid in self.jobs:
+            job = self.jobs.pop(uid)
+            _discard(self._jobs_of, job.jobset_uid, uid)
+            return {job.jobset_uid}
+        if kind is kinds.JOBSETS:
+            self.jobsets.pop(uid, None)
+            return {uid}
+        if kind is kinds.POLICIES:
+            self.policies.pop((namespace, name), None)
+            return self._of_policy((namespace, name))
+        epoch = self.epochs.pop((namespace, name), None)
+        if epoch is not None:
+            _discard(self._epochs_of, epoch.spec.job_set.uid, epoch.key)
+        return set()
+
+    def uids(self, kind: kinds.Kind) -> set[str]:
+        """UIDs of the known objects of a kind."""
+        return {uid for uid, place in self._places.items() if place[0] is kind}
+
+    def put_epoch(self, epoch: Epoch) -> None:
+        self.epochs[epoch.key] = epoch
+        self._epochs_of[epoch.spec.job_set.uid].add(epoch.key)
+
+    def epochs_of(self, jobset_uid: str) -> list[Epoch]:
+        """The JobSet's epochs, oldest first."""
+        epochs = (self.epochs[key] for key in self._epochs_of.get(jobset_uid, ()))
+        return sorted(epochs, key=lambda epoch: epoch.spec.epoch)
+
+    def mark_checked(self, pod_uids: Iterable[str]) -> None:
+        """Job and JobSet of these deleted pods were looked at afresh."""
+        self._checked |= set(pod_uids) & self.pods.keys()
+
+    def jobset_uids(self) -> set[str]:
+        """Every JobSet with anything to decide about."""
+        return self.jobsets.keys() | self.disrupted_jobset_uids()
+
+    def disrupted_jobset_uids(self) -> set[str]:
+        """The JobSets with an epoch under way."""
+        return {epoch.spec.job_set.uid for epoch in self.epochs.values() if not epoch.phase.ended}
+
+    def gang(self, jobset_uid: str) -> Gang:
+        """The view on which is decided."""
+        jobset = self.jobsets.get(jobset_uid)
+        pods = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(jobset_uid, ())))
+        nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
+        since: dict[str, float] = {}
+        for uid in (*(node.uid for node in nodes.values()), *(pod.uid for pod in pods)):
+            since.update(self._since.get(uid, {}))
+        jobs = [self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ())]
+        return Gang(
+            jobset_uid=jobset_uid,
+            jobset=jobset,
+            jobs={job.name: job for job in jobs},
+            pods=pods,
+            nodes=nodes,
+            policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
+            epochs=tuple(self.epochs_of(jobset_uid)),
+            since=since,
+            bound_at={pod.uid: self._bound_at[pod.uid] for pod in pods if pod.uid in self._bound_at},
+            checked=frozenset(pod.uid for pod in pods if pod.uid in self._checked),
+        )
+
+    def _is_old_news(self, meta: Mapping[str, Any]) -> bool:
+        """True if a newer version is known: a fresh read may overtake the watch, which must not undo it."""
+        try:
+            version = int(meta["resourceVersion"])  # comparable by KEP-5504, and ever since in etcd
+        except (KeyError, ValueError):
+            return False
+        if version < self._versions.get(meta["uid"], 0):
+            return True
+        self._versions[meta["uid"]] = version
+        return False
+
+    def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        node = read_node(body)
+        self.nodes[node.name] = node
+        self._see(node.uid, signals.marks_of_node(node), listed)
+        return self._on_node(node.name)
+
+    def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        pod = read_pod(body)
+        if not pod.jobset_uid:
+            return set()
+        self.pods[pod.uid] = pod
+        self._pods_of[pod.jobset_uid].add(pod.uid)
+        if pod.node:
+            self._pods_on[pod.node].add(pod.uid)
+            if pod.uid not in self._bound_at:
+                self._bound_at[pod.uid] = self._beginning(pod.bound_at, listed)
+        self._see(pod.uid, signals.marks_of_pod(pod), listed)
+        return {pod.jobset_uid}
+
+    def _drop_pod(self, uid: str) -> set[str]:
+        pod = self.pods.pop(uid, None)
+        if pod is None:
+            return set()
+        _discard(self._pods_of, pod.jobset_uid, uid)
+        _discard(self._pods_on, pod.node, uid)
+        self._bound_at.pop(uid, None)
+        self._checked.discard(uid)
+        return {pod.jobset_uid}
+
+    def _put_job(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        job = read_job(body)
+        if not job.jobset_uid:
+            return set()
+        self.jobs[job.uid] = job
+        self._jobs_of[job.jobset_uid].add(job.uid)
+        return {job.jobset_uid}
+
+    def _put_jobset(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        jobset = read_jobset(body)
+        self.jobsets[jobset.uid] = jobset
+        return {jobset.uid}
+
+    def _put_policy(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        policy = CheckpointPolicy.of(body)
+        key = (policy.namespace, policy.name)
+        self.policies[key] = policy
+        return self._of_policy(key)
+
+    def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        epoch = Epoch.of(body)
+        known = self.epochs.get(epoch.key)
+        self.put_epoch(epoch if known is None else known.joined(epoch))
+        return {epoch.spec.job_set.uid}
+
+    def _see(self, uid: str, marks: Mapping[str, float | None], listed: bool) -> None:
+        known = self._since.get(uid, {})
+        self._since[uid] = {
+            mark: known[mark] if mark in known else self._beginning(hint_at, listed) for mark, hint_at in marks.items()
+        }
+
+    def _beginning(self, hint_at: float | None, listed: bool) -> float:
+        now = self._clock()
+        return min(now, hint_at) if listed and hint_at is not None else now
+
+    def _on_node(self, name: str) -> set[str]:
+        return {self.pods[uid].jobset_uid for uid in self._pods_on.get(name, ())}
+
+    def _of_policy(self, key: Key) -> set[str]:
+        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}
+
+
+def _discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
+    """Takes ``value`` out of the set at ``key``, and an empty set out of the index."""
+    values = index.get(key, set())
+    values.discard(value)
+    if not values:
+        index.pop(key, None)

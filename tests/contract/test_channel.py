@@ -1,0 +1,370 @@
+"""The channel as the library meets it: its own client over TLS against the operator's own server.
+
+Only the API server is in memory (its TokenReviews too; the cluster tests ask the real one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.mailbox import Mailbox
+from gracepoint.receivers.sender import Sender
+from gracepoint.receivers.subscription import Subscriber
+from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Message, Notice, Phase
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
+from gracepoint_operator import kinds, kube
+from gracepoint_operator.core import Core
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.server import Certificates, Server
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Clock
+from tests.unit.operator.replica import cluster, report, subscription
+
+NAME = f"train-{JOBSET_UID[:8]}-1"
+_WAIT_S = 20.0
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Waits for a state that other threads bring about."""
+    give_up_at = time.monotonic() + _WAIT_S
+    while not holds():
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"waited {_WAIT_S:.0f} s for: {what}")
+        time.sleep(0.005)
+
+
+@dataclasses.dataclass
+class Replica:
+    """A running server and what a pod needs to reach it."""
+
+    server: Server
+    core: Core
+    api: MemoryApi
+    ca: str
+    tokens: Path
+
+    def channel(self, token: str) -> Channel:
+        path = self.tokens / f"file-of-{token}"
+        path.write_text(token)
+        return Channel(f"https://localhost:{self.server.https_port}", self.ca, str(path))
+
+    def post(self, token: str, path: str, message: Message) -> None:
+        channel = self.channel(token)
+        try:
+            channel.post(path, message, timeout_s=_WAIT_S)
+        finally:
+            channel.close()
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://localhost:{self.server.health_port}/metrics") as response:
+            return str(response.read().decode())
+
+    def refused(self, reason: str) -> float:
+        name = f'gracepoint_channel_requests_refused_total{{reason="{reason}"}} '
+        lines = [line for line in self.metrics().splitlines() if line.startswith(name)]
+        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+    def taint(self, name: str = "node-1") -> None:
+        body = self.api.add(kinds.NODES, objects.node(name, taints=[objects.taint()]))
+        self.core.feed(kinds.NODES, "MODIFIED", body)
+
+    def stream(self, index: int = 0, session: str = "s-0") -> Stream:
+        return Stream(self.channel(f"token-{index}"), subscription(index, session))
+
+
+class Stream:
+    """A subscription whose frames a test reads one by one."""
+
+    def __init__(self, channel: Channel, who: Message) -> None:
+        self.channel = channel
+        self._response = channel.stream(PATH_SUBSCRIBE, who)
+        channel.set_timeout_s(_WAIT_S)
+
+    def next(self) -> Frame:
+        line = self._response.readline()
+        if not line:
+            raise EOFError("the operator ended the stream")
+        return Frame.read(line)
+
+    def notice(self) -> Notice:
+        while not isinstance(frame := self.next(), Notice):
+            pass
+        return frame
+
+    def close(self) -> None:
+        self.channel.interrupt()
+        self._response.close()
+        self.channel.close()
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    """Starts replicas; stops them all in the end."""
+    servers: list[Server] = []
+    tls = tmp_path / "tls"
+    tls.mkdir()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
+    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
+
+    def make(api: MemoryApi, name: str = "replica-a") -> Replica:
+        metrics = Metrics()
+        core = Core(api, metrics, time.time, name, write_interval_s=0.05)
+        server = Server(
+            core,
+            api,
+            metrics,
+            Certificates(tls),
+            service_url="https://localhost",
+            https_port=0,
+            health_port=0,
+            host="localhost",
+        )
+        servers.append(server)
+        server.start(lambda: None)
+        until(lambda: core.ready, "the replica to know the cluster")
+        return Replica(server, core, api, authority.cert_pem.bytes().decode(), tmp_path)
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    """A cluster that trains, and the tokens of its pods."""
+    made = MemoryApi(Clock(time.time()))
+    cluster(made)
+    for index in (0, 1):
+        made.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
+    return made
+
+
+@pytest.fixture
+def replica(start: Callable[..., Replica], api: MemoryApi) -> Replica:
+    return start(api)
+
+
+def test_the_librarys_own_receiver_gets_the_notice_and_its_sender_is_heard(replica: Replica) -> None:
+    mailbox = Mailbox(time.monotonic)
+    sender = Sender(replica.channel("token-0"), time.monotonic)
+    who = subscription(0)
+    receiver = Subscriber(replica.channel("token-0"), who, mailbox, lambda message: sender.send(message, within_s=10))
+    try:
+        assert receiver.wait_until_connected(_WAIT_S)
+        replica.taint()
+        until(lambda: mailbox.current, "the notice")
+        disruption = mailbox.current
+        assert disruption is not None
+        assert (disruption.preemption, disruption.cause) == (NAME, "SpotTermination")
+        assert 0 < disruption.remaining_s <= 15
+        sender.send(report(Phase.COMMITTED), within_s=10)
+        assert sender.flush(_WAIT_S)
+        until(lambda: recorded(replica).get("phase") == "Committed", "the record")
+        assert recorded(replica)["acknowledgements"]["received"] == 1
+    finally:
+        receiver.close()
+        sender.close()
+
+
+def recorded(replica: Replica) -> kube.JsonObject:
+    made = replica.api.of(kinds.PREEMPTIONS)
+    found: kube.JsonObject = made[0].get("status", {}) if made else {}
+    return found
+
+
+def test_a_notice_reaches_the_sockets_well_within_250_ms(replica: Replica) -> None:
+    streams = [replica.stream(index, f"s-{index}") for index in (0, 1)]
+    for stream in streams:
+        assert isinstance(stream.next(), Hello)
+    begun_at = time.monotonic()
+    replica.taint()
+    notices = [stream.notice() for stream in streams]
+    elapsed_s = time.monotonic() - begun_at
+    assert [notice.session for notice in notices] == ["s-0", "s-1"]
+    assert elapsed_s < 0.25
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "changes", "status", "reason", "says"),
+    [
+        pytest.param("forged", {}, 401, "bad_token", "invalid bearer token", id="a token nobody issued"),
+        pytest.param("for-others", {}, 401, "bad_token", "audiences", id="a good token for another audience"),
+        pytest.param("unbound", {}, 403, "not_a_pod", "not bound to a pod", id="a token of no pod"),
+        pytest.param("token-1", {}, 403, "other_pod", "'uid-pod-1-0'", id="the token of another pod"),
+        pytest.param("ghost", {"pod_uid": "uid-ghost"}, 403, "unknown_pod", "uid-ghost", id="a pod that is not there"),
+        pytest.param("abroad", {}, 403, "unknown_pod", "'team-b'", id="a token of the pod's UID from elsewhere"),
+        pytest.param("token-0", {"namespace": "team-b"}, 403, "other_pod", "namespace", id="another namespace"),
+        pytest.param("token-0", {"restart_attempt": 7}, 403, "other_pod", "restart_attempt", id="another attempt"),
+        pytest.param("token-0", {"jobset_uid": "x"}, 403, "other_pod", "jobset_uid", id="another JobSet"),
+    ],
+)
+def test_a_subscription_that_is_not_the_pods_own_is_refused_and_counted(
+    replica: Replica, token: str, changes: dict[str, Any], status: int, reason: str, says: str
+) -> None:
+    replica.api.bind_token("for-others", NAMESPACE, "uid-pod-0-0", audience="https://kubernetes.default.svc")
+    replica.api.bind_token("ghost", NAMESPACE, "uid-ghost")
+    replica.api.bind_token("abroad", "team-b", "uid-pod-0-0")
+    replica.api.tokens["unbound"] = {
+        "authenticated": True,
+        "audiences": ["gracepoint.dev"],
+        "user": {"username": f"system:serviceaccount:{NAMESPACE}:default", "extra": {}},
+    }
+    who = dataclasses.replace(subscription(0), **changes)
+    with pytest.raises(ChannelError, match=says) as refusal:
+        Stream(replica.channel(token), who)
+    assert refusal.value.status == status
+    assert replica.refused(reason) == 1
+    assert len(replica.core.subscribers) == 0
+
+
+def test_a_request_without_a_token_or_with_an_unreadable_body_is_refused_and_counted(
+    replica: Replica,
+) -> None:
+    context = ssl.create_default_context(cadata=replica.ca)
+    for headers, body, status, reason in (
+        ({}, subscription(0).to_json(), 401, "no_token"),
+        ({"Authorization": "Bearer token-0"}, "{", 400, "bad_message"),
+        ({"Authorization": "Bearer token-0"}, json.dumps({"version": 2}), 400, "bad_message"),
+    ):
+        connection = http.client.HTTPSConnection("localhost", replica.server.https_port, context=context)
+        before = replica.refused(reason)
+        connection.request("POST", PATH_SUBSCRIBE, body=body, headers=headers)
+        assert connection.getresponse().status == status
+        connection.close()
+        assert replica.refused(reason) == before + 1
+
+
+def test_a_stopped_session_may_neither_subscribe_nor_report(replica: Replica) -> None:
+    first = replica.stream(0, "s-old")
+    first.next()
+    second = replica.stream(0, "s-new")
+    second.next()
+    with pytest.raises(EOFError):
+        first.next()
+    first.close()
+    with pytest.raises(ChannelError, match="session") as refusal:
+        replica.stream(0, "s-old")
+    assert refusal.value.status == 403
+    message = dataclasses.replace(report(Phase.COMMITTED), session="s-old")
+    with pytest.raises(ChannelError, match="session"):
+        replica.post("token-0", PATH_REPORT, message)
+    assert replica.refused("stopped_session") == 2
+    assert replica.api.of(kinds.PREEMPTIONS) == []
+    second.close()
+
+
+def test_a_pod_that_has_ended_is_refused(replica: Replica) -> None:
+    replica.core.feed(kinds.PODS, "MODIFIED", replica.api.add(kinds.PODS, objects.pod(0, phase="Failed")))
+    until(lambda: replica.core.world.pods["uid-pod-0-0"].finished, "the watch")
+    with pytest.raises(ChannelError, match="running pod"):
+        replica.stream(0)
+
+
+def test_a_message_about_an_unknown_preemption_is_refused_for_good(replica: Replica) -> None:
+    message = Acknowledgement(pod_uid="uid-pod-0-0", session="s-0", preemption="train-unheard-of-1", process_index=0)
+    with pytest.raises(ChannelError, match="train-unheard-of-1") as refusal:
+        replica.post("token-0", PATH_ACKNOWLEDGE, message)
+    assert refusal.value.status == 404
+
+
+def test_an_api_server_that_is_down_refuses_nobody_for_good(replica: Replica) -> None:
+    replica.api.failing = [kube.Unavailable("down")] * 50
+    with pytest.raises(ChannelError, match="try again") as refusal:
+        replica.stream(0)
+    assert refusal.value.status == 503
+
+
+def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> None:
+    context = ssl.create_default_context(cadata=replica.ca)
+    raw = socket.create_connection(("localhost", replica.server.https_port))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    stuck = context.wrap_socket(raw, server_hostname="localhost")
+    body = subscription(0, "s-stuck").to_json().encode()
+    head = (
+        f"POST {PATH_SUBSCRIBE} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer token-0\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    stuck.sendall(head.encode() + body)
+    stream = replica.stream(1, "s-1")
+    stream.next()
+    until(lambda: len(replica.core.subscribers) == 2, "both to be connected")
+    replica.taint()
+    assert stream.notice().preemption == NAME
+    stuck.close()
+    stream.close()
+
+
+def test_who_reconnects_gets_the_open_notice(replica: Replica) -> None:
+    stream = replica.stream()
+    stream.next()
+    replica.taint()
+    assert stream.notice().preemption == NAME
+    stream.close()
+    until(lambda: len(replica.core.subscribers) == 0, "the lost stream to be noticed")
+    again = replica.stream()
+    assert isinstance(again.next(), Hello)
+    assert again.notice().preemption == NAME
+    again.close()
+
+
+def test_two_replicas_each_tell_their_own_and_take_each_others_messages(
+    start: Callable[..., Replica], api: MemoryApi
+) -> None:
+    first, second = start(api, "replica-a"), start(api, "replica-b")
+    one, two = first.stream(0, "s-0"), second.stream(1, "s-1")
+    one.next()
+    two.next()
+    first.taint()
+    second.taint()
+    assert one.notice().preemption == two.notice().preemption == NAME
+    until(
+        lambda: {entry["name"] for entry in recorded(first).get("replicas", [])} == {"replica-a", "replica-b"},
+        "entries",
+    )
+    second.post("token-0", PATH_REPORT, report(Phase.COMMITTED))
+    until(lambda: recorded(first).get("phase") == "Committed", "the record")
+    assert len(api.of(kinds.PREEMPTIONS)) == 1
+    one.close()
+    two.close()
+
+
+def test_a_renewed_certificate_is_used_for_new_connections(
+    replica: Replica, authority: trustme.CA, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path / "tls")
+    assert not certificates.load()
+    renewed = authority.issue_cert("localhost", "renewed.example")
+    renewed.private_key_pem.write_to_path(str(tmp_path / "tls" / "tls.key"))
+    renewed.cert_chain_pems[0].write_to_path(str(tmp_path / "tls" / "tls.crt"))
+    assert certificates.load()
+    assert not certificates.load()
+
+
+def test_probes_tell_listening_from_knowing(replica: Replica) -> None:
+    for path in ("healthz", "readyz"):
+        url = f"http://localhost:{replica.server.health_port}/{path}"
+        with urllib.request.urlopen(url) as response:
+            assert response.status == 200

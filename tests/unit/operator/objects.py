@@ -1,0 +1,248 @@
+"""Objects as the API server, the Job controller and JobSet v0.10 write them, cut to what matters."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from gracepoint.wire import names
+
+Body = dict[str, Any]
+
+#: The clock of all tests begins here.
+NOW = datetime.datetime(2026, 3, 1, 12, 0, 0, tzinfo=datetime.UTC).timestamp()
+NAMESPACE = "team-a"
+JOBSET_UID = "0b6f1c9e-51f4-4f0c-9a57-3c1de3f6a001"
+GKE_TAINT = "cloud.google.com/impending-node-termination"
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self, at: float = NOW) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+    def move(self, seconds: float) -> None:
+        self.at += seconds
+
+
+def stamp(at: float) -> str:
+    """RFC 3339 in whole seconds, as metav1.Time."""
+    return datetime.datetime.fromtimestamp(int(at), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node(
+    name: str = "node-1",
+    *,
+    taints: list[Body] | None = None,
+    written_at: float | None = None,
+    labels: Body | None = None,
+) -> Body:
+    managed = []
+    if written_at is not None:
+        managed = [
+            {
+                "manager": "kubectl-taint",
+                "operation": "Update",
+                "apiVersion": "v1",
+                "time": stamp(written_at),
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:spec": {"f:taints": {}}},
+            }
+        ]
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+            "managedFields": managed,
+        },
+        "spec": {"taints": taints or []},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def taint(key: str = GKE_TAINT, effect: str = "NoSchedule", *, added_at: float | None = None) -> Body:
+    made: Body = {"key": key, "effect": effect}
+    if added_at is not None:
+        made["timeAdded"] = stamp(added_at)
+    return made
+
+
+def jobset(
+    *, restarts: int = 0, finished: str = "", deleted: bool = False, suspended: bool = False, uid: str = JOBSET_UID
+) -> Body:
+    made: Body = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            "name": "train",
+            "namespace": NAMESPACE,
+            "uid": uid,
+            "labels": {names.LABEL_POLICY: "careful"},
+        },
+        "spec": {"suspend": suspended},
+        "status": {"restarts": restarts, "conditions": []},
+    }
+    if finished:
+        made["status"]["terminalState"] = finished
+        made["status"]["conditions"] = [{"type": finished, "status": "True"}]
+    if deleted:
+        made["metadata"]["deletionTimestamp"] = stamp(NOW)
+    return made
+
+
+def job(*, condition: str = "", deleted: bool = False, attempt: int = 0, suspended: bool = False) -> Body:
+    made: Body = {
+        "metadata": {
+            "name": "train-workers-0",
+            "namespace": NAMESPACE,
+            "uid": f"uid-job-{attempt}",
+            "labels": {
+                names.JOBSET_LABEL_UID: JOBSET_UID,
+                names.JOBSET_LABEL_RESTART_ATTEMPT: str(attempt),
+            },
+        },
+        "spec": {"suspend": suspended},
+        "status": {"conditions": [{"type": condition, "status": "True"}] if condition else []},
+    }
+    if deleted:
+        made["metadata"]["deletionTimestamp"] = stamp(NOW)
+    return made
+
+
+def pod(
+    index: int = 0,
+    *,
+    on: str | None = None,
+    attempt: int = 0,
+    created_at: float = NOW - 100,
+    phase: str = "Running",
+    deleting_at: float | None = None,
+    grace_s: int = 30,
+    disruption: str = "",
+    tolerations: list[Body] | None = None,
+    labelled: bool = True,
+) -> Body:
+    where = f"node-{index + 1}" if on is None else on
+    labels = {
+        names.JOBSET_LABEL_UID: JOBSET_UID,
+        names.JOBSET_LABEL_NAME: "train",
+        names.JOBSET_LABEL_REPLICATED_JOB: "workers",
+        names.JOBSET_LABEL_JOB_INDEX: "0",
+        names.JOBSET_LABEL_RESTART_ATTEMPT: str(attempt),
+        "batch.kubernetes.io/job-name": "train-workers-0",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    if labelled:
+        labels[names.LABEL_POLICY] = "careful"
+    conditions: list[Body] = []
+    if where:
+        conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(created_at + 1)})
+    if disruption:
+        conditions.append(
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": disruption,
+                "message": "told by the test",
+                "lastTransitionTime": stamp(NOW),
+            }
+        )
+    made: Body = {
+        "metadata": {
+            "name": f"train-workers-0-{index}-{attempt}xyz",
+            "namespace": NAMESPACE,
+            "uid": f"uid-pod-{index}-{attempt}",
+            "creationTimestamp": stamp(created_at),
+            "labels": labels,
+        },
+        "spec": {
+            "nodeName": where,
+            "terminationGracePeriodSeconds": grace_s,
+            "tolerations": tolerations
+            if tolerations is not None
+            else [
+                {
+                    "key": f"node.kubernetes.io/{key}",
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": 300,
+                }
+                for key in ("not-ready", "unreachable")
+            ],
+        },
+        "status": {"phase": phase, "conditions": conditions},
+    }
+    if deleting_at is not None:
+        made["metadata"]["deletionTimestamp"] = stamp(deleting_at)
+        made["metadata"]["deletionGracePeriodSeconds"] = grace_s
+    return made
+
+
+def policy(**spec: Any) -> Body:
+    return {
+        "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+        "kind": "CheckpointPolicy",
+        "metadata": {
+            "name": "careful",
+            "namespace": NAMESPACE,
+            "uid": "uid-policy",
+            "generation": 1,
+        },
+        "spec": {"checkpoint": {"directory": "/checkpoints/{jobset}"}, **spec},
+    }
+
+
+def preemption(
+    epoch: int = 1,
+    *,
+    phase: str | None = "Noticed",
+    created_at: float = NOW,
+    ended_at: float | None = None,
+    deadline_at: float = NOW + 15,
+    cancelable: bool = False,
+    mode: str = "Enforce",
+    pods: list[str] | None = None,
+) -> Body:
+    status: Body = {"acknowledgements": {"expected": 2, "received": 0}}
+    if phase is not None:
+        status["phase"] = phase
+    if ended_at is not None:
+        status["conditions"] = [
+            {
+                "type": "Ended",
+                "status": "True",
+                "reason": phase,
+                "message": "",
+                "lastTransitionTime": stamp(ended_at),
+            }
+        ]
+    return {
+        "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+        "kind": "Preemption",
+        "metadata": {
+            "name": f"train-{JOBSET_UID[:8]}-{epoch}",
+            "namespace": NAMESPACE,
+            "uid": f"uid-preemption-{epoch}",
+            "creationTimestamp": stamp(created_at),
+        },
+        "spec": {
+            "jobSet": {"name": "train", "uid": JOBSET_UID},
+            "epoch": epoch,
+            "cause": "SpotTermination",
+            "signal": f"taint {GKE_TAINT}:NoSchedule",
+            "confidence": "sure",
+            "cancelable": cancelable,
+            "nodes": ["node-1"],
+            "pods": ["train-workers-0-0-0xyz"] if pods is None else pods,
+            "observedAt": stamp(created_at),
+            "deadline": stamp(deadline_at),
+            "mode": mode,
+            "policy": {"name": "careful", "spec": policy()["spec"]},
+        },
+        "status": status,
+    }

@@ -1,0 +1,403 @@
+"""From a watch event to the frames in a subscriber's queue and the record in the API."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Confidence,
+    Forecast,
+    Mode,
+    Notice,
+    Phase,
+    Resumption,
+    Retraction,
+)
+from gracepoint_operator import kinds, kube
+from gracepoint_operator.deliver import UnknownPreemption
+from gracepoint_operator.refresh import sweep
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
+from tests.unit.operator.replica import Replica, cluster, frames, running, until
+
+NAME = f"train-{JOBSET_UID[:8]}-1"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api(clock: Clock) -> MemoryApi:
+    made = MemoryApi(clock)
+    cluster(made)
+    return made
+
+
+def timings(body: kube.JsonObject) -> dict[str, float]:
+    return {item["stage"]: item["seconds"] for item in body["status"].get("timings", [])}
+
+
+def condition(body: kube.JsonObject, kind: str) -> kube.JsonObject:
+    found: list[kube.JsonObject] = body["status"].get("conditions", [])
+    return next(item for item in found if item["type"] == kind)
+
+
+async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        clock.move(0.25)
+        for index, subscriber in enumerate(gang):
+            (notice,) = await frames(subscriber)
+            assert notice == Notice(
+                preemption=NAME,
+                pod_uid=f"uid-pod-{index}-0",
+                session=f"s-{index}",
+                jobset_uid=JOBSET_UID,
+                cause="SpotTermination",
+                signal=f"taint {objects.GKE_TAINT}:NoSchedule",
+                confidence=Confidence.SURE,
+                nodes=["node-1"],
+                remaining_s=14.75,
+                deadline="2026-03-01T12:00:15.000000Z",
+                mode=Mode.ENFORCE,
+            )
+        body = await replica.phase("Noticed")
+        assert body["metadata"]["name"] == NAME
+        assert body["spec"]["policy"]["spec"]["mode"] == "Enforce"
+        assert body["status"]["acknowledgements"]["expected"] == 2
+        await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
+
+
+async def test_nobody_is_told_in_mode_observe(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, mode="Observe")
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint()
+        body = await replica.phase("Noticed")
+        assert body["spec"]["mode"] == "Observe"
+        assert await frames(subscriber) == []
+        clock.move(60)
+        await replica.phase("Expired")
+        assert await frames(subscriber) == []
+
+
+async def test_notices_do_not_wait_for_an_api_that_is_down(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        replica.api.failing = [kube.Unavailable("down")] * 5
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        assert len(await frames(subscriber)) == 1
+        await replica.phase("Noticed")  # once it is back
+
+
+async def test_reports_move_the_phase_with_figures_and_timings_since_the_signal(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        clock.move(0.1)
+        for subscriber in gang:
+            await frames(subscriber)
+        for phase in (Phase.FROZEN, Phase.AGREED, Phase.COMMITTED):
+            await replica.report(phase)
+        body = await replica.phase("Committed")
+        status = body["status"]
+        assert (status["step"], status["ordinal"], status["bytes"]) == (40, 41, 1024)
+        assert (status["stepsLost"], status["secondsToSpare"], status["processes"]) == (0, 9.5, 2)
+        assert timings(body)["noticeSent"] == pytest.approx(0.1)
+        assert timings(body)["frozen"] == pytest.approx(0.3)
+        assert timings(body)["agreed"] == pytest.approx(0.4)
+        assert condition(body, "Ended")["reason"] == "Committed"
+        await until(lambda: "CheckpointCommitted" in replica.reasons, "the Event")
+        assert replica.reasons.count("CheckpointCommitted") == 1
+
+
+async def test_a_late_report_does_not_move_the_phase_back(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        await replica.report(Phase.DRAINED)
+        await replica.report(Phase.FAILED)
+        epoch = replica.core.world.epochs[NAMESPACE, NAME]
+        assert epoch.phase is Phase.COMMITTED
+
+
+async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        for subscriber in gang:
+            await frames(subscriber)
+        await acknowledge(replica, 0)
+        await until(lambda: received(replica) == 1, "one receipt")
+        assert acknowledgements(replica)["laggards"] == ["train-workers-0-1-0xyz"]
+        clock.move(0.5)
+        await acknowledge(replica, 1)
+        await until(lambda: received(replica) == 2, "both receipts")
+        assert acknowledgements(replica)["laggards"] == []
+        assert timings(replica.preemptions[0])["lastAck"] == pytest.approx(0.5)
+
+
+async def acknowledge(replica: Replica, index: int) -> None:
+    pod = replica.core.world.pods[f"uid-pod-{index}-0"]
+    message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
+    await replica.core.deliverer.take(pod, message)
+
+
+def acknowledgements(replica: Replica) -> kube.JsonObject:
+    (body,) = replica.preemptions
+    found: kube.JsonObject = body.get("status", {}).get("acknowledgements", {"received": 0})
+    return found
+
+
+def received(replica: Replica) -> int:
+    return int(acknowledgements(replica)["received"])
+
+
+async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
+            await acknowledge(replica, 0)
+
+
+async def test_a_signal_that_goes_away_is_taken_back_from_those_who_were_told(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        told = replica.subscribe(0)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        late = replica.subscribe(1, "s-1")
+        notice, retraction = await frames(told)
+        assert isinstance(notice, Notice)
+        assert notice.confidence is Confidence.LIKELY
+        assert retraction == Retraction(
+            preemption=NAME,
+            pod_uid="uid-pod-0-0",
+            session="s-0",
+            reason="the signal went away: taint node.kubernetes.io/not-ready:NoExecute",
+        )
+        assert await frames(late) == []
+        await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
+
+
+async def test_a_deadline_that_moves_is_told_again_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        replica.taint("node-2")
+        await until(lambda: replica.preemptions[0]["spec"]["deadline"] < "2026-03-01T12:01", "the new deadline")
+        first, second = await frames(subscriber)
+        assert isinstance(first, Notice)
+        assert isinstance(second, Notice)
+        assert (first.preemption, second.preemption) == (NAME, NAME)
+        assert (first.remaining_s, second.remaining_s) == (300, 15)
+
+
+async def test_a_subscriber_that_comes_later_gets_the_open_notice(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(4)
+        (notice,) = await frames(replica.subscribe())
+        assert isinstance(notice, Notice)
+        assert notice.remaining_s == 11
+
+
+async def test_a_restarted_operator_tells_on_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+    clock.move(1)
+    async with running(api, clock, "replica-b") as replica:
+        (notice,) = await frames(replica.subscribe())
+        assert isinstance(notice, Notice)
+        assert (notice.preemption, notice.remaining_s) == (NAME, 14)
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_twin_tells_its_own_subscribers_and_adds_its_own_entry(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+        first.taint()
+        await first.phase("Noticed")
+        second.core.feed(kinds.PREEMPTIONS, "ADDED", api.of(kinds.PREEMPTIONS)[0])
+        await until(lambda: second.core.world.epochs, "the watch")
+        assert len(await frames(one)) == 1
+        assert len(await frames(two)) == 1
+        await until(lambda: len(entries(api)) == 2, "both entries")
+        assert {name: entry["told"] for name, entry in entries(api).items()} == {"replica-a": 1, "replica-b": 1}
+
+
+def entries(api: MemoryApi) -> dict[str, kube.JsonObject]:
+    (body,) = api.of(kinds.PREEMPTIONS)
+    return {entry["name"]: entry for entry in body.get("status", {}).get("replicas", [])}
+
+
+async def test_two_replicas_that_decide_at_once_make_one_object_and_one_event(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+        node = api.add(kinds.NODES, objects.node("node-1", taints=[objects.taint()]))
+        first.core.feed(kinds.NODES, "MODIFIED", node)
+        second.core.feed(kinds.NODES, "MODIFIED", node)
+        await first.phase("Noticed")
+        assert len(await frames(one)) == 1
+        assert len(await frames(two)) == 1
+        await until(lambda: len(entries(api)) == 2, "both entries")
+        assert len(api.of(kinds.PREEMPTIONS)) == 1
+        assert first.reasons == ["PreemptionNoticed"]
+
+
+async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        api.add(kinds.JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.jobsets[JOBSET_UID].restarts == 1, "the fresh look")
+        assert await frames(subscriber) == []
+        assert replica.preemptions == []
+
+
+async def test_a_pod_that_somebody_deleted_disrupts_the_gang(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        body = await replica.phase("Noticed")
+        assert body["spec"]["cause"] == "PodDeletion"
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_a_deleted_pod_is_believed_where_the_api_does_not_answer(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        api.failing = [kube.Unavailable("down")] * 3
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await replica.phase("Noticed")
+
+
+async def test_a_gang_that_learnt_by_sigterm_gets_a_record_and_is_not_told(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        await replica.report(Phase.AGREED, preemption="")
+        await replica.report(Phase.COMMITTED, preemption="")
+        body = await replica.phase("Committed")
+        assert body["spec"]["cause"] == "SpotTermination"
+        assert body["spec"]["signal"].startswith("SIGTERM")
+        assert await frames(subscriber) == []
+        assert len(replica.preemptions) == 1
+
+
+async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+        await replica.report(Phase.COMMITTED, preemption="")
+        assert replica.core.world.epochs == {}
+
+
+async def test_a_nameless_report_goes_to_the_epoch_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED, preemption="")
+        await replica.phase("Committed")
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        clock.move(8)
+        replica.see(kinds.JOBSETS, objects.jobset(restarts=1))
+        replica.drop(kinds.JOBS, objects.job())
+        replica.see(kinds.JOBS, objects.job(attempt=1))
+        for index in (0, 1):
+            replica.drop(kinds.PODS, objects.pod(index))
+            body = objects.pod(index, attempt=1, on="node-2", created_at=clock())
+            replica.see(kinds.PODS, body)
+        await until(lambda: "uid-pod-0-1" in replica.core.world.pods, "the new pods")
+        assert await frames(replica.subscribe(0, "s-9", attempt=1)) == []
+        pod = replica.core.world.pods["uid-pod-0-1"]
+        for training in (False, True):
+            clock.move(1)
+            message = Resumption(
+                pod_uid=pod.uid,
+                session="s-9",
+                jobset_uid=JOBSET_UID,
+                restart_attempt=1,
+                restored_step=40,
+                training=training,
+            )
+            await replica.core.deliverer.take(pod, message)
+        await until(lambda: "training" in timings(replica.preemptions[0]), "the stage")
+        body = replica.preemptions[0]
+        assert body["status"]["restoredStep"] == 40
+        assert timings(body)["exited"] == timings(body)["podsBack"] == pytest.approx(8)
+        assert timings(body)["restored"] == pytest.approx(9)
+        assert timings(body)["training"] == pytest.approx(10)
+        await until(lambda: "Resumed" in replica.reasons, "the Event")
+        assert len(replica.preemptions) == 1
+
+
+@pytest.mark.parametrize(
+    ("save_s", "status", "reason"),
+    [(10.0, "True", "Fits"), (60.0, "False", "TooSlow")],
+    ids=["fits", "too slow"],
+)
+async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
+    api: MemoryApi, clock: Clock, save_s: float, status: str, reason: str
+) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        (policy,) = api.of(kinds.POLICIES)
+        assert condition(policy, "Ready")["status"] == "True"
+        assert condition(policy, "FitsGrace")["status"] == "Unknown"
+        assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
+        forecast = Forecast(
+            pod_uid="uid-pod-0-0",
+            session="s-0",
+            jobset_uid=JOBSET_UID,
+            state_bytes=10**9,
+            step_s=0.5,
+            drain_s=1.0,
+            save_s=save_s,
+            margin=1.25,
+        )
+        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast)
+        await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
+        found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
+        assert found["reason"] == reason
+        assert "30 s granted" in found["message"]
+
+
+async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryApi, clock: Clock) -> None:
+    newer = objects.policy(futureField=True)
+    newer["metadata"].update(name="newer", uid="uid-newer")
+    api.add(kinds.POLICIES, newer)
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+
+
+async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        api.remove(kinds.PODS, objects.pod(1))
+        await sweep(api, replica.core.world)
+        assert set(replica.core.world.pods) == {"uid-pod-0-0"}

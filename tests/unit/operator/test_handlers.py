@@ -1,0 +1,59 @@
+"""kopf's settings: it watches and leaves no trace on any object."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from gracepoint_operator import handlers
+from gracepoint_operator.__main__ import main
+from gracepoint_operator.logs import JsonFormatter, PlainFormatter, about
+
+
+def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
+    selectors = {str(key): value for key, value in handlers.settings().watching.label_selectors.items()}
+    assert sorted(selectors.values()) == [
+        "gracepoint.dev/policy",
+        "jobset.sigs.k8s.io/jobset-uid",
+        "jobset.sigs.k8s.io/jobset-uid",
+    ]
+
+
+def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute() -> None:
+    settings = handlers.settings()
+    assert settings.posting.enabled is False
+    assert settings.peering.standalone is True
+    assert settings.execution.default_backoff <= 5
+    assert max(settings.queueing.error_delays) <= 5
+    for timeout in (settings.networking.request_timeout, settings.networking.connect_timeout):
+        assert timeout is not None
+        assert timeout <= 10
+
+
+def test_the_watches_end_after_whole_seconds_as_the_api_server_takes_no_fractions() -> None:
+    assert str(handlers.settings().watching.server_timeout).isdigit()
+
+
+def test_a_replica_without_certificates_or_a_cluster_says_so_and_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        status = main(["--service-url", "https://x.y.svc:443", "--tls-directory", str(tmp_path)])
+    finally:
+        root.handlers[:], root.level = before
+    assert status == 1
+    assert "run inside a cluster" in capsys.readouterr().err
+
+
+def test_logs_are_constant_messages_with_fields() -> None:
+    record = logging.getLogger("x").makeRecord(
+        "x", logging.INFO, "f", 1, "preemption noticed", (), None, extra=about(preemption="train-1", pods=2)
+    )
+    assert PlainFormatter().format(record).endswith('x preemption noticed preemption="train-1" pods=2')
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["preemption"], line["pods"]) == ("preemption noticed", "train-1", 2)

@@ -1,0 +1,162 @@
+"""The small parts: the scribe, the subscribers, tokens' reviews, the façade's errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from gracepoint.wire.messages import Ping
+from gracepoint_operator import kinds, kube
+from gracepoint_operator.epochs import epoch_name
+from gracepoint_operator.identity import Gate, Reason, RequestRefused
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.scribe import Key, Scribe
+from gracepoint_operator.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.world import World
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import NAMESPACE, Clock
+from tests.unit.operator.replica import subscription, until
+
+KEY = ("team-a", "one")
+
+
+async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> None:
+    state, written = 0, []
+
+    async def write(key: Key) -> None:
+        await asyncio.sleep(0)
+        written.append(state)
+
+    scribe = Scribe("test", write, Metrics(), interval_s=0.01)
+    for state in range(100):
+        scribe.touch(KEY)
+        if state % 40 == 0:
+            await asyncio.sleep(0.02)
+    await scribe.close(5)
+    assert written[-1] == 99
+    assert len(written) < 10
+
+
+async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_is_counted() -> None:
+    errors: list[kube.KubeError] = [kube.Unavailable("busy"), kube.Conflict("newer"), kube.Refused("bad")]
+    metrics = Metrics()
+
+    async def write(key: Key) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    scribe = Scribe("test", write, metrics, interval_s=0.01)
+    scribe.touch(KEY)
+    await until(lambda: not errors, "three attempts")
+    await scribe.close(5)
+    assert b"gracepoint_status_write_failures_total 1.0" in metrics.text()
+
+
+async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
+    written: list[Key] = []
+
+    async def write(key: Key) -> None:
+        if key == KEY:
+            raise kube.Unavailable("busy")
+        written.append(key)
+
+    scribe = Scribe("test", write, Metrics(), interval_s=0.01)
+    scribe.touch(KEY)
+    scribe.touch(("team-a", "two"))
+    await until(lambda: written, "the other key")
+    await scribe.close(0.01)
+
+
+async def test_a_subscriber_that_takes_nothing_is_cut_off_and_not_waited_for() -> None:
+    subscriber = Subscriber(subscription())
+    for _ in range(100):
+        subscriber.send(Outgoing(Ping, lambda: None))
+    assert subscriber.closed
+    assert await subscriber.next(5) is None
+
+
+async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> None:
+    subscribers = Subscribers()
+    old, other = subscribers.add(subscription(0, "s-1")), subscribers.add(subscription(1, "s-1"))
+    new = subscribers.add(subscription(0, "s-2"))
+    assert (old.closed, other.closed, new.closed) == (True, False, False)
+    subscribers.remove(old)  # its stream ends later than the new one began
+    assert len(subscribers) == 2
+    assert subscribers.is_stopped("uid-pod-0-0", "s-1")
+    assert not subscribers.speaks_for("uid-pod-0-0", "s-1")
+    assert subscribers.speaks_for("uid-pod-0-0", "s-2")
+    assert subscribers.speaks_for("uid-pod-9-0", "of the twin")
+
+
+@pytest.fixture
+def gate() -> tuple[Gate, MemoryApi, World, Clock]:
+    clock = Clock()
+    api, world = MemoryApi(clock), World(clock)
+    world.put(kinds.PODS, objects.pod(0), listed=True)
+    api.bind_token("good", NAMESPACE, "uid-pod-0-0")
+    return Gate(api, world, clock), api, world, clock
+
+
+async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_time(
+    gate: tuple[Gate, MemoryApi, World, Clock],
+) -> None:
+    checks, api, world, clock = gate
+    for _ in range(3):
+        assert (await checks.admit("Bearer good", "uid-pod-0-0")).name == "train-workers-0-0-0xyz"
+    assert len(api.calls) == 1
+    clock.move(60)
+    await checks.admit("Bearer good", "uid-pod-0-0")
+    assert len(api.calls) == 2
+    world.drop("uid-pod-0-0")
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit("Bearer good", "uid-pod-0-0")
+    assert refusal.value.reason is Reason.UNKNOWN_POD
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic Z29vZA=="])
+async def test_a_header_without_a_bearer_token_is_refused_unasked(
+    gate: tuple[Gate, MemoryApi, World, Clock], header: str
+) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit(header, "uid-pod-0-0")
+    assert (refusal.value.status, refusal.value.reason, api.calls) == (401, Reason.NO_TOKEN, [])
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (404, kube.NotFound),
+        (409, kube.Conflict),
+        (403, kube.Refused),
+        (422, kube.Refused),
+        (429, kube.Unavailable),
+        (500, kube.Unavailable),
+        (0, kube.Unavailable),
+    ],
+)
+def test_errors_of_the_client_leave_the_border_as_ours_with_the_servers_words(
+    status: int, expected: type[kube.KubeError]
+) -> None:
+    error = ApiException(status=status, reason="Because")
+    error.body = '{"kind": "Status", "message": "pods are not there"}'
+    translated = kube._of_status("GET /api/v1/pods", error)
+    assert type(translated) is expected
+    assert "GET /api/v1/pods" in str(translated)
+    assert "pods are not there" in str(translated)
+
+
+@pytest.mark.parametrize(
+    ("jobset", "expected"),
+    [
+        ("train", "train-0b6f1c9e-3"),
+        ("a" * 63, "a" * 40 + "-0b6f1c9e-3"),
+        ("a" * 39 + "-b", "a" * 39 + "-0b6f1c9e-3"),
+    ],
+    ids=["short", "trimmed", "trimmed at a hyphen"],
+)
+def test_an_epochs_name_is_made_of_jobset_uid_and_number(jobset: str, expected: str) -> None:
+    assert epoch_name(jobset, objects.JOBSET_UID, 3) == expected

@@ -1,0 +1,82 @@
+"""What is remembered of objects, and what late news cannot undo."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from gracepoint.wire.messages import Phase
+from gracepoint_operator import kinds
+from tests.unit.operator import objects
+from tests.unit.operator.objects import JOBSET_UID, NOW
+from tests.unit.operator.scene import Scene
+
+
+def versioned(body: objects.Body, version: int) -> objects.Body:
+    body["metadata"]["resourceVersion"] = str(version)
+    return body
+
+
+def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
+    scene = Scene()
+    scene.listed(kinds.JOBSETS, versioned(objects.jobset(restarts=1), 20))
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(restarts=0), 19))
+    assert scene.world.jobsets[JOBSET_UID].restarts == 1
+
+
+def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
+    scene = Scene()
+    scene.gone(objects.pod(0))
+    scene.listed(kinds.PODS, objects.pod(0))
+    assert "uid-pod-0-0" not in scene.world.pods
+
+
+def test_a_node_made_anew_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+    scene = Scene()
+    new = objects.node("node-1")
+    new["metadata"]["uid"] = "uid-new"
+    scene.seen(kinds.NODES, new)
+    scene.gone(objects.node("node-1"))
+    assert scene.world.nodes["node-1"].uid == "uid-new"
+
+
+def test_news_of_a_node_concern_the_jobsets_with_pods_on_it() -> None:
+    scene = Scene()
+    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
+    assert scene.world.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
+    scene.gone(objects.pod(0))
+    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
+
+
+def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
+    scene = Scene()
+    scene.taint()
+    scene.clock.move(5)
+    scene.taint()
+    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW}
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    scene.clock.move(5)
+    scene.taint()
+    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW + 10}
+
+
+def test_a_preemption_of_another_schema_is_refused_with_the_fields_name() -> None:
+    scene = Scene()
+    body = objects.preemption()
+    del body["spec"]["deadline"]
+    with pytest.raises(ValidationError, match="deadline"):
+        scene.listed(kinds.PREEMPTIONS, body)
+
+
+def test_an_old_record_from_the_api_does_not_undo_what_is_known() -> None:
+    scene = Scene()
+    scene.recorded(phase="Agreed", deadline_at=NOW + 10)
+    epoch = scene.recorded(phase="Noticed", deadline_at=NOW + 15)
+    assert epoch.phase is Phase.AGREED
+    assert epoch.spec.deadline.timestamp() == NOW + 10
+
+
+def test_of_two_ends_the_one_in_the_api_counts() -> None:
+    scene = Scene()
+    scene.recorded(phase="Committed", ended_at=NOW + 1)
+    assert scene.recorded(phase="Expired", ended_at=NOW + 2).phase is Phase.EXPIRED
