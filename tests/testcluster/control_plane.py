@@ -1,0 +1,164 @@
+"""etcd, the API server, the controllers and the scheduler, and the identities of all who talk to the API
+server.
+
+Processes: the four of them, in the control plane's machine, with which they end. Threads: none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.testcluster import parts, pki
+from tests.testcluster.network import KUBERNETES_IP, SERVICE_CIDR
+from tests.testcluster.sandbox import Sandbox
+from tests.testcluster.shell import log_tail, run, wait_until
+
+ADMIN = "admin"
+CONTROLLERS = "system:kube-controller-manager"
+SCHEDULER = "system:kube-scheduler"
+PROXY = "system:kube-proxy"
+_GROUPS = {ADMIN: "system:masters"}
+_API_PORT = 6443
+
+
+def node_user(name: str) -> str:
+    """The user that a node's kubelet is."""
+    return f"system:node:{name}"
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """The control plane.
+
+    Attributes:
+        sandbox: The machine that it runs in.
+        folder: Keys, credentials and etcd's data.
+        logs: The folder of its components' logs.
+        address: Where the API server listens.
+    """
+
+    sandbox: Sandbox
+    folder: Path
+    logs: Path
+    address: str
+
+    def make_credentials(self, nodes: Sequence[str]) -> None:
+        """Make keys and certificates, and a token for everyone."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        authority = pki.authority(self.folder, "ca")
+        names = [f"IP:{address}" for address in (self.address, KUBERNETES_IP, "127.0.0.1")]
+        names += [f"DNS:kubernetes{suffix}" for suffix in ("", ".default", ".default.svc")]
+        names += ["DNS:kubernetes.default.svc.cluster.local", "DNS:localhost"]
+        pki.issue(self.folder, authority, "apiserver", names)
+        pki.issue(self.folder, authority, "kubelet-client", group="system:masters", usage="clientAuth")
+        pki.signing_key(self.folder)
+        rows = []
+        for user in (ADMIN, CONTROLLERS, SCHEDULER, PROXY, *map(node_user, nodes)):
+            token = pki.token()
+            group = "system:nodes" if user.startswith("system:node:") else _GROUPS.get(user, "")
+            rows.append(f"{token},{user},{user},{group}".rstrip(",") + "\n")
+            self._write_kubeconfig(user, token)
+        (self.folder / "tokens.csv").write_text("".join(rows))
+        (self.folder / "tokens.csv").chmod(0o600)
+
+    @property
+    def ca(self) -> Path:
+        """Certificate of the cluster's authority."""
+        return self.folder / "ca.crt"
+
+    def kubeconfig(self, user: str) -> Path:
+        """The credentials of a user."""
+        return self.folder / f"{user.replace(':', '-')}.kubeconfig"
+
+    def start(self) -> None:
+        """Start everything and wait until the API server is ready."""
+        self._start_etcd()
+        self._start_api_server()
+        self._spawn(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig(CONTROLLERS)}",
+            f"--root-ca-file={self.ca}",
+            f"--service-account-private-key-file={self.folder}/service-accounts.key",
+            "--use-service-account-credentials",
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+            # a node that went away is NotReady after 20 s rather than 50; its kubelet reports every 4 s
+            "--node-monitor-period=2s",
+            "--node-monitor-grace-period=20s",
+        )
+        self._spawn(
+            "kube-scheduler",
+            f"--kubeconfig={self.kubeconfig(SCHEDULER)}",
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+        )
+
+    def _start_etcd(self) -> None:
+        self._spawn(
+            "etcd",
+            f"--data-dir={self.folder}/etcd",
+            "--unsafe-no-fsync",
+            "--listen-client-urls=http://127.0.0.1:2379",
+            "--advertise-client-urls=http://127.0.0.1:2379",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+        )
+
+    def _start_api_server(self) -> None:
+        self._spawn(
+            "kube-apiserver",
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--secure-port={_API_PORT}",
+            f"--advertise-address={self.address}",
+            f"--tls-cert-file={self.folder}/apiserver.crt",
+            f"--tls-private-key-file={self.folder}/apiserver.key",
+            f"--token-auth-file={self.folder}/tokens.csv",
+            "--anonymous-auth=false",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-key-file={self.folder}/service-accounts.pub",
+            f"--service-account-signing-key-file={self.folder}/service-accounts.key",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={self.folder}/kubelet-client.crt",
+            f"--kubelet-client-key={self.folder}/kubelet-client.key",
+            # pods of a node that went away are replaced after 30 s rather than 300
+            "--default-not-ready-toleration-seconds=30",
+            "--default-unreachable-toleration-seconds=30",
+        )
+        kubectl: list[str | Path] = [
+            parts.program("kubectl"),
+            f"--kubeconfig={self.kubeconfig(ADMIN)}",
+            "get",
+            "--raw=/readyz",
+        ]
+        wait_until(
+            "the API server",
+            lambda: run(kubectl, timeout_s=10, env={"NO_PROXY": "*"}).returncode == 0,
+            timeout_s=90,
+            hint=lambda: log_tail(self._log("kube-apiserver")) + log_tail(self._log("etcd"), 5),
+        )
+
+    def _spawn(self, program: str, *args: str) -> None:
+        self.sandbox.spawn([parts.program(program), *args], self._log(program))
+
+    def _log(self, component: str) -> Path:
+        return self.logs / f"control-plane-{component}.log"
+
+    def _write_kubeconfig(self, user: str, token: str) -> None:
+        cluster = {"server": f"https://{self.address}:{_API_PORT}", "certificate-authority": str(self.ca)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "testcluster", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [{"name": "testcluster", "context": {"cluster": "testcluster", "user": user}}],
+            "current-context": "testcluster",
+        }
+        path = self.kubeconfig(user)
+        path.write_text(json.dumps(config, indent=2))
+        path.chmod(0o600)

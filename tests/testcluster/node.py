@@ -1,0 +1,220 @@
+"""One node: a machine of namespaces in which containerd, kubelet and kube-proxy run as they do anywhere.
+
+The machine has its own /run, /var/lib and /var/log, so every path in it is the standard one. What it writes
+lies in its folder and is removed with it.
+
+Processes: containerd, kubelet, kube-proxy and what they start, all of which end with the machine. Threads:
+none.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.testcluster import cgroups, parts
+from tests.testcluster.images import PAUSE, Image, blob, layout
+from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
+from tests.testcluster.sandbox import Sandbox
+from tests.testcluster.shell import log_tail, wait_until
+from tests.testcluster.system import cni_folder
+
+_TUNABLES = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1000000,
+    "kernel/keys/root_maxbytes": 25000000,
+}
+"""What kubelet wants of the kernel. It is global, so kubelet finds it set, in files over the real ones."""
+
+_SOCKET = "/run/containerd/containerd.sock"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node.
+
+    Attributes:
+        name: Name of the machine and of its Node object.
+        index: Its place in the network; 0 is the control plane.
+        sandbox: Its namespaces.
+        folder: Where all that it writes lies.
+        logs: The folder of its components' logs.
+        cgroup: The cgroup of its pods.
+        network: The network that it is plugged into.
+    """
+
+    name: str
+    index: int
+    sandbox: Sandbox
+    folder: Path
+    logs: Path
+    cgroup: str
+    network: Network
+
+    def prepare(self) -> None:
+        """Give the machine its own folders; needed before anything runs in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in ("lib", "log", "tunables"):
+            (self.folder / name).mkdir(parents=True)
+        covers = []
+        for number, (tunable, value) in enumerate(_TUNABLES.items()):
+            cover = self.folder / "tunables" / str(number)
+            cover.write_text(f"{value}\n")
+            covers.append(f"mount --bind {cover} /proc/sys/{tunable}")
+        self.sandbox.script(
+            f"""
+            hostname {self.name}
+            mount --make-rshared /
+            mount -t tmpfs -o mode=755 tmpfs /run
+            mount --bind {self.folder}/lib /var/lib
+            mount --bind {self.folder}/log /var/log
+            mkdir -p /var/lib/kubelet /var/lib/cni/net.d
+            """
+            + "\n".join(covers)
+        )
+        (self.folder / "lib/cni/net.d/10-pods.conflist").write_text(cni_config(self.index))
+        cgroups.create(self.cgroup)
+
+    def start_containerd(self) -> None:
+        """Start containerd and wait until it answers."""
+        config = self.folder / "containerd.toml"
+        config.write_text(_CONTAINERD.format(pause=PAUSE, cni=cni_folder(), socket=_SOCKET))
+        self.sandbox.spawn(["containerd", "--config", config], self._log("containerd"))
+        wait_until(
+            f"containerd of {self.name}",
+            lambda: bool(self._ctr("version", timeout_s=5)),
+            timeout_s=30,
+            hint=lambda: log_tail(self._log("containerd")),
+        )
+
+    def load(self, image: Image, *, timeout_s: float = 300) -> None:
+        """Put an image on this node: of what it consists of, only what the node lacks."""
+        have = set(self._ctr("content", "list", "--quiet").split())
+        marker = f"{image.name}-{image.manifest.removeprefix('sha256:')[:24]}"
+        if marker in self._ctr("images", "list", "--quiet").split():
+            return
+        folder = self.folder / "import"
+        folder.mkdir(exist_ok=True)
+        (folder / "index.json").write_text(image.index())
+        blobs = [blob(digest).relative_to(layout()) for digest in image.blobs() if digest not in have]
+        pack = ["tar", "--create", "--directory", layout(), "oci-layout", *blobs, "--directory", folder, "index.json"]
+        unpack = ["ctr", "--namespace=k8s.io", "images", "import", "-"]
+        pipe = f"{shlex.join(map(str, pack))} | {shlex.join(unpack)}"
+        self.sandbox.script(pipe, timeout_s=timeout_s)
+        self._ctr("images", "tag", "--force", image.name, marker)
+
+    def start_kubelet(self, kubeconfig: Path, client_ca: Path, *, taint: str = "") -> None:
+        """Start kubelet and kube-proxy.
+
+        Args:
+            kubeconfig: The credentials of this node's kubelet.
+            client_ca: Who vouches for the clients of kubelet, such as the API server.
+            taint: A taint that the node registers with, as ``key:effect``.
+        """
+        config = self.folder / "kubelet.json"
+        config.write_text(json.dumps(self._kubelet_config(client_ca, taint), indent=2))
+        argv: list[str | Path] = [
+            parts.program("kubelet"),
+            f"--config={config}",
+            f"--kubeconfig={kubeconfig}",
+        ]
+        argv += [f"--hostname-override={self.name}", f"--node-ip={self.network.node_ip(self.index)}"]
+        self.sandbox.spawn(argv, self._log("kubelet"))
+
+    def start_proxy(self, kubeconfig: Path) -> None:
+        """Start kube-proxy, which makes Services work on this node."""
+        argv: list[str | Path] = [
+            parts.program("kube-proxy"),
+            f"--kubeconfig={kubeconfig}",
+            "--proxy-mode=iptables",
+        ]
+        argv += [f"--hostname-override={self.name}", f"--cluster-cidr={POD_CIDR}"]
+        argv += ["--conntrack-max-per-core=0", "--conntrack-min=0"]  # that setting is the host's
+        self.sandbox.spawn(argv, self._log("kube-proxy"))
+
+    def remove(self) -> None:
+        """Kill everything on the node and remove what it has written."""
+        self.sandbox.kill()
+        cgroups.remove(self.cgroup)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _log(self, component: str) -> Path:
+        return self.logs / f"{self.name}-{component}.log"
+
+    def _ctr(self, *args: str, timeout_s: float = 30) -> str:
+        return self.sandbox.run(["ctr", "--namespace=k8s.io", *args], timeout_s=timeout_s).stdout
+
+    def _kubelet_config(self, client_ca: Path, taint: str) -> dict[str, object]:
+        key, _, effect = taint.partition(":")
+        taints: Sequence[dict[str, str]] = [{"key": key, "effect": effect}] if taint else []
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(client_ca)},
+            },
+            "authorization": {"mode": "Webhook"},
+            "containerRuntimeEndpoint": f"unix://{_SOCKET}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self.cgroup,
+            "clusterDNS": [DNS_IP],
+            "clusterDomain": "cluster.local",
+            "resolvConf": "",
+            "registerWithTaints": taints,
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            "failSwapOn": False,
+            "localStorageCapacityIsolation": False,
+            # the disk is this host's, and not the node's to tidy up
+            "evictionHard": {},
+            "imageGCHighThresholdPercent": 100,
+            # a node that went away is noticed within 20 s; see control_plane
+            "nodeStatusUpdateFrequency": "4s",
+            "nodeLeaseDurationSeconds": 16,
+        }
+
+
+_CONTAINERD = """\
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+]
+
+[grpc]
+  address = "{socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/containerd/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  # where root may not lower oom_score_adj (in some containers and virtual machines) no pod would start without this
+  restrict_oom_score_adj = true
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni}"
+    conf_dir = "/var/lib/cni/net.d"
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"""

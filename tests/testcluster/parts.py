@@ -1,0 +1,190 @@
+"""The programs that a cluster is made of, built from their Go modules.
+
+Each part is a Go module under ``parts/`` whose go.mod says the version and whose go.sum holds it to the
+very bytes; they are apart because their dependencies clash. A part is built once for each state of these
+files and kept in the cache.
+
+Processes: one ``go build`` at a time, killed when the caller is interrupted. Threads: one that says every
+ten seconds how long the build has taken; it ends with the build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.testcluster import cache
+from tests.testcluster.api import ClusterError
+from tests.testcluster.shell import run, say
+
+_MODULES = Path(__file__).parent / "parts"
+_KUBERNETES = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A Go module under ``parts/`` and the programs built from it.
+
+    Attributes:
+        name: The folder under ``parts/``.
+        programs: Name of each program and its package.
+        module: The module whose version is the part's; none for our own code.
+        stamps: Variables (packages' paths) that hold the version, for programs that tell it.
+    """
+
+    name: str
+    programs: Mapping[str, str]
+    module: str = ""
+    stamps: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Path:
+        """The folder with go.mod."""
+        return _MODULES / self.name
+
+    @property
+    def version(self) -> str:
+        """The version that go.mod requires, with its v."""
+        for line in (self.source / "go.mod").read_text().splitlines():
+            words = line.removeprefix("require").split()
+            if words[:1] == [self.module] and len(words) > 1 and words[1].startswith("v"):
+                return words[1]
+        return "v0"
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of ``go build``: no paths of this machine and no symbols in the result."""
+        stamped = " ".join(f"-X {variable}={self.version}" for variable in self.stamps)
+        return ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamped}".strip()]
+
+    @property
+    def built(self) -> Path:
+        """The folder of the programs, once they are built."""
+        inputs = [path.name + "\n" + path.read_text() for path in sorted(self.source.iterdir()) if path.is_file()]
+        key = cache.digest(*inputs, *self.flags, json.dumps(dict(self.programs)), platform.machine())
+        return cache.folder("parts") / f"{self.name}-{self.version}-{key}"
+
+
+PARTS = (
+    Part(
+        "kubernetes",
+        {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES},
+        "k8s.io/kubernetes",
+        ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"),
+    ),
+    Part("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}, "go.etcd.io/etcd/server/v3"),
+    Part("jobset", {"jobset": "sigs.k8s.io/jobset"}, "sigs.k8s.io/jobset"),
+    Part("coredns", {"coredns": "github.com/coredns/coredns"}, "github.com/coredns/coredns"),
+    Part(
+        "helm",
+        {"helm": "helm.sh/helm/v3/cmd/helm"},
+        "helm.sh/helm/v3",
+        ("helm.sh/helm/v3/internal/version.version",),
+    ),
+    Part("pause", {"pause": "."}),
+)
+_BY_NAME = {part.name: part for part in PARTS}
+
+
+def part(name: str) -> Part:
+    """The part of that name."""
+    return _BY_NAME[name]
+
+
+def program(name: str) -> Path:
+    """Path of a built program.
+
+    Raises:
+        ClusterError: It is not built.
+    """
+    for candidate in PARTS:
+        if name in candidate.programs:
+            path = candidate.built / name
+            if path.exists():
+                return path
+            raise ClusterError(f"{name} is not built; run: python -m tests.testcluster build")
+    raise KeyError(name)
+
+
+def missing(names: tuple[str, ...] = tuple(_BY_NAME)) -> list[Part]:
+    """The parts that have to be built still."""
+    return [_BY_NAME[name] for name in names if not _BY_NAME[name].built.exists()]
+
+
+def build(names: tuple[str, ...] = tuple(_BY_NAME)) -> None:
+    """Build the parts that are missing, telling how it goes.
+
+    Raises:
+        ClusterError: There is no Go, or a build failed.
+    """
+    if not missing(names):
+        return
+    if shutil.which("go") is None:
+        raise ClusterError("Go is needed to build the test cluster: https://go.dev/doc/install")
+    with cache.lock("parts"):
+        waiting = missing(names)
+        total = sum(len(each.programs) for each in waiting)
+        done = 0
+        for each in waiting:
+            done = _build(each, done, total)
+
+
+def module_folder(name: str) -> Path:
+    """Where the sources of a part's module lie."""
+    argv = ["go", "mod", "download", "-json", f"{part(name).module}@{part(name).version}"]
+    found = json.loads(run(argv, cwd=part(name).source, timeout_s=600, env=_GO_ENV).stdout)
+    return Path(found["Dir"])
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Say what is under way: at once, every ten seconds, and at the end how long it took."""
+    begin = time.monotonic()
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(10):
+            say(f"  ... {what}: {time.monotonic() - begin:.0f} s")
+
+    say(what)
+    thread = threading.Thread(target=tell, name="testcluster-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=5)
+    say(f"  done: {what}: {time.monotonic() - begin:.0f} s")
+
+
+_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+def _build(each: Part, done: int, total: int) -> int:
+    scratch = each.built.with_name(f".{each.built.name}.{os.getpid()}")
+    scratch.mkdir()
+    try:
+        for name, package in each.programs.items():
+            done += 1
+            with progress(f"building {name} {each.version} ({done} of {total}, once for each version)"):
+                argv = ["go", "build", *each.flags, "-o", str(scratch / name), package]
+                run(argv, cwd=each.source, timeout_s=3600, env=_GO_ENV)
+        scratch.rename(each.built)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return done
