@@ -18,8 +18,7 @@ def run(code: str) -> str:
 
 def test_importing_the_library_loads_nothing_but_the_standard_library() -> None:
     code = (
-        "import gracepoint, gracepoint.wire.messages, sys;"
-        f"print([n for n in {NAMES_OF_OTHERS!r} if n in sys.modules])"
+        f"import gracepoint, gracepoint.wire.messages, sys;print([n for n in {NAMES_OF_OTHERS!r} if n in sys.modules])"
     )
     assert run(code) == "[]"
 

@@ -40,9 +40,7 @@ def test_fields_of_a_newer_sender_are_ignored() -> None:
     [
         pytest.param({"version": 2}, "Notice.version: expected 1, found 2", id="another version"),
         pytest.param({"type": "gossip"}, "Frame.type: expected one of", id="unknown type"),
-        pytest.param(
-            {"remaining_s": "soon"}, "Notice.remaining_s: expected float, found 'soon'", id="string"
-        ),
+        pytest.param({"remaining_s": "soon"}, "Notice.remaining_s: expected float, found 'soon'", id="string"),
         pytest.param({"remaining_s": True}, "Notice.remaining_s: expected float, found True", id="bool"),
         pytest.param({"nodes": "node-1"}, "Notice.nodes: expected list", id="no list"),
         pytest.param({"nodes": [1]}, r"Notice.nodes\[0\]: expected str, found 1", id="wrong item"),

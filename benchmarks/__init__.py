@@ -1,0 +1,1 @@
+"""Benchmarks, each a module: ``python -m benchmarks.NAME``. They measure; tests are elsewhere."""

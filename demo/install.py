@@ -1,0 +1,70 @@
+"""Puts Gracepoint on a cluster the way a user does: images from the Dockerfiles, the operator by Helm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from demo.logs import PodLogs
+from tests.testcluster.api import Cluster, NotSupported
+
+ROOT = Path(__file__).parents[1]
+OPERATOR_NAMESPACE = "gracepoint-system"
+_OPERATOR_TAG = "gracepoint.test/operator:demo"
+_TRAINER_TAG = "gracepoint.test/transformer:demo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Names that pods use for the two images."""
+
+    operator: str
+    trainer: str
+
+
+def build_images(cluster: Cluster, say: Callable[[str], None]) -> Images:
+    """Builds both images and puts them on every node; what is there already is not built again."""
+    return Images(
+        operator=_image(cluster, _OPERATOR_TAG, "operator/Dockerfile", "operator", say),
+        trainer=_image(cluster, _TRAINER_TAG, "examples/transformer/Dockerfile", "jax", say),
+    )
+
+
+def _image(cluster: Cluster, tag: str, dockerfile: str, extra: str, say: Callable[[str], None]) -> str:
+    say(f"image {tag} from {dockerfile}")
+    try:
+        return cluster.build_image(tag, ROOT / dockerfile, ROOT, extras=(extra,))
+    except NotSupported as reason:  # a cluster that exists: its nodes must have the image, or be able to pull it
+        say(f"not built here ({reason}); the cluster must have it")
+        return tag
+
+
+def install_operator(cluster: Cluster, image: str) -> None:
+    """Installs or upgrades the operator from the project's chart and waits until both replicas are ready."""
+    repository, _, tag = image.rpartition(":")
+    cluster.helm(
+        *("upgrade", "--install", "gracepoint", str(ROOT / "charts" / "gracepoint")),
+        *(f"--namespace={OPERATOR_NAMESPACE}", "--create-namespace"),
+        *(f"--set=image.repository={repository}", f"--set=image.tag={tag}"),
+        *("--wait", "--timeout=120s"),
+        timeout_s=150,
+    )
+
+
+def make_namespace(cluster: Cluster, name: str) -> None:
+    """Makes a namespace unless it is there."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
+
+
+def save_logs(cluster: Cluster, logs: PodLogs, namespace: str) -> None:
+    """Keeps all that helps to find out what went wrong: the operator's logs, objects, events."""
+    logs.finish(timeout_s=2)
+    kinds = "jobsets.jobset.x-k8s.io,jobs,pods,preemptions,checkpointpolicies"
+    logs.save("objects.yaml", "get", kinds, "--output=yaml", f"--namespace={namespace}")
+    logs.save("events.txt", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
+    logs.save("pods.txt", "get", "pods", "--all-namespaces", "--output=wide")
+    operator = (f"--namespace={OPERATOR_NAMESPACE}", "--selector=app.kubernetes.io/name=gracepoint")
+    logs.save("operator.log", "logs", *operator, "--prefix", "--timestamps", "--tail=-1")

@@ -1,0 +1,229 @@
+"""The demo's story: train undisturbed, train and lose a node, compare.
+
+Everything happens in one thread, which looks at the run twice a second (``observer``); only the pods' logs
+are collected by others (``logs``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+
+from demo import install, nodes
+from demo.logs import PodLogs
+from demo.narrator import Narrator
+from demo.observer import Observer
+from demo.timeline import STAGES, Stage, timeline
+from demo.training import PROCESSES, Json, Snapshot, TrainingRun, apply_policy
+from gracepoint.wire.messages import Phase
+from tests.testcluster.api import Cluster, ClusterError, NotSupported
+
+NAMESPACE = "gracepoint-demo"
+_POLICY = "transformer"
+#: The node is tainted when so much of the training is done.
+_TAINT_AFTER = 0.15
+_START_TIMEOUT_S = 120.0
+_TRAINING_TIMEOUT_S = 600.0
+_STATUS_TIMEOUT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came out; ``to_json`` is ``build/demo/result.json``.
+
+    Attributes:
+        problems: In what the promise did not hold; empty if it held.
+        stages: The timeline; seconds count from the taint.
+    """
+
+    phase: str
+    step: int | None
+    restored_step: int | None
+    steps_lost: int | None
+    seconds_to_spare: float | None
+    restarts_counted: int
+    losses_equal: bool
+    data_equal: bool
+    parameters_equal: bool
+    node_lost: bool
+    stages: list[Stage]
+    problems: list[str]
+
+    def to_json(self) -> Json:
+        """This result as plain JSON."""
+        return {
+            "held": not self.problems,
+            "problems": self.problems,
+            "phase": self.phase,
+            "step": self.step,
+            "restored_step": self.restored_step,
+            "steps_lost": self.steps_lost,
+            "seconds_to_spare": self.seconds_to_spare,
+            "restarts_counted": self.restarts_counted,
+            "losses_bitwise_equal": self.losses_equal,
+            "data_order_equal": self.data_equal,
+            "final_parameters_bitwise_equal": self.parameters_equal,
+            "node_lost": self.node_lost,
+            "stages": {stage.name: round(stage.seconds, 4) for stage in self.stages},
+        }
+
+
+class Story:
+    """Plays on a cluster that runs.
+
+    Args:
+        cluster: With at least two nodes.
+        steps: Steps of each of the two runs.
+        say: Where news go.
+        folder: Where logs are kept.
+    """
+
+    def __init__(self, cluster: Cluster, *, steps: int, say: Narrator, folder: Path) -> None:
+        self._cluster = cluster
+        self._steps = steps
+        self._say = say
+        self._logs = PodLogs(cluster, folder)
+
+    def play(self) -> Result:
+        """Plays it all.
+
+        Raises:
+            ClusterError: Something stood still or broke; what is known is in the logs.
+        """
+        try:
+            return self._play()
+        finally:
+            install.save_logs(self._cluster, self._logs, NAMESPACE)
+
+    def _play(self) -> Result:
+        say = self._say
+        say.chapter("Images, operator, policy")
+        images = install.build_images(self._cluster, say)
+        say("helm install of charts/gracepoint")
+        install.install_operator(self._cluster, images.operator)
+        install.make_namespace(self._cluster, NAMESPACE)
+        apply_policy(self._cluster, _POLICY, namespace=NAMESPACE)
+        say(f"CheckpointPolicy {_POLICY} is ready")
+
+        mark = time.strftime("%H%M%S")
+        undisturbed, disturbed = (
+            TrainingRun(
+                self._cluster,
+                f"{name}-{mark}",
+                namespace=NAMESPACE,
+                image=images.trainer,
+                steps=self._steps,
+                policy=_POLICY,
+            )
+            for name in ("undisturbed", "disturbed")
+        )
+        say.chapter(f"{PROCESSES} processes train {self._steps} steps, undisturbed, to compare with")
+        undisturbed.start()
+        self._watch_to_completion(Observer(undisturbed, say, self._logs))
+
+        say.chapter("The same again, and this time a node goes away")
+        disturbed.start()
+        zero_unix_s, node_gone_unix_s, snapshot = self._disturb(disturbed)
+
+        say.chapter("The two runs compared")
+        if not snapshot.preemptions:
+            raise ClusterError(f"no Preemption was made for the taint; {snapshot.describe()}")
+        comparison = disturbed.compare(undisturbed)
+        preemption = snapshot.preemptions[0]
+        observed = {"the node is gone": node_gone_unix_s} if node_gone_unix_s is not None else {}
+        status = preemption.get("status", {})
+        result = Result(
+            phase=status.get("phase", ""),
+            step=status.get("step"),
+            restored_step=status.get("restoredStep"),
+            steps_lost=status.get("stepsLost"),
+            seconds_to_spare=status.get("secondsToSpare"),
+            restarts_counted=snapshot.restarts_counted,
+            losses_equal=comparison.losses_equal,
+            data_equal=comparison.data_equal,
+            parameters_equal=comparison.parameters_equal,
+            node_lost=node_gone_unix_s is not None,
+            stages=timeline(preemption, zero_unix_s=zero_unix_s, observed=observed),
+            problems=list(comparison.differences),
+        )
+        result.problems.extend(broken_promises(result, preemptions=len(snapshot.preemptions)))
+        return result
+
+    def _disturb(self, run: TrainingRun) -> tuple[float, float | None, Snapshot]:
+        """Taints a trainer's node, takes it away when the grace period is over, and waits for the end.
+
+        Returns:
+            When the taint was put, when the node was gone, and what was seen last.
+        """
+        observer = Observer(run, self._say, self._logs)
+        taint_at = max(1, int(self._steps * _TAINT_AFTER))
+        snapshot = observer.watch(
+            f"two trainers to reach step {taint_at} of {run.name}",
+            lambda snapshot: bool(snapshot.running()) and observer.step >= taint_at,
+            timeout_s=_START_TIMEOUT_S,
+        )
+        node = snapshot.running()[0].node  # process 0's: the one that the other cannot live without
+        zero_unix_s = nodes.taint(self._cluster, node)
+        self._say(f"node {node} gets the taint {nodes.TERMINATION_TAINT['key']}: {nodes.GRACE_S:.0f} s to live")
+        observer.watch(
+            "the grace period to end",
+            lambda snapshot: time.time() >= zero_unix_s + nodes.GRACE_S,
+            timeout_s=2 * nodes.GRACE_S,
+            may_end=True,
+        )
+        gone_unix_s = self._lose(node)
+        self._watch_to_completion(observer)
+        with contextlib.suppress(ClusterError):  # what is still missing then is told by broken_promises
+            observer.watch(
+                "the Preemption to be told to its end",
+                lambda snapshot: all(_stages(preemption) >= set(STAGES) for preemption in snapshot.preemptions),
+                timeout_s=_STATUS_TIMEOUT_S,
+                may_end=True,
+            )
+        return zero_unix_s, gone_unix_s, observer.look()
+
+    def _watch_to_completion(self, observer: Observer) -> None:
+        snapshot = observer.watch(
+            "the end of training",
+            lambda snapshot: bool(snapshot.end),
+            timeout_s=_TRAINING_TIMEOUT_S,
+            may_end=True,
+        )
+        if snapshot.end != "Completed":
+            raise ClusterError(f"training did not complete: {snapshot.describe()}")
+
+    def _lose(self, node: str) -> float | None:
+        try:
+            self._cluster.lose_node(node, delete_object=True)
+        except NotSupported as reason:
+            self._say(f"the node stays, tainted: {reason}")
+            return None
+        gone_unix_s = time.time()
+        self._say(f"node {node} is gone")
+        return gone_unix_s
+
+
+def broken_promises(result: Result, *, preemptions: int) -> list[str]:
+    """Says what of the promise did not hold, apart from the comparison of the two runs."""
+    problems = []
+    if preemptions != 1:
+        problems.append(f"expected one Preemption for one taint, found {preemptions}")
+    if result.phase != Phase.COMMITTED:
+        problems.append(f"expected the Preemption to end as {Phase.COMMITTED}, found {result.phase or 'no phase'}")
+    if result.steps_lost != 0:
+        problems.append(f"expected 0 steps lost, found {result.steps_lost}")
+    if result.seconds_to_spare is None or result.seconds_to_spare < 0:
+        problems.append(f"expected the commit before the deadline, found {result.seconds_to_spare} s to spare")
+    if result.step is None or result.restored_step != result.step:
+        problems.append(f"expected to go on from the saved step {result.step}, found {result.restored_step}")
+    if result.restarts_counted != 0:
+        problems.append(f"expected no restart to count towards maxRestarts, found {result.restarts_counted}")
+    if missing := set(STAGES) - {stage.name for stage in result.stages}:
+        problems.append(f"the timeline lacks {', '.join(sorted(missing))}")
+    return problems
+
+
+def _stages(preemption: Json) -> set[str]:
+    return {timing["stage"] for timing in preemption.get("status", {}).get("timings", [])}

@@ -1,0 +1,321 @@
+"""A training job on a cluster: the example's JobSet, started, watched and compared.
+
+The manifests are the ones that users are given (``examples/*.yaml``); here only the image, the names and the
+storage are set. Starts no thread; every wait has a limit and says at it what the job looked like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo import records
+from gracepoint.wire import names
+from gracepoint.wire.messages import Phase
+from tests.testcluster.api import Cluster, ClusterError
+from tests.testcluster.shell import wait_until
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROCESSES = 2
+_MOUNT = "/shared"
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+Json = dict[str, Any]
+
+
+def apply_policy(
+    cluster: Cluster,
+    name: str = "transformer",
+    *,
+    namespace: str,
+    change: Callable[[Json], None] = lambda spec: None,
+) -> None:
+    """Applies the example's CheckpointPolicy and waits until the operator calls it Ready.
+
+    Args:
+        cluster: Where.
+        name: The policy's name.
+        namespace: The policy's namespace, which exists.
+        change: May change the spec in place.
+    """
+    policy = yaml.safe_load((EXAMPLES / "policy.yaml").read_text())
+    policy["metadata"] |= {"name": name, "namespace": namespace}
+    change(policy["spec"])
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(policy))
+    resource = f"checkpointpolicies.{names.GROUP}/{name}"
+    cluster.kubectl(
+        "wait", resource, f"--namespace={namespace}", "--for=condition=Ready", "--timeout=60s", timeout_s=70
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A trainer, as the API server shows it."""
+
+    name: str
+    node: str
+    phase: str
+    attempt: int
+    process: int
+    exit_code: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that the API server knows of a run at one moment.
+
+    Attributes:
+        jobset: The JobSet; None if there is none.
+        pods: Its pods of all attempts, sorted by attempt and process.
+        preemptions: Its Preemption objects, by epoch.
+        unix_s: When it was taken.
+    """
+
+    jobset: Json | None
+    pods: tuple[Pod, ...]
+    preemptions: tuple[Json, ...]
+    unix_s: float
+
+    @property
+    def end(self) -> str | None:
+        """``Completed`` or ``Failed``; None while the JobSet runs."""
+        return (self.jobset or {}).get("status", {}).get("terminalState") or None
+
+    @property
+    def restarts(self) -> int:
+        """How often the JobSet was restarted."""
+        return int((self.jobset or {}).get("status", {}).get("restarts", 0))
+
+    @property
+    def restarts_counted(self) -> int:
+        """How many of the restarts count towards maxRestarts."""
+        return int((self.jobset or {}).get("status", {}).get("restartsCountTowardsMax", 0))
+
+    def running(self) -> tuple[Pod, ...]:
+        """The pods of the newest attempt, if all of its processes run."""
+        newest = [pod for pod in self.pods if pod.attempt == self.restarts and pod.phase == "Running"]
+        return tuple(newest) if len(newest) == PROCESSES else ()
+
+    def describe(self) -> str:
+        """The run in a few words, for messages."""
+        pods = ", ".join(f"{pod.name} {pod.phase} on {pod.node or 'no node'}" for pod in self.pods) or "no pods"
+        end = f", {self.end}" if self.end else ""
+        return f"JobSet {'exists' if self.jobset else 'is gone'}{end}, restarts {self.restarts}, {pods}"
+
+
+class TrainingRun:
+    """One JobSet that trains the example's transformer with two processes.
+
+    Args:
+        cluster: Where it runs.
+        name: The JobSet's name; new in its namespace, as checkpoints and records lie under it.
+        namespace: Its namespace, which exists.
+        image: The training image.
+        steps: Steps to train.
+        policy: Name of the CheckpointPolicy; None leaves the label away.
+        flags: Further flags of ``examples/transformer/train.py``, such as ``{"width": 256}``.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        namespace: str,
+        image: str,
+        steps: int,
+        policy: str | None = "transformer",
+        flags: Mapping[str, object] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.namespace = namespace
+        self.steps = steps
+        self._image = image
+        self._policy = policy
+        self._flags = dict(flags or {})
+
+    @property
+    def output(self) -> Path:
+        """Folder of the run's records, on this machine."""
+        return self.cluster.shared_dir / "output" / self.namespace / self.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints, on this machine."""
+        return self.cluster.shared_dir / "checkpoints" / self.namespace / self.name
+
+    def manifest(self) -> Json:
+        """Returns the JobSet: the example's with this run's names, image, flags and storage."""
+        jobset: Json = yaml.safe_load((EXAMPLES / "jobset.yaml").read_text())
+        labels = {names.LABEL_POLICY: self._policy} if self._policy else {}
+        jobset["metadata"] = {"name": self.name, "namespace": self.namespace, "labels": labels}
+        pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        spread = pod["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
+        spread[names.JOBSET_LABEL_NAME] = self.name
+        container = pod["containers"][0]
+        container["image"] = self._image
+        flags = {
+            "output": f"{_MOUNT}/output/{self.namespace}/{self.name}",
+            "steps": self.steps,
+            **self._flags,
+        }
+        container["args"] = [f"--{flag}={value}" for flag, value in flags.items()]
+        # One host plays all machines, so that its folder is the storage they share.
+        host_path = {"path": str(self.cluster.shared_dir), "type": "Directory"}
+        pod["volumes"] = [{"name": "shared", "hostPath": host_path}]
+        return jobset
+
+    def start(self, change: Callable[[Json], None] = lambda jobset: None) -> None:
+        """Creates the JobSet; ``change`` may change it in place before.
+
+        Raises:
+            ClusterError: A run of this name was here before, or the API server refused the JobSet.
+        """
+        for folder in (self.output, self.checkpoints):
+            if folder.exists():
+                raise ClusterError(f"{folder} exists: a run named {self.name} was here before; choose another name")
+        for folder in (self.output, self.checkpoints):
+            folder.mkdir(parents=True)
+            for each in (folder, folder.parent, folder.parent.parent):
+                os.chmod(each, 0o777)  # trainers are not root
+        jobset = self.manifest()
+        change(jobset)
+        self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
+
+    def delete(self) -> None:
+        """Deletes the JobSet and waits until it and its pods are gone."""
+        resource = f"jobsets.jobset.x-k8s.io/{self.name}"
+        self.cluster.kubectl("delete", resource, f"--namespace={self.namespace}", "--ignore-not-found", timeout_s=90)
+        wait_until(f"the pods of {self.name} to go", lambda: not self.look().pods, timeout_s=90, hint=self._hint)
+
+    def look(self) -> Snapshot:
+        """Asks the API server once for all that belongs to the run."""
+        kinds = f"jobsets.jobset.x-k8s.io,pods,preemptions.{names.GROUP}"
+        unix_s = time.time()
+        answer = self.cluster.kubectl("get", kinds, f"--namespace={self.namespace}", "--output=json")
+        items: list[Json] = json.loads(answer.stdout)["items"]
+        jobsets = [i for i in items if i["kind"] == "JobSet" and i["metadata"]["name"] == self.name]
+        pods = [_pod(i) for i in items if i["kind"] == "Pod" and _labels(i).get(names.JOBSET_LABEL_NAME) == self.name]
+        preemptions = [i for i in items if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == self.name]
+        return Snapshot(
+            jobset=jobsets[0] if jobsets else None,
+            pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.process))),
+            preemptions=tuple(sorted(preemptions, key=lambda item: int(item["spec"]["epoch"]))),
+            unix_s=unix_s,
+        )
+
+    def newest(self) -> records.Step | None:
+        """The step that was recorded last."""
+        return records.newest(self.output)
+
+    def wait_for_step(self, step: int, *, timeout_s: float = 120) -> None:
+        """Waits until the newest recorded step is at least ``step``."""
+
+        def reached() -> bool:
+            newest = self.newest()
+            return newest is not None and newest.step >= step
+
+        self._wait(f"step {step} of {self.name}", reached, timeout_s=timeout_s)
+
+    def wait_for_phase(self, phase: Phase | None = None, *, epoch: int = -1, timeout_s: float = 60) -> Json:
+        """Waits until a Preemption of this run is at a phase or past it.
+
+        Args:
+            phase: The phase; an end must be that very one. None: any end.
+            epoch: Which Preemption, counted from 0; -1 is the newest.
+            timeout_s: How long.
+
+        Returns:
+            The Preemption.
+
+        Raises:
+            ClusterError: It ended otherwise, or the limit was reached.
+        """
+        found: list[Json] = []
+
+        def reached() -> bool:
+            found[:] = self.look().preemptions[epoch : epoch + 1 or None]
+            at = Phase(found[0].get("status", {}).get("phase", Phase.NOTICED)) if found else None
+            if at is None or phase is None or at.ended or phase.ended:
+                return at is not None and at.ended
+            return at.rank >= phase.rank
+
+        wanted = phase or "at an end"
+        self._wait(f"the Preemption of {self.name} to be {wanted}", reached, timeout_s=timeout_s, may_end=True)
+        status = found[0].get("status", {})
+        if phase is not None and phase.ended and status["phase"] != phase:
+            raise ClusterError(
+                f"expected the Preemption {found[0]['metadata']['name']} to end as {phase}, "
+                f"found {status['phase']}: {status.get('message', 'without a message')}"
+            )
+        return found[0]
+
+    def wait_for_end(self, *, timeout_s: float = 300) -> None:
+        """Waits until the JobSet has completed.
+
+        Raises:
+            ClusterError: It failed, or is still running at the limit.
+        """
+        self._wait(f"{self.name} to complete", lambda: self.look().end == "Completed", timeout_s=timeout_s, every_s=1)
+
+    def compare(self, reference: TrainingRun) -> records.Comparison:
+        """Says whether this run did bit for bit what ``reference`` did."""
+        return records.compare(reference.output, self.output, steps=self.steps, processes=PROCESSES)
+
+    def _wait(
+        self,
+        what: str,
+        condition: Callable[[], bool],
+        *,
+        timeout_s: float,
+        every_s: float = 0.5,
+        may_end: bool = False,
+    ) -> None:
+        """Like ``wait_until``, and gives up at once when the JobSet has ended: nothing comes any more."""
+        gave_up: list[str] = []
+        next_look_s = time.monotonic() + 2
+
+        def reached_or_ended() -> bool:
+            nonlocal next_look_s
+            if condition():
+                return True
+            if not may_end and time.monotonic() > next_look_s:
+                next_look_s = time.monotonic() + 2
+                snapshot = self.look()
+                if snapshot.end and not condition():
+                    gave_up.append(snapshot.describe())
+            return bool(gave_up)
+
+        wait_until(what, reached_or_ended, timeout_s=timeout_s, every_s=every_s, hint=self._hint)
+        if gave_up:
+            raise ClusterError(f"waited for {what}, but the job is over: {gave_up[0]}")
+
+    def _hint(self) -> str:
+        newest = self.newest()
+        return f"\n{self.look().describe()}; newest step recorded: {newest.step if newest else 'none'}"
+
+
+def _labels(item: Json) -> Json:
+    labels: Json = item["metadata"].get("labels", {})
+    return labels
+
+
+def _pod(item: Json) -> Pod:
+    statuses = item.get("status", {}).get("containerStatuses") or [{}]
+    ended = statuses[0].get("state", {}).get("terminated")
+    return Pod(
+        name=item["metadata"]["name"],
+        node=item["spec"].get("nodeName", ""),
+        phase=item.get("status", {}).get("phase", "Pending"),
+        attempt=int(_labels(item).get(names.JOBSET_LABEL_RESTART_ATTEMPT, 0)),
+        process=int(_labels(item).get(_COMPLETION_INDEX, 0)),
+        exit_code=ended.get("exitCode") if ended else None,
+    )

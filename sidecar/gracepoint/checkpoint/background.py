@@ -1,0 +1,59 @@
+"""At most one function at a time on a thread of its own.
+
+One thread owns this object and starts functions. The thread of a function ends with it; its outcome is read after
+that, by ``wait`` or ``take_error``. It is a daemon: a save that hangs never keeps a process that wants to leave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gracepoint.errors import SaveFailed
+
+
+class Background:
+    """Runs functions one after the other; an error waits until somebody asks."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._name = ""
+        self._error: Exception | None = None  # written by the thread, read once it has ended
+
+    def start(self, name: str, function: Callable[[], None]) -> None:
+        """Starts ``function``; nothing else may be running."""
+        assert not self.busy
+
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - kept for the training thread
+                self._error = error
+
+        self._name = name
+        self._thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits until nothing runs; ``take_error`` then tells how it ended.
+
+        Raises:
+            SaveFailed: It still ran after ``timeout_s``.
+        """
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise SaveFailed(f"{self._name} did not end within {timeout_s} s")
+        self._thread = None
+
+    def take_error(self) -> Exception | None:
+        """Returns the error of a function that has ended, once; None if it went well or still runs."""
+        if self.busy:
+            return None
+        error, self._error = self._error, None
+        return error

@@ -1,0 +1,125 @@
+"""What a checkpoint directory has to offer: the steps that can be restored, and in words why others cannot.
+
+Also waits for saves of a previous attempt that is still writing. Only the process that lists looks here
+(process 0); the others are told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from gracepoint.checkpoint import commit, layout
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.layout import Layout, Temporary
+from gracepoint.errors import CheckpointCorrupt
+
+#: A save in which nothing has changed for so long has no living writer.
+QUIET_S = 5.0
+_POLL_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """What process 0 found.
+
+    Attributes:
+        steps: Steps whose folders look complete, newest first.
+        refused: Folders named like a step that are no complete checkpoint, each with the reason.
+        remarks: What else was seen that somebody who misses a checkpoint wants to know.
+    """
+
+    steps: tuple[int, ...]
+    refused: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Listing:
+        return cls(**{key: tuple(value) for key, value in json.loads(text).items()})
+
+
+def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callable[[float], object]) -> Listing:
+    """Salvages what can be salvaged, waits for what is still being written, and lists what is there then.
+
+    A save of another attempt that is newer than all complete steps and still incomplete is waited for while
+    it changes (nothing in it has changed for ``QUIET_S``: its writer is dead), at the longest until
+    ``deadline``.
+    """
+    if not paths.root.is_dir():
+        return Listing((), (), (f"there is no folder {paths.root}",))
+    while True:
+        remarks = commit.salvage(paths)
+        steps, refused = _sort_out(paths)
+        live = [t for t in paths.temporaries() if t.attempt != attempt and t.step > max(steps, default=-1)]
+        live = [t for t in live if _is_live(paths, t)]
+        if not live or deadline.passed():
+            remarks += [f"{t.path} was still being written when the time to wait for it was over" for t in live]
+            break
+        sleep(min(_POLL_S, deadline.remaining_s()))
+    strangers = sorted(
+        p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name[:1] not in "0123456789"
+    )
+    if strangers:
+        remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
+    return Listing(tuple(steps), tuple(refused), tuple(remarks))
+
+
+def why_not(folder: Path, step: int) -> str | None:
+    """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one."""
+    try:
+        manifest = commit.read_manifest(folder)
+    except CheckpointCorrupt as error:
+        return str(error)
+    if manifest is not None:
+        if manifest.step != step:
+            return f"{folder} holds step {manifest.step}"
+        return None
+    if not any(folder.iterdir()):
+        return f"{folder} is empty"
+    if not (folder / layout.STATE_ITEM / layout.TREE_METADATA).is_file():
+        return (
+            f"{folder} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
+            f"{layout.STATE_ITEM}/{layout.TREE_METADATA} (Orbax's, in an item named {layout.STATE_ITEM!r})"
+        )
+    if not (folder / layout.COMMIT_SUCCESS).is_file() and not _orbax_says_committed(folder):
+        return f"{folder} was written by Orbax, and not finished"
+    return None
+
+
+def is_ours(folder: Path, step: int) -> bool:
+    """True if ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote."""
+    return (folder / layout.MANIFEST).is_file() and why_not(folder, step) is None
+
+
+def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
+    steps, refused = [], []
+    for step in paths.steps():
+        reason = why_not(paths.step(step), step)
+        if reason is None:
+            steps.append(step)
+        else:
+            refused.append(reason)
+    return steps, refused
+
+
+def _is_live(paths: Layout, temporary: Temporary) -> bool:
+    try:
+        if commit.done_records(temporary.path) is not None:
+            return False  # all have finished, and yet it was not salvaged
+    except CheckpointCorrupt:
+        return False  # it can never become complete
+    age_s = commit.file_system_now_s(paths) - commit.last_change_s(temporary.path)
+    return age_s < QUIET_S
+
+
+def _orbax_says_committed(folder: Path) -> bool:
+    try:
+        metadata = json.loads((folder / layout.STEP_METADATA).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(metadata, dict) and metadata.get("commit_timestamp_nsecs") is not None

@@ -1,0 +1,231 @@
+"""From done-records to a committed step: finalize, salvage, and clearing up what will never be finished.
+
+**Durable** means that the done-records of all processes of a save exist: no writer is left, and nothing more
+has to be learnt from any process. **Committed** means that the folder has its final name, by one atomic
+rename. Between the two only small files are added, and everything is written so that it may be done again, by
+any number of processes at once, and stopped anywhere:
+
+* files appear whole, by a rename, and have the same meaning whoever writes them;
+* the rename to ``<step>`` succeeds for one process; for the others the temporary folder is gone and the
+  committed one, with this very attempt and ordinal in its manifest, is there;
+* a folder that stands at ``<step>`` already is replaced only by the gang that has just saved that step
+  (``replace``) and only once the new one is durable; salvage leaves it, and the older save is then never the
+  only one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+from gracepoint.checkpoint import layout
+from gracepoint.checkpoint.files import check_size, sync_folders, write_durably
+from gracepoint.checkpoint.layout import Layout, Temporary
+from gracepoint.checkpoint.records import DoneRecord, Manifest, merge
+from gracepoint.errors import CheckpointCorrupt
+
+logger = logging.getLogger(__name__)
+
+# Orbax finds the handler of an item by these names when it is asked for a step without arguments.
+_ITEM_HANDLERS = {
+    layout.STATE_ITEM: "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
+    layout.HOST_STATE_ITEM: "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
+}
+
+
+def done_records(folder: Path) -> list[DoneRecord] | None:
+    """Returns the done-records of a save, by process, or None while some are missing.
+
+    Raises:
+        CheckpointCorrupt: One cannot be read.
+    """
+    records: dict[int, DoneRecord] = {}
+    expected = 1
+    while len(records) < expected:
+        path = folder / layout.done_record(len(records))
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        record = DoneRecord.from_bytes(data, str(path))
+        expected = record.process_count
+        records[len(records)] = record
+    return list(records.values())
+
+
+def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
+    """Commits ``temporary`` if it is durable.
+
+    Args:
+        paths: Where it lies.
+        temporary: The save.
+        replace: Whether it takes the place of another folder of its step.
+
+    Returns:
+        True if the save is committed, by whichever process. False if done-records are missing, or its step
+        has another folder that must not be replaced.
+
+    Raises:
+        CheckpointCorrupt: The records contradict each other.
+    """
+    target = paths.step(temporary.step)
+    try:
+        records = done_records(temporary.path)
+        if records is None:
+            return is_committed(paths, temporary)
+        _complete(temporary.path, merge(records), target)
+        if replace:
+            _make_way(paths, temporary, target)
+        os.rename(temporary.path, target)
+        sync_folders([paths.root])
+    except FileNotFoundError:
+        # The folder was renamed under our hands: by one who committed it, or nobody may do so.
+        if is_committed(paths, temporary):
+            return True
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False  # a folder that is not empty is never renamed over
+        raise
+    return True
+
+
+def is_committed(paths: Layout, temporary: Temporary) -> bool:
+    """True if the step's folder is this very save."""
+    try:
+        manifest = read_manifest(paths.step(temporary.step))
+    except CheckpointCorrupt:
+        return False
+    return manifest is not None and (manifest.attempt, manifest.ordinal) == (
+        temporary.attempt,
+        temporary.ordinal,
+    )
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Returns the manifest of a committed step, or None if the folder has none.
+
+    Raises:
+        CheckpointCorrupt: It cannot be read.
+    """
+    path = folder / layout.MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return Manifest.from_bytes(data, str(path))
+
+
+def salvage(paths: Layout) -> list[str]:
+    """Commits every durable save whose process died before it could; returns remarks on the others, in words.
+
+    Only a save whose step has no folder yet is made visible. Saves with missing done-records are left alone.
+    """
+    remarks = []
+    for temporary in paths.temporaries():
+        try:
+            records = done_records(temporary.path)
+            if records is None:
+                remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
+                continue
+            for path, file in merge(records).files.items():
+                check_size(temporary.path / path, file.bytes)
+            if finalize(paths, temporary, replace=False):
+                logger.warning("salvaged step %d: %s was complete, not committed", temporary.step, temporary.path)
+            else:
+                remarks.append(f"{temporary.path} is left, as there is a folder for step {temporary.step} already")
+        except CheckpointCorrupt as error:
+            remarks.append(f"{temporary.path} is not salvaged: {error}")
+        except FileNotFoundError:
+            # Another process committed or cleared it between two of our steps.
+            logger.info("%s went away while it was looked at", temporary.path)
+    return remarks
+
+
+def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
+    """Turns saves of other attempts in which nothing has changed for ``older_than_s`` into trash."""
+    left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
+    if not left and not probes:
+        return
+    old_s = file_system_now_s(paths) - older_than_s
+    for probe in probes:
+        if last_change_s(probe) < old_s:
+            shutil.rmtree(probe, ignore_errors=True) if probe.is_dir() else probe.unlink(missing_ok=True)
+    for temporary in left:
+        if last_change_s(temporary.path) < old_s:
+            logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
+            discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+
+
+def discard(folder: Path, trash: Path) -> None:
+    """Makes ``folder`` trash, so that no crash leaves half of something that looks whole."""
+    with contextlib.suppress(FileNotFoundError):  # another process did
+        os.rename(folder, trash)
+
+
+def empty_trash(paths: Layout) -> None:
+    """Deletes all trash, which may take long."""
+    for trash in paths.trashed():
+        shutil.rmtree(trash, ignore_errors=True)  # another process may be at it too
+
+
+def last_change_s(folder: Path) -> float:
+    """Returns when ``folder`` or anything in it changed last, by the file system's clock; 0 if it is gone."""
+    try:
+        newest = folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    for directory, _, names in os.walk(folder):
+        for path in [directory, *(os.path.join(directory, name) for name in names)]:
+            try:
+                newest = max(newest, os.lstat(path).st_mtime)
+            except FileNotFoundError:
+                continue  # renamed or deleted: its folder's time tells
+    return newest
+
+
+def file_system_now_s(paths: Layout) -> float:
+    """Returns the time by the clock that dates the files there: a file server's may differ from ours."""
+    probe = paths.clock_probe()
+    try:
+        probe.write_bytes(b"")
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _complete(folder: Path, manifest: Manifest, target: Path) -> None:
+    """Adds what makes the folder a committed step: our manifest, and Orbax's marks."""
+    metadata = {
+        "item_handlers": _ITEM_HANDLERS,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": manifest.begun_ns,
+        "commit_timestamp_nsecs": time.time_ns(),
+        "custom_metadata": {},
+    }
+    write_durably(folder / layout.MANIFEST, manifest.to_bytes())
+    write_durably(folder / layout.STEP_METADATA, json.dumps(metadata).encode())
+    write_durably(folder / layout.COMMIT_SUCCESS, f"Checkpoint commit was successful to {target}".encode())
+
+
+def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
+    """Moves what stands at ``target`` out of the way of a durable save.
+
+    Only the process that came last to its gang's barrier does so: two could move each other's away.
+    """
+    if not target.is_dir() or is_committed(paths, temporary):
+        return
+    if (target / layout.MANIFEST).exists():
+        logger.warning("step %d is saved again: %s is replaced", temporary.step, target)
+        discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+    elif any(target.iterdir()):
+        aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+        logger.warning("%s is in the way of step %d and not ours: moved to %s", target, temporary.step, aside)
+        os.rename(target, aside)

@@ -1,0 +1,175 @@
+"""What processes and checkpoints say about themselves: the done-record and the manifest.
+
+A done-record is one process's word that all its files of a save are on the disk. **A save is durable when the
+done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest is
+their sum, written when the save is committed. Both carry a checksum of themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from gracepoint.checkpoint import layout, plan, tree
+from gracepoint.errors import CheckpointCorrupt
+
+_CHECKSUM = "checksum"
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file's size and the CRC-32 of its bytes."""
+
+    bytes: int
+    crc32: int
+
+
+def file_of(data: bytes | memoryview) -> File:
+    return File(len(data), zlib.crc32(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class DoneRecord:
+    """``done.process_N.json``: process N has made ``files`` durable.
+
+    Attributes:
+        attempt: Of the gang that saved; with ``ordinal`` it tells this save from every other.
+        digest: Of the array list; equal in all processes.
+        arrays: The array list; only in process 0's record, as it is equal in all.
+        files: Everything that this process wrote, by path below the step's folder.
+        copies: Checksums of this process's copies of chunks that another process wrote.
+        host_state: Names of the host state's values; equal in all processes.
+        begun_ns: When the save began, nanoseconds since the epoch by this process's clock.
+    """
+
+    step: int
+    attempt: str
+    ordinal: int
+    process_index: int
+    process_count: int
+    digest: str
+    arrays: tuple[tree.ArraySpec, ...] | None
+    files: Mapping[str, File]
+    copies: Mapping[str, int]
+    host_state: tuple[str, ...]
+    begun_ns: int
+
+    FORMAT: ClassVar[str] = "gracepoint.done/1"
+
+    def to_bytes(self) -> bytes:
+        return _seal(self.FORMAT, _fields(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**_parse(cls.FORMAT, data, where))
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """``_GRACEPOINT``: what a committed step consists of."""
+
+    step: int
+    attempt: str
+    ordinal: int
+    process_count: int
+    arrays: tuple[tree.ArraySpec, ...]
+    files: Mapping[str, File]
+    host_state: tuple[str, ...]
+    begun_ns: int
+
+    FORMAT: ClassVar[str] = "gracepoint.checkpoint/1"
+
+    def to_bytes(self) -> bytes:
+        return _seal(self.FORMAT, _fields(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**_parse(cls.FORMAT, data, where))
+
+
+def merge(records: Sequence[DoneRecord]) -> Manifest:
+    """Returns the manifest of a save from the done-records of all its processes, in order.
+
+    Raises:
+        CheckpointCorrupt: They contradict each other, or do not cover all chunks.
+    """
+    first = records[0]
+    where = f"step {first.step} of attempt {first.attempt}"
+    for record in records:
+        for field in ("step", "attempt", "ordinal", "process_count", "digest", "host_state"):
+            found, expected = getattr(record, field), getattr(first, field)
+            if found != expected:
+                raise CheckpointCorrupt(
+                    f"{where}: {field} differs between processes: {found!r} in process {record.process_index}, "
+                    f"{expected!r} in process 0"
+                )
+    if first.arrays is None or tree.digest(first.arrays) != first.digest:
+        raise CheckpointCorrupt(f"{where}: process 0's record has no array list that fits its digest")
+    files = {path: file for record in records for path, file in record.files.items()}
+    missing = [path for path in _expected_files(first) if path not in files]
+    if missing:
+        raise CheckpointCorrupt(f"{where}: nobody wrote {len(missing)} of its files, as {missing[0]}")
+    for record in records:
+        for path, checksum in record.copies.items():
+            if files[path].crc32 != checksum:
+                leaf = path.removeprefix(f"{layout.STATE_ITEM}/").rpartition("/")[0]
+                raise CheckpointCorrupt(
+                    f"{where}: leaf {leaf!r} is local to each process, and process {record.process_index} has other "
+                    "values than the process that wrote it; make it equal, or one array over all processes"
+                )
+    return Manifest(
+        step=first.step,
+        attempt=first.attempt,
+        ordinal=first.ordinal,
+        process_count=first.process_count,
+        arrays=first.arrays,
+        files=files,
+        host_state=first.host_state,
+        begun_ns=first.begun_ns,
+    )
+
+
+def _expected_files(first: DoneRecord) -> list[str]:
+    assert first.arrays is not None
+    chunks = [
+        f"{layout.STATE_ITEM}/{plan.chunk_file(spec, index)}" for spec in first.arrays for index in plan.grid(spec)
+    ]
+    return chunks + [layout.host_state_file(process) for process in range(first.process_count)]
+
+
+def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields["files"] = {path: [file.bytes, file.crc32] for path, file in value.files.items()}
+    fields["arrays"] = None if value.arrays is None else [spec.to_json() for spec in value.arrays]
+    return fields
+
+
+def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
+    body = {"format": form, **fields}
+    return json.dumps({**body, _CHECKSUM: _checksum(body)}).encode()
+
+
+def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = dict(json.loads(data))
+        checksum, found = value.pop(_CHECKSUM), value["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
+    if found != form:
+        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}; written by another version?")
+    if checksum != _checksum(value):
+        raise CheckpointCorrupt(f"{where}: its checksum does not fit its contents")
+    del value["format"]
+    arrays = value["arrays"]
+    return value | {
+        "arrays": None if arrays is None else tuple(tree.ArraySpec.from_json(spec) for spec in arrays),
+        "files": {path: File(*file) for path, file in value["files"].items()},
+        "host_state": tuple(value["host_state"]),
+    }
+
+
+def _checksum(body: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

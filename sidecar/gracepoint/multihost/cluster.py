@@ -1,0 +1,175 @@
+"""Joining the JAX cluster, and who is who in it.
+
+Three numbers may name one process: the id with which it joined the coordination service, ``jax.process_index()``
+(JAX may order processes by their devices, on TPU it does), and the JobSet's pod index. The library speaks of
+``jax.process_index()`` everywhere; all three are exchanged once, by ``meet``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint.errors import AgreementError, SettingsError
+from gracepoint.gang import Gang, SingleProcess
+from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
+from gracepoint.settings import Settings
+from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX, Env
+
+log = logging.getLogger(__name__)
+
+#: Set on TPU by GKE; JAX's own detection then knows the slice better than we do.
+_ENV_TPU = "TPU_WORKER_HOSTNAMES"
+_INITIALIZATION_TIMEOUT_S = 300
+_MEETING_TIMEOUT_S = 300.0
+
+# How often attach() was called in this process: the same number in all, as every call is collective.
+_meetings = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The names of one process."""
+
+    process_index: int  # jax.process_index()
+    service_id: int  # in JAX's coordination service; 0 hosts it
+    pod_index: int | None  # among the JobSet's training pods; None outside of one
+    pod_name: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """What the processes know of each other after ``meet``."""
+
+    gang: Gang
+    store: KeyValueStore
+    attempt: str  # unique per start of the gang, the same in all processes
+    members: tuple[Member, ...]  # by process_index
+    client: Any | None  # JAX's coordination-service client; None for a single process
+
+    @property
+    def me(self) -> Member:
+        return self.members[self.gang.process_index]
+
+
+def initialize(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
+    """Joins the JAX cluster that the settings speak of, or adopts one that is initialised already.
+
+    Returns:
+        True if this call initialised ``jax.distributed``.
+
+    Raises:
+        SettingsError: The pod belongs to an Indexed Job, but nothing says how many processes there are; or a
+            part of the address or of the process id is missing.
+    """
+    import jax
+
+    if jax.distributed.is_initialized():
+        log.info("adopted the initialised jax.distributed")
+        return False
+    if settings.process_count == 1:
+        return False
+    if settings.process_count is None:
+        if settings.completion_index is not None:
+            raise SettingsError(
+                f"{Env.PROCESS_COUNT}: expected the number of training processes, as {ENV_JOB_COMPLETION_INDEX}="
+                f"{settings.completion_index} says that this pod belongs to an Indexed Job, found none. The pod was "
+                f"not injected: label the JobSet with gracepoint.dev/policy before it is created and see that "
+                f"the operator's webhook runs; or call jax.distributed.initialize() before attach(); or, for a "
+                f"job of one process, set {Env.PROCESS_COUNT}=1. Training as that many separate jobs is refused"
+            )
+        return False
+    if _ENV_TPU in environ:
+        log.info("leaving the cluster's detection to jax reason=%s is set", _ENV_TPU)
+        jax.distributed.initialize(initialization_timeout=_INITIALIZATION_TIMEOUT_S)
+        return True
+    log.info(
+        "joining address=%s process=%d of=%d",
+        settings.coordinator_address,
+        settings.process_id,
+        settings.process_count,
+    )
+    jax.distributed.initialize(
+        settings.coordinator_address,
+        settings.process_count,
+        settings.process_id,
+        initialization_timeout=_INITIALIZATION_TIMEOUT_S,
+        cluster_detection_method="deactivate",
+    )
+    return True
+
+
+def shutdown() -> None:
+    """Leaves the JAX cluster; nothing to do where none was joined. Waits for the other processes to do so too."""
+    import jax
+
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def raise_jax_notice(client: Any) -> None:
+    """Raises JAX's own preemption notice, whose signal handler ours has displaced.
+
+    For training code that also asks ``multihost_utils.reached_preemption_sync_point``. The key and its form are
+    those of XLA's preemption notifier; it counts once in the life of the coordination service.
+    """
+    from jax._src import distributed
+
+    if distributed.global_state.preemption_sync_manager is None:
+        return
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    try:
+        client.key_value_set("RECEIVED_PREEMPTION_NOTICE", now)
+    except RuntimeError as error:
+        log.info("jax's own preemption notice was not raised error=%s", str(error).splitlines()[0])
+
+
+def meet(settings: Settings) -> Meeting:
+    """Brings the processes of an initialised cluster together once and exchanges who they are.
+
+    Collective. Initialises JAX's backend.
+
+    Raises:
+        AgreementError: JAX's processes are not the coordination service's.
+        BarrierTimeout: A process did not come.
+    """
+    import jax
+    from jax._src import distributed
+
+    global _meetings
+    _meetings += 1
+    state = distributed.global_state
+    job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
+    if state.client is None or state.num_processes == 1:
+        attempt = f"{job}-{secrets.token_hex(4)}"
+        me = Member(0, 0, _pod_index(settings), settings.pod_name)
+        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), None)
+
+    count = state.num_processes
+    if jax.process_count() != count:
+        raise AgreementError(
+            f"jax.process_count() is {jax.process_count()}, but the coordination service has {count} processes: "
+            f"the backend was initialised before jax.distributed, or it does not span the cluster"
+        )
+    hall = StoreGang(JaxStore(state.client, f"gracepoint/meeting/{_meetings}"), state.process_id, count)
+    me = Member(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
+    nonce = secrets.token_hex(4) if state.process_id == 0 else None
+    attempt = f"{job}-{hall.broadcast('nonce', nonce, timeout_s=_MEETING_TIMEOUT_S)}"
+    words = hall.gather("members", json.dumps(dataclasses.asdict(me)), timeout_s=_MEETING_TIMEOUT_S)
+    members = sorted((Member(**json.loads(w)) for w in words), key=lambda m: m.process_index)
+    if [m.process_index for m in members] != list(range(count)):
+        raise AgreementError(f"expected the process indices 0 to {count - 1} once each, found {members}")
+    store = JaxStore(state.client, f"gracepoint/{attempt}")
+    gang = StoreGang(store, me.process_index, count)
+    return Meeting(gang, store, attempt, tuple(members), state.client)
+
+
+def _pod_index(settings: Settings) -> int | None:
+    return settings.process_id if settings.process_count is not None else None

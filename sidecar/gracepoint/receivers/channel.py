@@ -1,0 +1,134 @@
+"""HTTPS to the operator with the standard library alone.
+
+An object of this class belongs to one thread. The token file is read at every connection, as kubelet renews a
+projected token in place; proxies of the environment are not used (the operator is inside the cluster).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import urllib.parse
+from pathlib import Path
+
+from gracepoint.errors import GracepointError
+from gracepoint.wire.messages import Message
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class ChannelError(GracepointError, ConnectionError):
+    """The operator could not be reached, or refused; ``status`` is its HTTP status, None where it gave none."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Channel:
+    """One connection at a time to the operator.
+
+    Args:
+        url: ``https://host:port``.
+        ca_certificate: PEM of whom to trust; None for the system's.
+        token_file: Where the bearer token stands.
+    """
+
+    def __init__(self, url: str, ca_certificate: str | None, token_file: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        assert parts.hostname is not None, url  # checked by the settings
+        self._host, self._port = parts.hostname, parts.port or 443
+        self._base = parts.path.rstrip("/")
+        self._ca_certificate = ca_certificate
+        self._token_file = Path(token_file)
+        self._connection: http.client.HTTPSConnection | None = None
+        self._socket: socket.socket | None = None
+
+    def post(self, path: str, message: Message, *, timeout_s: float) -> None:
+        """Sends a message and waits for the word that it was taken; keeps the connection for the next.
+
+        Raises:
+            ChannelError: It was not.
+        """
+        kept = self._connection is not None
+        try:
+            response = self._request(path, message, timeout_s)
+        except ChannelError:
+            if not kept:
+                raise
+            response = self._request(path, message, timeout_s)  # the server had closed the idle connection
+        try:
+            text = response.read(1000)
+            response.close()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise ChannelError(f"POST {path}: {error!r}") from error
+        if response.will_close:
+            self.close()
+        self._check(path, response.status, text)
+
+    def stream(self, path: str, message: Message) -> http.client.HTTPResponse:
+        """Sends a message and returns the response, whose body goes on for as long as both want.
+
+        Raises:
+            ChannelError: Not reached, or not taken.
+        """
+        response = self._request(path, message, CONNECT_TIMEOUT_S)
+        if response.status != 200:
+            text = response.read(1000)
+            self.close()
+            self._check(path, response.status, text)
+            raise ChannelError(f"POST {path}: expected HTTP 200, found {response.status}", response.status)
+        return response
+
+    def set_timeout_s(self, timeout_s: float) -> None:
+        """How long a read of the stream may take."""
+        if self._socket is not None:
+            self._socket.settimeout(timeout_s)
+
+    def interrupt(self) -> None:
+        """Ends a read or write that another thread is blocked in (the one call that another thread may make)."""
+        held = self._socket
+        if held is not None:
+            with contextlib.suppress(OSError):  # not connected any more: nobody is blocked
+                held.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection. Safe to repeat."""
+        self._socket = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _request(self, path: str, message: Message, timeout_s: float) -> http.client.HTTPResponse:
+        try:
+            connection = self._connection or self._connect()
+            if self._socket is not None:
+                self._socket.settimeout(timeout_s)
+            token = self._token_file.read_text().strip()
+            connection.request(
+                "POST",
+                self._base + path,
+                body=message.to_json().encode(),
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            )
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            what = f"{type(error).__name__}: {error}"
+            raise ChannelError(f"POST {path} to {self._host}:{self._port}: {what}") from error
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        context = ssl.create_default_context(cadata=self._ca_certificate)
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=context)
+        connection.connect()
+        self._connection = connection
+        # Kept apart: a response that ends with its connection takes the socket out of the connection.
+        self._socket = connection.sock
+        return connection
+
+    def _check(self, path: str, status: int, text: bytes) -> None:
+        if not 200 <= status < 300:
+            raise ChannelError(f"POST {path}: HTTP {status} {text[:200].decode(errors='replace')!r}", status)

@@ -1,0 +1,82 @@
+"""Both directions of the channel to the operator, for one session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gracepoint.gang import Gang
+from gracepoint.receivers.channel import Channel
+from gracepoint.receivers.mailbox import Mailbox
+from gracepoint.receivers.sender import Sender
+from gracepoint.receivers.subscription import Subscriber
+from gracepoint.settings import Settings
+from gracepoint.wire.messages import Subscription
+from gracepoint.wire.names import Env
+
+log = logging.getLogger(__name__)
+
+_ACKNOWLEDGE_WITHIN_S = 30.0
+
+
+class Operator:
+    """The sender, at once, and the subscription, when there is a mailbox to fill.
+
+    Args:
+        settings: Where the operator is, and who this pod is.
+        clock: Monotonic seconds.
+
+    Raises:
+        SettingsError: The operator is known, but not who this pod is.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        for field in ("namespace", "pod_name", "pod_uid", "jobset_uid"):
+            settings.required(field, because=f"{Env.OPERATOR_URL} is set")
+        self.sender = Sender(self._channel(), clock)
+        self._subscriber: Subscriber | None = None
+
+    @classmethod
+    def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
+        """The operator, or None (and a log line) where no address of one is set."""
+        if settings.operator_url is None:
+            log.info("no operator is known, SIGTERM alone is watched variable=%s", Env.OPERATOR_URL)
+            return None
+        return cls(settings, clock)
+
+    def subscribe(self, session: str, gang: Gang, mailbox: Mailbox, library_version: str) -> None:
+        """Starts to listen."""
+        settings = self._settings
+        who = Subscription(
+            namespace=settings.namespace or "",
+            pod_name=settings.pod_name or "",
+            pod_uid=settings.pod_uid or "",
+            session=session,
+            jobset_uid=settings.jobset_uid or "",
+            restart_attempt=settings.restart_attempt,
+            process_index=gang.process_index,
+            process_count=gang.process_count,
+            library_version=library_version,
+        )
+        self._subscriber = Subscriber(
+            self._channel(),
+            who,
+            mailbox,
+            lambda receipt: self.sender.send(receipt, within_s=_ACKNOWLEDGE_WITHIN_S),
+        )
+
+    def stop_listening(self) -> None:
+        """Ends the subscription; word can still be sent. Safe to repeat."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+
+    def close(self) -> None:
+        """Ends both. What the sender still holds is dropped: flush it first."""
+        self.stop_listening()
+        self.sender.close()
+
+    def _channel(self) -> Channel:
+        settings = self._settings
+        assert settings.operator_url is not None
+        return Channel(settings.operator_url, settings.ca_certificate, settings.token_file)

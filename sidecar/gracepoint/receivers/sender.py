@@ -1,0 +1,118 @@
+"""What the library tells the operator, without ever making training wait.
+
+``send`` puts a message into a bounded queue and returns. One thread ("gracepoint-sender", daemon) owns the
+connection and posts the messages in order, each again and again until it is taken, its time is over, or the
+operator says that it never will be. ``flush`` waits for the queue to be empty, bounded; ``close`` ends the thread.
+All state is guarded by ``_changed``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION
+
+log = logging.getLogger(__name__)
+
+_PATHS: dict[type[Message], str] = {
+    Acknowledgement: PATH_ACKNOWLEDGE,
+    Forecast: PATH_FORECAST,
+    Report: PATH_REPORT,
+    Resumption: PATH_RESUMPTION,
+}
+_MOST_WAITING = 200
+_POST_TIMEOUT_S = 5.0
+_JOIN_S = 1.0
+#: The operator took the message for what it is and does not want it; trying again cannot help. 401 and 403 are
+#: not among them: a token is renewed, and the operator may not have seen the pod yet.
+_FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    message: Message
+    until_s: float
+
+
+class Sender:
+    """Sends acknowledgements, reports, forecasts and resumptions.
+
+    Args:
+        channel: Its own, used by its thread alone.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, channel: Channel, clock: Callable[[], float]) -> None:
+        self._channel = channel
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[_Item] = collections.deque()
+        self._busy = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="gracepoint-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message, *, within_s: float) -> None:
+        """Queues a message, which is dropped (with a log line) if it was not taken within ``within_s``."""
+        with self._changed:
+            if len(self._waiting) >= _MOST_WAITING:
+                log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
+                return
+            self._waiting.append(_Item(message, self._clock() + within_s))
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything was sent or dropped; False if that did not happen in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, max(0.0, timeout_s))
+
+    def close(self) -> None:
+        """Ends the thread; what waits is dropped, so ``flush`` first. Safe to repeat."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._channel.interrupt()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            self._deliver(item)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        self._channel.close()
+
+    def _next(self) -> _Item | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            self._busy = True
+            return self._waiting.popleft()
+
+    def _deliver(self, item: _Item) -> None:
+        path = _PATHS[type(item.message)]
+        backoff = Backoff(first_s=0.1, most_s=2.0)
+        while not self._closed:
+            try:
+                return self._channel.post(path, item.message, timeout_s=_POST_TIMEOUT_S)
+            except ChannelError as error:
+                pause_s = backoff.next_s()
+                if error.status in _FINAL or self._clock() + pause_s > item.until_s:
+                    log.error("not sent message=%s error=%s", _named(item.message), error)
+                    return
+                log.info("trying again message=%s error=%s", _named(item.message), error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause_s)
+
+
+def _named(message: Message) -> str:
+    phase = f" {message.phase}" if isinstance(message, Report) else ""
+    return type(message).__name__ + phase

@@ -1,0 +1,133 @@
+"""SIGTERM as a notice: what is left when the operator is down.
+
+A Python signal handler runs only when the main thread comes back from C++, which may take as long as a training
+step. The wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once, and a
+**reader thread** ("gracepoint-sigterm", daemon), blocked on the other end, posts the notice. That C handler is
+there only while some Python handler is installed, so one is: it writes the same byte (somebody may have put
+another wakeup fd in our fd's place; twice does no harm) and calls the handler that was there before. A wakeup fd
+that was there before gets every byte passed on.
+
+A forked child inherits all of this: a worker of a data loader that is told to end with SIGTERM would write into
+its parent's pipe. So the child puts back what was there before, first thing.
+
+JAX installs a C handler of its own when it joins a cluster. It shows as SIG_DFL in Python, ours displaces it and
+it cannot be put back; ``on_signal`` lets the session raise JAX's notice in its place. ``close`` restores the
+handler and the fd that Python knows of, and ends the thread. Python lets only the main thread install handlers:
+elsewhere ``install`` says so in the log and does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+
+from gracepoint.receivers.mailbox import SIGTERM, Disruption, Mailbox
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 1.0
+_END = b"\0"  # no signal has number 0
+
+
+class SigtermReceiver:
+    """Posts a SIGTERM into the mailbox.
+
+    Args:
+        mailbox: Where to.
+        grace_period_s: How long the pod lives after a SIGTERM.
+        on_signal: Called once in the reader thread at the first SIGTERM, after it was posted.
+    """
+
+    def __init__(self, mailbox: Mailbox, grace_period_s: float, on_signal: Callable[[], None]) -> None:
+        self._mailbox = mailbox
+        self._grace_period_s = grace_period_s
+        self._on_signal = on_signal
+        self._posted = threading.Event()
+        self._installed = False
+
+    def install(self) -> bool:
+        """Installs the handler; False (and a log line) where Python does not allow it."""
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(
+                "SIGTERM is not watched: attach() was called outside of the main thread thread=%s",
+                threading.current_thread().name,
+            )
+            return False
+        self._read_end, self._write_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        self._previous_handler = signal.getsignal(signal.SIGTERM)
+        self._thread = threading.Thread(target=self._read, name="gracepoint-sigterm", daemon=True)
+        self._previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._handle)
+        self._thread.start()
+        self._installed = True
+        os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
+        return True
+
+    def close(self) -> None:
+        """Restores what was there before, and ends the thread. Safe to repeat."""
+        if not self._installed:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            log.warning("SIGTERM's handler stays: only the main thread can restore the one before")
+            return
+        self._restore()
+        self._write_end.send(_END)
+        self._thread.join(_JOIN_S)
+        self._read_end.close()
+        self._write_end.close()
+
+    def _restore(self) -> None:
+        self._installed = False
+        # Bound methods are made anew at each access: compare by equality. Whoever replaced ours keeps theirs.
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            before = self._previous_handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        found = signal.set_wakeup_fd(self._previous_fd)
+        if found != self._write_end.fileno():
+            signal.set_wakeup_fd(found)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Main thread, between two bytecodes: maybe late, maybe in the middle of anything that holds a lock."""
+        with contextlib.suppress(BlockingIOError):  # full: then the reader will wake anyway
+            self._write_end.send(bytes([number]))
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+
+    def _read(self) -> None:
+        while (numbers := self._read_end.recv(64)) != b"":
+            if signal.SIGTERM in numbers:
+                self._post()
+            if self._previous_fd != -1:
+                self._pass_on(numbers.replace(_END, b""))
+            if _END in numbers:
+                return
+
+    def _post(self) -> None:
+        if self._posted.is_set():
+            return  # the deadline counts from the first one
+        self._posted.set()
+        log.warning("received SIGTERM grace_period_s=%g", self._grace_period_s)
+        self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=SIGTERM, remaining_s=self._grace_period_s))
+        self._on_signal()
+
+    def _pass_on(self, numbers: bytes) -> None:
+        try:
+            os.write(self._previous_fd, numbers)
+        except OSError as error:
+            log.debug("the wakeup fd that was there before takes nothing error=%s", error)
+
+
+def _forget(receiver: weakref.ref[SigtermReceiver]) -> None:
+    """In a forked child: the signals of its parent are not its own."""
+    found = receiver()
+    if found is not None and found._installed:
+        found._restore()

@@ -1,0 +1,153 @@
+"""The stream of notices from the operator.
+
+One thread ("gracepoint-subscription", daemon) owns the connection: it connects, says who listens, and reads
+frames, one JSON object a line, until the stream ends or is silent for three heartbeats; then it connects again,
+after a pause that grows and is jittered, for as long as the session lives. Nothing here can make training wait
+or fail: what goes wrong is logged and tried again. ``close`` interrupts a blocked read and ends the thread.
+
+A notice is taken only if it names this pod and this session (a stream may be mixed up by a proxy, a pod's name
+and address may be those of its predecessor); it is posted first and acknowledged then, on the sender's own
+connection.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import threading
+from collections.abc import Callable
+
+from gracepoint.errors import WireError
+from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.channel import CONNECT_TIMEOUT_S, Channel, ChannelError
+from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Mode, Notice, Retraction, Subscription
+from gracepoint.wire.names import PATH_SUBSCRIBE
+
+log = logging.getLogger(__name__)
+
+_LONGEST_LINE_BYTES = 1 << 20
+_HEARTBEATS_MISSED = 3
+_JOIN_S = 1.0
+
+
+class Subscriber:
+    """Reads notices into the mailbox.
+
+    Args:
+        channel: Its own, used by its thread alone.
+        who: Says who listens.
+        mailbox: Where notices go.
+        acknowledge: Called with the receipt for each notice that was taken; must not block.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        who: Subscription,
+        mailbox: Mailbox,
+        acknowledge: Callable[[Acknowledgement], None],
+    ) -> None:
+        self._channel = channel
+        self._who = who
+        self._mailbox = mailbox
+        self._acknowledge = acknowledge
+        self._closed = threading.Event()
+        self._connected = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gracepoint-subscription", daemon=True)
+        self._thread.start()
+
+    def wait_until_connected(self, timeout_s: float) -> bool:
+        """True once the operator has said hello on the present stream."""
+        return self._connected.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends the thread. Safe to repeat."""
+        self._closed.set()
+        self._channel.interrupt()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        backoff = Backoff(first_s=0.2, most_s=15.0)
+        last = ""
+        while not self._closed.is_set():
+            try:
+                self._read_stream(backoff)
+                reason = "the operator ended the stream"
+            except (OSError, http.client.HTTPException) as error:  # ChannelError is an OSError
+                reason = repr(error)
+            self._connected.clear()
+            self._channel.close()
+            if self._closed.is_set():
+                return
+            # An operator that is down for an hour is one line in the log, not hundreds.
+            log.log(
+                logging.WARNING if reason != last else logging.DEBUG,
+                "not subscribed to the operator, trying again; SIGTERM is still watched reason=%s",
+                reason,
+            )
+            last = reason
+            self._closed.wait(backoff.next_s())
+
+    def _read_stream(self, backoff: Backoff) -> None:
+        response = self._channel.stream(PATH_SUBSCRIBE, self._who)
+        self._channel.set_timeout_s(CONNECT_TIMEOUT_S)
+        while not self._closed.is_set():
+            line = response.readline(_LONGEST_LINE_BYTES)
+            if not line.endswith(b"\n"):
+                if line:
+                    raise ChannelError(f"a frame of the stream was cut off after {len(line)} bytes")
+                return
+            try:
+                frame = Frame.read(line)
+            except WireError as error:  # lines keep the stream in step, so one bad frame costs only itself
+                log.error("ignored a frame that cannot be read error=%s", error)
+                continue
+            if isinstance(frame, Hello):
+                log.info("subscribed replica=%s heartbeat_s=%g", frame.replica, frame.heartbeat_s)
+                self._channel.set_timeout_s(_HEARTBEATS_MISSED * frame.heartbeat_s)
+                backoff.reset()
+                self._connected.set()
+            elif isinstance(frame, Notice | Retraction):
+                self._take(frame)
+
+    def _take(self, frame: Notice | Retraction) -> None:
+        if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):
+            log.warning(
+                "ignored what is not for this session preemption=%s pod_uid=%s session=%s own_pod_uid=%s "
+                "own_session=%s",
+                frame.preemption,
+                frame.pod_uid,
+                frame.session,
+                self._who.pod_uid,
+                self._who.session,
+            )
+        elif isinstance(frame, Retraction):
+            # The freeze begins with the notice, so a retraction comes after it.
+            log.info("ignored a retraction: the freeze has begun preemption=%s", frame.preemption)
+        elif frame.mode is not Mode.ENFORCE:
+            log.info("ignored a notice that asks for nothing preemption=%s mode=%s", frame.preemption, frame.mode)
+        else:
+            log.warning(
+                "received a notice preemption=%s cause=%s signal=%s remaining_s=%.1f",
+                frame.preemption,
+                frame.cause,
+                frame.signal,
+                frame.remaining_s,
+            )
+            self._mailbox.post(
+                Disruption(
+                    preemption=frame.preemption,
+                    cause=frame.cause,
+                    signal=frame.signal,
+                    remaining_s=frame.remaining_s,
+                )
+            )
+            self._acknowledge(
+                Acknowledgement(
+                    pod_uid=self._who.pod_uid,
+                    session=self._who.session,
+                    preemption=frame.preemption,
+                    process_index=self._who.process_index,
+                )
+            )

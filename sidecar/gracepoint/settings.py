@@ -1,0 +1,233 @@
+"""What the library is told by its pod, read once, strictly.
+
+In a cluster the operator's webhook writes the environment (``wire/names.py``). On a laptop nothing is set and
+the defaults hold: one process, no operator. A name with our prefix that this version does not know, or a value
+that cannot be read, is an error: a setting that is silently dropped is noticed only when a job is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from gracepoint.errors import SettingsError
+from gracepoint.wire.names import (
+    DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_UNSAVED_EXIT_CODE,
+    ENV_JOB_COMPLETION_INDEX,
+    ENV_PREFIX,
+    TOKEN_FILE,
+    Env,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that may be told to the library; field ``x`` is the environment's ``GRACEPOINT_X``.
+
+    None means "not told".
+    """
+
+    # Who this pod is.
+    namespace: str | None = None
+    pod_name: str | None = None
+    pod_uid: str | None = None
+    node_name: str | None = None
+    jobset_name: str | None = None
+    jobset_uid: str | None = None
+    restart_attempt: int = 0
+    replicated_job: str | None = None
+    job_index: int = 0
+    # Where it stands in the gang.
+    process_count: int | None = None
+    process_offset: int = 0
+    pods_per_job: int | None = None
+    completion_index: int | None = None  # the Job controller's JOB_COMPLETION_INDEX
+    coordinator_job: str | None = None
+    coordinator_port: int | None = None
+    subdomain: str | None = None
+    # The channel.
+    operator_url: str | None = None
+    ca_certificate: str | None = None  # PEM
+    token_file: str = TOKEN_FILE
+    # The policy.
+    policy: str | None = None
+    directory: str | None = None
+    save_every_steps: int = 0  # 0: no periodic saves
+    keep_last: int = 3
+    saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
+    unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
+    grace_period_s: float = 30.0  # Kubernetes' own default
+    margin: float = 1.2
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """Reads the settings.
+
+        Raises:
+            SettingsError: A ``GRACEPOINT_`` name is unknown or a value cannot be read; the message says which
+                variable, what was found and what was expected.
+        """
+        unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in _READERS)
+        if unknown:
+            raise SettingsError(
+                f"{unknown[0]}: this version of gracepoint does not know this setting. Remove it, correct its "
+                f"spelling, or install in the image the version of gracepoint that the operator has. "
+                f"Known: {', '.join(sorted(_READERS))}"
+            )
+        # The downward API writes an empty text for a label that the pod has not: empty means not told.
+        found = {
+            field: reader(name, environ[name])
+            for name, (field, reader) in _READERS.items()
+            if environ.get(name, "") != ""
+        }
+        return cls(**found)
+
+    def override(self, **values: Any) -> Self:
+        """A copy with those values that are not None, checked like the environment's.
+
+        Raises:
+            SettingsError: A value is out of range.
+        """
+        given = {field: value for field, value in values.items() if value is not None}
+        for field, value in given.items():
+            reader = _BY_FIELD[field]
+            given[field] = reader(f"attach({field}=...)", str(value))
+        return dataclasses.replace(self, **given)
+
+    @property
+    def process_id(self) -> int:
+        """The id with which this pod joins the JAX cluster.
+
+        Raises:
+            SettingsError: What it is made of is missing or contradicts itself.
+        """
+        count = self.required("process_count")
+        if count == 1:
+            return 0
+        index = self.required("completion_index")
+        process_id: int = self.process_offset + self.job_index * self.required("pods_per_job") + index
+        if process_id >= count:
+            raise SettingsError(
+                f"{Env.PROCESS_COUNT}: expected more than this pod's process id, found {count} where offset "
+                f"{self.process_offset}, job index {self.job_index}, {self.pods_per_job} pods a job and "
+                f"completion index {index} give {process_id}. The JobSet's replicas or parallelism were changed "
+                f"after the pod was injected, or these variables are set by hand: remove them"
+            )
+        return process_id
+
+    @property
+    def coordinator_address(self) -> str:
+        """``host:port`` of process 0.
+
+        Raises:
+            SettingsError: What it is made of is missing.
+        """
+        pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
+        return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
+
+    def required(self, field: str, *, because: str | None = None) -> Any:
+        """The value of a field that cannot be done without.
+
+        Raises:
+            SettingsError: It was not told.
+        """
+        value = getattr(self, field)
+        if value is None:
+            raise SettingsError(
+                f"{_NAMES[field]}: expected a value, as {because or self._gang_because()}, found none. In a cluster "
+                f"the operator's webhook sets all {ENV_PREFIX} variables; do not set some of them by hand"
+            )
+        return value
+
+    def _gang_because(self) -> str:
+        return f"{Env.PROCESS_COUNT} is {self.process_count} and jax.distributed was not initialised before attach()"
+
+
+Reader = Callable[[str, str], Any]
+
+
+def _text(name: str, value: str) -> str:
+    return value
+
+
+def _integer(low: int, high: int | None = None) -> Reader:
+    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+
+    def read(name: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = low - 1
+        if number < low or (high is not None and number > high):
+            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
+        return number
+
+    return read
+
+
+def _number(low: float, *, above: bool = False) -> Reader:
+    wanted = f"a number {'above' if above else 'of at least'} {low:g}"
+
+    def read(name: str, value: str) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number < low or (above and number == low):
+            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
+        return number
+
+    return read
+
+
+def _https_url(name: str, value: str) -> str:
+    parts = urllib.parse.urlsplit(value)
+    if parts.scheme != "https" or not parts.hostname:
+        raise SettingsError(f"{name}: expected https://<host>:<port>, found {value!r}")
+    return value
+
+
+def _pem(name: str, value: str) -> str:
+    if "-----BEGIN CERTIFICATE-----" not in value:
+        raise SettingsError(f"{name}: expected a PEM certificate, found {value[:40]!r}")
+    return value
+
+
+_exit_code = _integer(3, 125)
+
+#: Environment variable -> (field, how its text is read).
+_READERS: dict[str, tuple[str, Reader]] = {
+    Env.NAMESPACE: ("namespace", _text),
+    Env.POD_NAME: ("pod_name", _text),
+    Env.POD_UID: ("pod_uid", _text),
+    Env.NODE_NAME: ("node_name", _text),
+    Env.JOBSET_NAME: ("jobset_name", _text),
+    Env.JOBSET_UID: ("jobset_uid", _text),
+    Env.RESTART_ATTEMPT: ("restart_attempt", _integer(0)),
+    Env.REPLICATED_JOB: ("replicated_job", _text),
+    Env.JOB_INDEX: ("job_index", _integer(0)),
+    Env.PROCESS_COUNT: ("process_count", _integer(1)),
+    Env.PROCESS_OFFSET: ("process_offset", _integer(0)),
+    Env.PODS_PER_JOB: ("pods_per_job", _integer(1)),
+    ENV_JOB_COMPLETION_INDEX: ("completion_index", _integer(0)),
+    Env.COORDINATOR_JOB: ("coordinator_job", _text),
+    Env.COORDINATOR_PORT: ("coordinator_port", _integer(1, 65535)),
+    Env.SUBDOMAIN: ("subdomain", _text),
+    Env.OPERATOR_URL: ("operator_url", _https_url),
+    Env.CA_CERTIFICATE: ("ca_certificate", _pem),
+    Env.TOKEN_FILE: ("token_file", _text),
+    Env.POLICY: ("policy", _text),
+    Env.DIRECTORY: ("directory", _text),
+    Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
+    Env.KEEP_LAST: ("keep_last", _integer(1)),
+    Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),
+    Env.UNSAVED_EXIT_CODE: ("unsaved_exit_code", _exit_code),
+    Env.GRACE_PERIOD_S: ("grace_period_s", _number(0, above=True)),
+    Env.MARGIN: ("margin", _number(1)),
+}
+_NAMES = {field: name for name, (field, _) in _READERS.items()}
+_BY_FIELD = dict(_READERS.values())

@@ -1,0 +1,65 @@
+"""Starting, stopping and killing the installed operator, and speaking to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+
+from demo.install import OPERATOR_NAMESPACE
+from tests.testcluster.api import Cluster
+
+DEPLOYMENT = "deployment/gracepoint"
+_SELECTOR = "app.kubernetes.io/name=gracepoint"
+
+
+@contextlib.contextmanager
+def stopped(cluster: Cluster) -> Iterator[None]:
+    """No replica runs inside of this."""
+    _scale(cluster, 0)
+    cluster.kubectl(
+        *("wait", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
+        *("--for=delete", "--timeout=60s"),
+        timeout_s=70,
+    )
+    try:
+        yield
+    finally:
+        _scale(cluster, 2)
+        ready(cluster)
+
+
+def restart_abruptly(cluster: Cluster) -> None:
+    """Kills all replicas at once, without a goodbye; the Deployment brings new ones."""
+    cluster.kubectl(
+        *("delete", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
+        *("--force", "--grace-period=0", "--wait=false"),
+    )
+
+
+def ready(cluster: Cluster) -> None:
+    """Waits until every replica serves."""
+    cluster.kubectl(
+        *("rollout", "status", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", "--timeout=90s"), timeout_s=100
+    )
+
+
+def _scale(cluster: Cluster, replicas: int) -> None:
+    cluster.kubectl("scale", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", f"--replicas={replicas}")
+
+
+def refused(cluster: Cluster) -> dict[str, float]:
+    """How many requests all replicas have refused on the channel, by reason."""
+    pods = cluster.kubectl(
+        "get", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
+    )
+    counts: dict[str, float] = {}
+    for pod in json.loads(pods.stdout)["items"]:
+        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
+        text = cluster.kubectl("get", "--raw", path).stdout
+        for reason, count in re.findall(
+            r'^gracepoint_channel_requests_refused_total{reason="(\w+)"} (\S+)$', text, re.M
+        ):
+            counts[reason] = counts.get(reason, 0) + float(count)
+    return counts

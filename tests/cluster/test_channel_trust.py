@@ -1,0 +1,96 @@
+"""Who may speak on the channel, with the API server's own tokens: everybody else is refused and counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from demo.training import Pod, TrainingRun
+from tests.cluster.operator import refused
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+# Runs in a trainer's pod, beside the training process, with the library's own client.
+_PROBE = """
+import json, os, sys, tempfile
+from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.wire import names
+from gracepoint.wire.messages import Acknowledgement, Subscription
+env = os.environ
+def channel(token):
+    with tempfile.NamedTemporaryFile("w", dir="/tmp", delete=False) as file:
+        file.write(token)
+    return Channel(env["GRACEPOINT_OPERATOR_URL"], env["GRACEPOINT_CA_CERTIFICATE"], file.name)
+def subscribe(token, **changes):
+    who = dict(namespace=env["GRACEPOINT_NAMESPACE"], pod_name=env["GRACEPOINT_POD_NAME"],
+               pod_uid=env["GRACEPOINT_POD_UID"], session="probe", jobset_uid=env["GRACEPOINT_JOBSET_UID"],
+               restart_attempt=0, process_index=0, process_count=2, library_version="0")
+    try:
+        channel(token).stream(names.PATH_SUBSCRIBE, Subscription(**(who | changes)))
+        return 200
+    except ChannelError as error:
+        return error.status
+def acknowledge(token, session):
+    message = Acknowledgement(pod_uid=env["GRACEPOINT_POD_UID"], session=session, preemption="none", process_index=0)
+    try:
+        channel(token).post(names.PATH_ACKNOWLEDGE, message, timeout_s=5)
+        return 204
+    except ChannelError as error:
+        return error.status
+tokens = json.loads(TOKENS)
+print(json.dumps({
+    "no token": subscribe(""),
+    "another audience": subscribe(tokens["audience"]),
+    "not bound to a pod": subscribe(tokens["unbound"]),
+    "another pod's token": subscribe(tokens["other"]),
+    "another JobSet": subscribe(tokens["own"], jobset_uid="00000000-0000-0000-0000-000000000000"),
+    "a session that is not": acknowledge(tokens["own"], "stopped"),
+}))
+"""
+
+
+def token(run: TrainingRun, pod: Pod | None, audience: str = "gracepoint.dev") -> str:
+    """A token of the pods' service account, bound to ``pod``."""
+    bound: list[str] = []
+    if pod is not None:
+        made = run.cluster.kubectl(
+            "get", "pod", pod.name, f"--namespace={run.namespace}", "--output=jsonpath={.metadata.uid}"
+        )
+        bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod.name}", f"--bound-object-uid={made.stdout}"]
+    command = ("create", "token", "default", f"--namespace={run.namespace}", f"--audience={audience}")
+    return run.cluster.kubectl(*command, *bound).stdout.strip()
+
+
+def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
+    run.start()
+    run.wait_for_step(5)
+    pod, other = run.look().running()
+    tokens = {
+        "own": token(run, pod),
+        "other": token(run, other),
+        "unbound": token(run, None),
+        "audience": token(run, pod, "https://kubernetes.default.svc"),
+    }
+    before = refused(run.cluster)
+    answer = run.cluster.kubectl(
+        *("exec", "--stdin", pod.name, f"--namespace={run.namespace}", "--", "/opt/venv/bin/python", "-"),
+        stdin=f"TOKENS = {json.dumps(tokens)!r}\n{_PROBE}",
+    )
+    found: dict[str, Any] = json.loads(answer.stdout)
+    assert found == {
+        "no token": 401,
+        "another audience": 401,
+        "not bound to a pod": 403,
+        "another pod's token": 403,
+        "another JobSet": 403,
+        "a session that is not": 403,
+    }
+    after = refused(run.cluster)
+    counted = {reason: after[reason] - before.get(reason, 0) for reason in after}
+    assert sum(counted.values()) >= len(found), counted
+
+    # And nothing happened: the job trains on, and its own subscription stands.
+    run.wait_for_step((run.newest() or pytest.fail("no step was recorded")).step + 5)
+    assert run.look().preemptions == ()

@@ -1,0 +1,73 @@
+"""What ends pods without being a disruption starts no epoch; what carries no label is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from demo.install import Images
+from demo.training import Json, TrainingRun
+from gracepoint.wire.names import ENV_PREFIX, GROUP
+from tests.cluster.conftest import NAMESPACE
+from tests.testcluster.api import Cluster
+from tests.testcluster.shell import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def test_success_starts_no_epoch(undisturbed: TrainingRun) -> None:
+    snapshot = undisturbed.look()
+    assert (snapshot.end, snapshot.restarts, snapshot.preemptions) == ("Completed", 0, ())
+
+
+def test_cleaning_up_after_its_time_starts_no_epoch(run: TrainingRun) -> None:
+    def soon(jobset: Json) -> None:
+        jobset["spec"]["ttlSecondsAfterFinished"] = 1
+        args = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        args.append("--steps=3")
+
+    run.start(soon)
+    wait_until(f"{run.name} to be cleaned up", lambda: run.look().jobset is None, timeout_s=120)
+    assert run.look().preemptions == ()
+
+
+def test_deleting_the_jobset_starts_no_epoch(run: TrainingRun) -> None:
+    run.start()
+    run.wait_for_step(5)
+    run.delete()
+    assert run.look().preemptions == ()
+
+
+def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) -> None:
+    run.start()
+    run.wait_for_step(5)
+    # The failure: another code than the policy's. Its gang is ended by JobSet, with SIGTERM, to start again.
+    crash = "import os, signal; os.kill(1, signal.SIGINT)"
+    pod = run.look().running()[1]
+    run.cluster.kubectl("exec", pod.name, f"--namespace={run.namespace}", "--", "/opt/venv/bin/python", "-c", crash)
+    wait_until(f"{run.name} to be restarted", lambda: bool(run.look().restarts), timeout_s=60)
+    wait_until(f"{run.name} to run again", lambda: bool(run.look().running()), timeout_s=90)
+    snapshot = run.look()
+    assert (snapshot.restarts, snapshot.restarts_counted, snapshot.preemptions) == (1, 1, ())
+
+
+def test_a_jobset_without_the_label_is_left_alone(installed: Cluster, images: Images) -> None:
+    run = TrainingRun(installed, "no-label", namespace=NAMESPACE, image=images.trainer, steps=3, policy=None)
+    manifest = run.manifest()
+    run.start()
+    try:
+        wait_until("a pod of no-label", lambda: bool(run.look().pods), timeout_s=60)
+        pods = installed.kubectl(
+            *("get", "pods", f"--namespace={NAMESPACE}", "--selector=jobset.sigs.k8s.io/jobset-name=no-label"),
+            "--output=json",
+        )
+        for pod in json.loads(pods.stdout)["items"]:
+            names = [entry["name"] for entry in pod["spec"]["containers"][0]["env"]]
+            assert [name for name in names if name.startswith(ENV_PREFIX)] == []
+            assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["shared"]
+            assert not [key for key in pod["metadata"].get("labels", {}) if key.startswith(GROUP)]
+        jobset = run.look().jobset or {}
+        assert "failurePolicy" not in jobset["spec"] or "failurePolicy" in manifest["spec"]
+    finally:
+        run.delete()

@@ -1,0 +1,139 @@
+"""Gracepoint restores what Orbax wrote, by default settings and others, bit for bit."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from gracepoint.errors import CheckpointCorrupt, CheckpointError
+from tests.unit.checkpoint.support import (
+    assert_same,
+    engine,
+    restore,
+    rich_state,
+    save,
+    sharding,
+    small_state,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+FORMS: dict[str, dict[str, Any]] = {
+    "default (OCDBT, zstd)": {},
+    "OCDBT, zarr3": {"use_ocdbt": True, "use_zarr3": True},
+    "zarr2 files, zstd": {"use_ocdbt": False},
+    "zarr2 files, uncompressed": {"use_ocdbt": False, "use_compression": False},
+    "zarr3 files": {"use_ocdbt": False, "use_zarr3": True},
+}
+# zarr3 as Orbax uses it has no names for these.
+NOT_IN_ZARR3 = ("int4", "float8")
+
+
+def save_with_orbax(root: Path, step: int, state: Any, **form: Any) -> None:
+    with ocp.CheckpointManager(root, item_handlers=ocp.PyTreeCheckpointHandler(**form)) as manager:
+        manager.save(step, args=ocp.args.PyTreeSave(state))
+        manager.wait_until_finished()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_step_written_by_orbax_is_restored(
+    tmp_path: Path, form: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    state = rich_state()
+    if form.get("use_zarr3"):
+        state = {key: value for key, value in state.items() if key not in NOT_IN_ZARR3}
+    save_with_orbax(tmp_path, 5, state, **form)
+    with caplog.at_level(logging.WARNING):
+        restored = restore(tmp_path, state)
+    assert restored is not None
+    assert (restored.step, restored.host_state, restored.by_orbax) == (5, {}, True)
+    assert_same(restored.state, state)
+    assert "written by Orbax: it has no host state" in caplog.text
+
+
+def test_it_is_restored_into_another_sharding(tmp_path: Path) -> None:
+    values = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    save_with_orbax(tmp_path, 5, {"w": jax.device_put(values, sharding("x", "y"))})
+    restored = restore(tmp_path, {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding("y"))})
+    assert restored is not None
+    assert restored.state["w"].sharding == sharding("y")
+    np.testing.assert_array_equal(restored.state["w"], values)
+
+
+def test_training_goes_on_from_it_and_keeps_it(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, small_state(5))
+    checkpointer = engine(tmp_path, keep_last=1)
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    for step in (6, 7):
+        checkpointer.save_in_background(step, small_state(step), {})
+    checkpointer.close(30)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["5", "7"]  # retention is of ours
+
+
+def test_a_preemption_right_after_it_was_restored_saves_the_step_with_its_host_state(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, small_state(5))
+    checkpointer = engine(tmp_path)
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    save(checkpointer, 5, small_state(5), {"data": 1})
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert (restored.by_orbax, restored.host_state) == (False, {"data": 1})
+    assert (tmp_path / "5.gracepoint-aside.job-0-a.1" / "default" / "_METADATA").is_file()
+
+
+def test_an_unfinished_step_of_orbax_is_refused(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, small_state())
+    (tmp_path / "5" / "commit_success.txt").unlink()
+    (tmp_path / "5" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(CheckpointCorrupt, match=re.escape(f"{tmp_path / '5'} was written by Orbax, and not finished")):
+        restore(tmp_path, small_state())
+
+
+def test_a_damaged_step_of_orbax_is_passed_over(tmp_path: Path) -> None:
+    for step in (4, 5):
+        save_with_orbax(tmp_path, step, small_state(step))
+    for path in (tmp_path / "5" / "default" / "d").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    for path in (tmp_path / "5" / "default").glob("ocdbt.process_*/d/*"):
+        path.write_bytes(path.read_bytes()[:-9])
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert restored.step == 4
+    assert_same(restored.state, small_state(4))
+
+
+def test_a_missing_chunk_of_orbax_is_not_read_as_zeros(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, small_state(), use_ocdbt=False)
+    (tmp_path / "5" / "default" / "w" / "0.1").unlink()
+    with pytest.raises(CheckpointCorrupt, match="leaf 'w': NOT_FOUND"):
+        restore(tmp_path, small_state())
+
+
+def test_an_item_under_another_name_is_refused_in_words(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path, item_names=("params",)) as manager:
+        manager.save(5, args=ocp.args.Composite(params=ocp.args.StandardSave(small_state())))
+        manager.wait_until_finished()
+    with pytest.raises(CheckpointCorrupt, match="Orbax's, in an item named 'default'"):
+        restore(tmp_path, small_state())
+
+
+def test_strings_are_refused_in_words(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, {"w": np.ones(2), "note": "text"})
+    with pytest.raises(CheckpointError, match="leaf 'note' is a string, which is not supported"):
+        restore(tmp_path, {"w": np.ones(2), "note": 1})
+
+
+def test_unmerged_folders_are_refused_in_words(tmp_path: Path) -> None:
+    save_with_orbax(tmp_path, 5, small_state())
+    (tmp_path / "5" / "default" / "manifest.ocdbt").unlink()
+    shutil.rmtree(tmp_path / "5" / "default" / "d")
+    with pytest.raises(CheckpointError, match="were never merged"):
+        restore(tmp_path, small_state())

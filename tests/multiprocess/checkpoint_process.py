@@ -1,0 +1,241 @@
+"""One process of the checkpoint tests: joins the cluster and does what its arguments say, one after the other.
+
+    checkpoint_process.py ROOT ATTEMPT ACTION...
+
+Actions: ``save:STEP``, ``background:STEP``, ``restore:STEP`` (fails unless this step comes back bit for bit),
+``restore-without-keys:STEP``, ``orbax-restore:STEP``, ``orbax-save:STEP``, and ``kill:POINT:PROCESSES``, which makes
+the named processes (``0``, ``1``, ``01``) or the one that commits (``last``) kill themselves at a point of the next
+save.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gracepoint.checkpoint import Checkpointer, catalog, commit, save, writer
+from gracepoint.errors import GracepointError
+from gracepoint.gang import Gang, SingleProcess
+from gracepoint.multihost import JaxStore, StoreGang
+from tests.multiprocess.launcher import here
+
+LAYERS = 3
+SAVE_TIMEOUT_S = 3.0  # and how long a survivor waits for the dead
+
+
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y"))
+
+
+def make_state(step: int) -> Any:
+    """Returns the state of ``step``: arrays over all processes, replicated ones, and some local to each process."""
+
+    def place(values: Any, *spec: Any) -> jax.Array:
+        sharding = NamedSharding(mesh(), PartitionSpec(*spec))
+        array = np.asarray(values)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    rng = np.random.default_rng(step)
+    return {
+        "layers": [
+            {
+                "both": place(rng.standard_normal((16, 8)).astype(np.float32), "x", "y"),
+                "columns": place(rng.standard_normal((4, 8)).astype(jnp.bfloat16), None, ("x", "y")),
+                "rows": place(rng.integers(0, 99, (8, 4)), "x"),
+                "replicated": place(rng.standard_normal(100).astype(np.float32)),
+            }
+            for _ in range(LAYERS)
+        ],
+        "mask": place(rng.integers(0, 2, 8).astype(bool), "y"),
+        "count": place(np.int32(step)),
+        "local": {"array": jnp.asarray(step), "numpy": np.full(3, step), "python": step},
+    }
+
+
+def with_keys(state: Any, step: int) -> Any:
+    """Adds typed PRNG keys, which multi-process Orbax does not restore everywhere."""
+    replicated = NamedSharding(mesh(), PartitionSpec())
+    data = np.asarray(jax.random.key_data(jax.random.key(step)))
+    array = jax.make_array_from_callback(data.shape, replicated, lambda index: data[index])
+    return {**state, "key": jax.random.wrap_key_data(array)}
+
+
+def assert_same_here(found: Any, expected: Any) -> None:
+    """Compares the shards of this process bit for bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    leaves = dict(jax.tree_util.tree_flatten_with_path(expected)[0])
+    for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]:
+        where, other = jax.tree_util.keystr(path), leaves[path]
+        if isinstance(other, jax.Array) and jnp.issubdtype(other.dtype, jax.dtypes.prng_key):
+            leaf, other = jax.random.key_data(leaf), jax.random.key_data(other)
+        if isinstance(other, jax.Array):
+            assert leaf.sharding == other.sharding, where
+            for a, b in zip(leaf.addressable_shards, other.addressable_shards, strict=True):
+                assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes(), where
+        else:
+            assert type(leaf) is type(other), where
+            assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes(), where
+
+
+def die() -> None:
+    print("dying", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(module: Any, name: str, *, before: Callable[..., bool] | None = None, after: Any = None) -> None:
+    """Makes ``module.name`` kill the process before or after a call for whose arguments the function is true."""
+    real = getattr(module, name)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        if before is not None and before(*arguments):
+            die()
+        result = real(*arguments, **options)
+        if after is not None and after(*arguments):
+            die()
+        return result
+
+    setattr(module, name, wrapped)
+
+
+def is_done_record(path: Path, data: bytes) -> bool:
+    return path.name.startswith("done.process_")
+
+
+def is_commit(source: Any, target: Any) -> bool:
+    return Path(target).name.isdigit()
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    "before any file": lambda: around(writer.Writer, "write", before=lambda *_: True),
+    "after the files": lambda: around(writer.Writer, "write", after=lambda *_: True),
+    "before the done-record": lambda: around(save, "write_durably", before=is_done_record),
+    "after the done-record": lambda: around(save, "write_durably", after=is_done_record),
+    "after the manifest": lambda: around(commit, "write_durably", after=lambda path, _: path.name == "_GRACEPOINT"),
+    "before the rename": lambda: around(os, "rename", before=is_commit),
+    "after the rename": lambda: around(os, "rename", after=is_commit),
+}
+
+
+def main(root: str, attempt: str, *actions: str) -> None:
+    place = here()
+    place.initialize_jax(shutdown_timeout_s=5)
+    gang: Gang = SingleProcess()
+    if place.process_count > 1:
+        from jax._src import distributed
+
+        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
+        gang = StoreGang(store, place.process_index, place.process_count)
+    engine = Checkpointer(root, gang=gang, attempt=attempt)
+    engine.prepare(with_keys(make_state(0), 0))
+    for action in actions:
+        verb, *arguments = action.split(":")
+        try:
+            ACTIONS[verb](engine, gang, root, *arguments)
+        except GracepointError as error:
+            print(f"{action} failed: {type(error).__name__}: {error}", flush=True)
+    engine.close(30)
+
+
+def do_kill(engine: Checkpointer, gang: Gang, root: str, point: str, processes: str) -> None:
+    if processes == "last" or str(gang.process_index) in processes:
+        POINTS[point]()
+
+
+def do_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    state = with_keys(make_state(int(step)), int(step))
+    saved = engine.save(int(step), state, {}, timeout_s=SAVE_TIMEOUT_S, on_stage=lambda stage: print(stage, flush=True))
+    print(f"saved {saved.step}", flush=True)
+
+
+def do_background(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    """Saves in the background while a donating step overwrites the state."""
+    overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x + x, state), donate_argnums=0)
+    state = with_keys(make_state(int(step)), int(step))
+    engine.save_in_background(int(step), state, {"process": gang.process_index})
+    for _ in range(3):
+        state["layers"] = overwrite(state["layers"])
+    jax.block_until_ready(state["layers"])
+    engine.wait_until_finished(30)
+    print(f"saved {step}", flush=True)
+
+
+def do_restore(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    expected = with_keys(make_state(int(step)), int(step))
+    restored = engine.restore(with_keys(make_state(0), 0), timeout_s=30)
+    assert restored is not None
+    assert restored.step == int(step), restored.step
+    assert_same_here(restored.state, expected)
+    print(f"restored {restored.step} with {restored.host_state}", flush=True)
+
+
+def do_restore_without_keys(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    restored = engine.restore(make_state(0), timeout_s=30)
+    assert restored is not None
+    assert_same_here(restored.state, make_state(int(step)))
+    print(f"restored {restored.step}, by Orbax: {restored.by_orbax}", flush=True)
+
+
+def do_orbax_restore(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    import orbax.checkpoint as ocp
+
+    like = with_keys(make_state(0), 0)
+    # Orbax refuses a state in which an array is local to each process, so such leaves are asked for as numpy arrays.
+    like["local"] = {"array": np.asarray(0, np.int32), "numpy": np.zeros(3, np.int64), "python": 0}
+    with ocp.CheckpointManager(root) as manager:
+        assert manager.latest_step() == int(step)
+        found = manager.restore(int(step), args=ocp.args.PyTreeRestore(like, restore_args=_restore_args(like)))
+    found["local"]["array"] = jnp.asarray(found["local"]["array"])
+    assert_same_here(found, with_keys(make_state(int(step)), int(step)))
+    print(f"Orbax restored {step}", flush=True)
+
+
+def _restore_args(like: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    return jax.tree.map(
+        lambda leaf: (
+            ocp.ArrayRestoreArgs(sharding=leaf.sharding)
+            if isinstance(leaf, jax.Array)
+            else ocp.RestoreArgs(restore_type=type(leaf))
+        ),
+        like,
+    )
+
+
+def do_orbax_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+    import orbax.checkpoint as ocp
+
+    state = make_state(int(step))
+    state["local"]["array"] = np.asarray(state["local"]["array"])
+    with ocp.CheckpointManager(root) as manager:
+        manager.save(int(step), args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+    print(f"Orbax saved {step}", flush=True)
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "kill": do_kill,
+    "save": do_save,
+    "background": do_background,
+    "restore": do_restore,
+    "restore-without-keys": do_restore_without_keys,
+    "orbax-restore": do_orbax_restore,
+    "orbax-save": do_orbax_save,
+}
+
+if __name__ == "__main__":
+    catalog.QUIET_S = 0.5  # the dead are known to be dead here
+    main(*sys.argv[1:])
+    if any(action.startswith("kill:") for action in sys.argv):
+        sys.stdout.flush()
+        os._exit(0)  # JAX's way out waits for all peers, and one of them was killed
+    jax.distributed.shutdown()

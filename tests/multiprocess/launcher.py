@@ -1,0 +1,244 @@
+"""Starts real JAX processes for a test, collects what they print, and never leaves one behind.
+
+    with Processes.start(SCRIPT, 2, arguments=[str(tmp_path)]) as processes:
+        processes[0].wait_for_line("training")
+        processes[0].signal(signal.SIGTERM)
+        results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [77, 77]
+
+A script finds its place in the environment (``here()`` reads it) and joins the cluster with
+``here().initialize_jax()``, or leaves that to what it tests. Each process runs on the CPU backend, in a
+process group of its own, writing into files (a full pipe never blocks it). It dies with the test process
+(Linux' parent-death signal). On a timeout every process that is left dumps the stacks of all its threads
+(SIGABRT under faulthandler) before its group is killed, and the failure shows all output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+_COORDINATOR, _INDEX, _COUNT = "TEST_COORDINATOR", "TEST_PROCESS_INDEX", "TEST_PROCESS_COUNT"
+
+# Runs the script as __main__ after asking the kernel for SIGKILL when the test process dies.
+_BOOT = """
+import ctypes, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """Where a script's own process stands."""
+
+    coordinator: str
+    process_index: int
+    process_count: int
+
+    def initialize_jax(self, *, heartbeat_timeout_s: int = 100, shutdown_timeout_s: int = 60) -> None:
+        """Joins the JAX cluster of the test; nothing to do for a single process."""
+        import jax
+
+        if self.process_count > 1:
+            jax.distributed.initialize(
+                self.coordinator,
+                self.process_count,
+                self.process_index,
+                initialization_timeout=60,
+                heartbeat_timeout_seconds=heartbeat_timeout_s,
+                shutdown_timeout_seconds=shutdown_timeout_s,
+            )
+
+
+def here() -> Here:
+    """Reads what ``Processes.start`` put into the environment."""
+    return Here(os.environ[_COORDINATOR], int(os.environ[_INDEX]), int(os.environ[_COUNT]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a process ended: ``code`` is negative (minus the signal's number) if a signal ended it."""
+
+    code: int
+    output: str
+    ended_at: float  # time.monotonic()
+
+
+class Process:
+    """One started process; ``output`` may be read at any time."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self._popen = popen
+        self._log = log
+        self._ended_at: float | None = None
+        self._kept: str | None = None
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._kept is None else self._kept
+
+    def keep_output(self) -> None:
+        """Makes ``output`` outlive the file."""
+        self._kept = self.output
+
+    @property
+    def running(self) -> bool:
+        if self._popen.poll() is not None and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        return self._ended_at is None
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def wait_for_line(self, text: str, timeout_s: float = 60) -> str:
+        """Returns the first line that contains ``text``; fails if the process ends before it prints one."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            running = self.running  # before reading, so that the last words are not missed
+            for line in self.output.splitlines():
+                if text in line:
+                    return line
+            if not running or time.monotonic() > deadline:
+                how = "still runs" if running else f"ended with {self._popen.returncode}"
+                raise AssertionError(f"no line with {text!r} within {timeout_s} s ({how}):\n{self.output}")
+            time.sleep(0.005)
+
+    def result(self) -> Result:
+        assert not self.running
+        assert self._ended_at is not None
+        return Result(self._popen.returncode, self.output, self._ended_at)
+
+    def dump_stacks(self) -> None:
+        if self.running:
+            self._popen.send_signal(signal.SIGABRT)
+
+    def kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait(timeout=10)
+
+
+class Processes:
+    """The processes of one test."""
+
+    def __init__(self, processes: list[Process], port: socket.socket, logs: tempfile.TemporaryDirectory[str]) -> None:
+        self._processes = processes
+        self._port = port
+        self._logs = logs
+
+    @classmethod
+    def start(
+        cls,
+        script: Path,
+        count: int,
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        environments: Sequence[Mapping[str, str]] | None = None,
+        devices: int = 2,
+    ) -> Processes:
+        """Starts ``count`` processes of ``script`` with ``devices`` CPU devices each.
+
+        Args:
+            script: A Python file, run as ``__main__`` with the repository's root on its path.
+            count: How many.
+            arguments: Its ``sys.argv[1:]``, the same for all.
+            environment: Set in all processes.
+            environments: Set in each process, by index.
+            devices: ``jax.local_device_count()`` of each.
+        """
+        port = _reserve_port()
+        logs = tempfile.TemporaryDirectory(prefix="gracepoint-test-")
+        inherited = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("GRACEPOINT_", "JAX_", "XLA_")) and "proxy" not in k.lower()
+        }
+        processes = cls([], port, logs)
+        for index in range(count):
+            log = Path(logs.name) / f"{index}.log"
+            own = {
+                **inherited,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONUNBUFFERED": "1",
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                _COORDINATOR: f"127.0.0.1:{port.getsockname()[1]}",
+                _INDEX: str(index),
+                _COUNT: str(count),
+                **(environment or {}),
+                **(environments[index] if environments else {}),
+            }
+            with log.open("wb") as output:
+                popen = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-c", _BOOT, str(script), *arguments],
+                    env=own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            processes._processes.append(Process(popen, log))
+        return processes
+
+    def __getitem__(self, index: int) -> Process:
+        return self._processes[index]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill_group()
+            process.keep_output()
+        self._port.close()
+        self._logs.cleanup()
+
+    def output(self) -> str:
+        """What all have printed, each under its own heading."""
+        return "\n".join(f"--- process {i}\n{p.output}" for i, p in enumerate(self._processes))
+
+    def wait(self, timeout_s: float) -> list[Result]:
+        """Waits for all to end; on a timeout dumps stacks, kills them and fails with all output."""
+        deadline = time.monotonic() + timeout_s
+        while any(running := [p.running for p in self._processes]):  # each notes when it ended
+            if time.monotonic() > deadline:
+                left = [i for i, runs in enumerate(running) if runs]
+                for process in self._processes:
+                    process.dump_stacks()
+                for process in self._processes:
+                    _wait_until_ended(process, 3)
+                raise AssertionError(f"processes {left} still ran after {timeout_s} s:\n{self.output()}")
+            time.sleep(0.005)
+        return [p.result() for p in self._processes]
+
+
+def _wait_until_ended(process: Process, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while process.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _reserve_port() -> socket.socket:
+    """Holds a port that the kernel chose; the coordinator can bind it too (gRPC sets SO_REUSEPORT)."""
+    held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind(("::", 0))
+    return held

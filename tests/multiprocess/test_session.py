@@ -1,0 +1,244 @@
+"""Whole preemptions in real JAX processes: who is told, where all stop, what is saved, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Report, Resumption
+from tests.multiprocess.launcher import Processes, Result
+from tests.unit.receivers.server import OperatorServer, notice
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).with_name("train.py")
+SAVED, UNSAVED = 77, 78
+STATE_BYTES = 48 * 16 * 4 + 4
+Start = Callable[..., Processes]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the training script; the processes end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start_processes(count: int, environments: list[dict[str, str]] | None = None, **options: Any) -> Processes:
+            return stack.enter_context(
+                Processes.start(
+                    SCRIPT,
+                    count,
+                    arguments=[str(tmp_path / "checkpoints"), json.dumps(options)],
+                    environments=environments,
+                )
+            )
+
+        yield start_processes
+
+
+@pytest.fixture
+def operator() -> Iterator[OperatorServer]:
+    with OperatorServer() as server:
+        yield server
+
+
+def preempted(result: Result) -> tuple[bool, int]:
+    """What ``Preempted`` said: (saved, step)."""
+    found = re.search(r"^preempted (True|False) (\d+) ", result.output, re.MULTILINE)
+    assert found, result.output
+    return found[1] == "True", int(found[2])
+
+
+def value(output: str) -> str:
+    found = re.search(r"^value .*$", output, re.MULTILINE)
+    assert found, output
+    return found[0]
+
+
+def all_training(processes: Processes, count: int, step: int = 10) -> None:
+    for index in range(count):
+        processes[index].wait_for_line(f"training {step}")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sigterm_to_one_process_saves_the_same_step_in_all_and_the_next_start_goes_on_from_it(
+    start: Start, count: int
+) -> None:
+    processes = start(count)
+    all_training(processes, count)
+    processes[count - 1].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED] * count, processes.output()
+    (end,) = {preempted(r) for r in results}
+    saved, step = end
+    assert saved
+
+    again = start(count, steps=step + 5)
+    assert [r.code for r in again.wait(timeout_s=60)] == [0] * count, again.output()
+    for index, result in enumerate(results):
+        output = again[index].output
+        assert f"restored {step} {{'position': {step}, 'process': {index}}}" in output
+        assert value(output) == value(result.output)  # bit for bit: Python prints floats exactly
+
+
+def test_a_notice_to_one_process_stops_all_and_the_operator_hears_every_phase(
+    start: Start, operator: OperatorServer, tmp_path: Path
+) -> None:
+    processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)], save_every_steps=5)
+    all_training(processes, 2)
+    stream = operator.wait_for_stream(process_index=1)
+    stream.send_frame(notice(stream, remaining_s=20.0))
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    (end,) = {preempted(r) for r in results}
+
+    (receipt,) = operator.messages(Acknowledgement)
+    assert (receipt.preemption, receipt.process_index, receipt.pod_uid) == ("gpt-1", 1, "pod-uid-1")
+    reports: list[Report] = operator.messages(Report)
+    assert [r.phase for r in reports] == [
+        Phase.FROZEN, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED,
+    ]  # fmt: skip
+    last = reports[-1]
+    assert {r.pod_uid for r in reports} == {"pod-uid-0"}  # the primary process speaks for all
+    assert (last.preemption, last.cause) == ("gpt-1", "SpotTermination")
+    assert (last.step, last.steps_lost, last.process_count, last.participants) == (end[1], 0, 2, [0, 1])
+    assert last.ordinal == last.step
+    assert last.bytes == STATE_BYTES
+    assert last.seconds_to_spare is not None
+    assert 10 < last.seconds_to_spare < 20
+    assert list(last.stages) == ["frozen", "agreed", "drained", "written", "durable", "committed"]
+    times = [t.max_s for t in last.stages.values()]
+    assert times == sorted(times)
+
+    resumptions: list[Resumption] = operator.messages(Resumption)
+    assert [(r.restored_step, r.training) for r in resumptions] == [(None, False), (None, True)]
+    forecasts: list[Forecast] = operator.messages(Forecast)
+    assert forecasts[-1].state_bytes == STATE_BYTES
+    assert forecasts[-1].save_s > 0
+
+
+def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: OperatorServer, tmp_path: Path) -> None:
+    processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)], steps=60)
+    all_training(processes, 2)
+    stream = operator.wait_for_stream(process_index=0)
+    stream.send_frame(notice(stream, session="the session before"))
+    stream.send_frame(notice(stream, pod_uid="pod-uid-1"))
+    processes[0].wait_for_line("ignored what is not for this session")
+    assert [r.code for r in processes.wait(timeout_s=60)] == [0, 0], processes.output()
+    assert operator.messages(Acknowledgement) == []
+    assert operator.messages(Report) == []
+
+
+def test_two_notices_at_once_are_one_preemption(start: Start, operator: OperatorServer, tmp_path: Path) -> None:
+    processes = start(3, [operator.environment(i, 3, tmp_path) for i in range(3)])
+    all_training(processes, 3)
+    for index in (1, 2):
+        stream = operator.wait_for_stream(process_index=index)
+        stream.send_frame(notice(stream))
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED] * 3, processes.output()
+    assert len({preempted(r) for r in results}) == 1
+    assert [r.phase for r in operator.messages(Report)].count(Phase.COMMITTED) == 1
+    assert operator.messages(Report)[-1].preemption == "gpt-1"
+
+
+def test_a_step_that_stalls_holds_up_the_save_and_does_not_split_it(start: Start) -> None:
+    processes = start(2, stall=[1, 15, 3.0])
+    processes[1].wait_for_line("stalled 15")
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    assert len({preempted(r) for r in results}) == 1
+
+
+def test_a_step_that_never_ends_lets_everybody_go_at_the_deadline_with_the_unsaved_code(start: Start) -> None:
+    processes = start(2, stall=[1, 15, 600.0], grace_period_s=6.0)
+    processes[1].wait_for_line("stalled 15")
+    began = time.monotonic()
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [UNSAVED, UNSAVED], processes.output()
+    assert all(r.ended_at - began < 6.5 for r in results), [r.ended_at - began for r in results]
+
+
+@pytest.mark.parametrize("how", ["sleep", "raise", "shutdown"])
+def test_the_exit_code_is_the_policys_whatever_a_finally_does(start: Start, how: str) -> None:
+    processes = start(2, **{"finally": how})
+    all_training(processes, 2)
+    began = time.monotonic()
+    processes[1].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    assert all("finally" in r.output for r in results)
+    assert all(r.ended_at - began < 12 for r in results)
+
+
+def test_a_peer_that_is_killed_after_the_commit_delays_nobody_for_long(start: Start) -> None:
+    processes = start(2, **{"finally": "sleep"})
+    all_training(processes, 2)
+    processes[0].signal(signal.SIGTERM)
+    processes[1].wait_for_line("preempted True")
+    processes[1].signal(signal.SIGKILL)
+    began = time.monotonic()
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, -signal.SIGKILL], processes.output()
+    assert results[0].ended_at - began < 9
+
+
+def test_a_peer_that_is_killed_in_the_freeze_lets_the_others_end_with_the_unsaved_code(start: Start) -> None:
+    processes = start(3, kill_self_in_freeze=2, grace_period_s=6.0)
+    all_training(processes, 3)
+    began = time.monotonic()
+    processes[1].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [UNSAVED, UNSAVED, -signal.SIGKILL], processes.output()
+    assert all(r.ended_at - began < 6.5 for r in results)
+
+
+def test_processes_that_count_steps_differently_save_nothing_and_name_both(start: Start) -> None:
+    processes = start(2, step_offset=1)
+    all_training(processes, 2)
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [UNSAVED, UNSAVED], processes.output()
+    for result in results:
+        assert re.search(r"process 0 is at step \d+ and process 1 at step \d+", result.output)
+
+
+def test_a_users_own_error_is_not_masked_and_lets_the_others_go_long_before_the_deadline(start: Start) -> None:
+    processes = start(2, fail=[1, 15], **{"with": True}, grace_period_s=60.0)
+    processes[1].wait_for_line("RuntimeError: the user's own error")
+    began = time.monotonic()
+    processes[0].signal(signal.SIGTERM)
+    # It is stuck in the collective of a step that process 1 never made: only the watchdog can end it.
+    processes[0].wait_for_line("process 1 broke off: RuntimeError: the user's own error", timeout_s=5)
+    processes[0].wait_for_line("ended by the watchdog code=78")
+    assert time.monotonic() - began < 12
+
+
+def test_a_notice_after_the_end_of_training_saves_nothing_and_training_ends_well(
+    start: Start, operator: OperatorServer, tmp_path: Path
+) -> None:
+    # Process 1 is stuck in its last step, when process 0 has finished.
+    environments = [operator.environment(i, 2, tmp_path) for i in range(2)]
+    processes = start(2, environments, steps=15, stall=[1, 15, 3.0])
+    processes[1].wait_for_line("stalled 15")
+    processes[0].wait_for_line("finally 15")
+    stream = operator.wait_for_stream(process_index=1)
+    stream.send_frame(notice(stream))
+    assert [r.code for r in processes.wait(timeout_s=60)] == [0, 0], processes.output()
+
+
+def test_the_pod_that_was_not_injected_is_refused_instead_of_training_alone(start: Start) -> None:
+    processes = start(1, [{"JOB_COMPLETION_INDEX": "0"}])
+    (result,) = processes.wait(timeout_s=60)
+    assert result.code == 1
+    assert "SettingsError: GRACEPOINT_PROCESS_COUNT: expected the number of training processes" in result.output

@@ -1,0 +1,344 @@
+"""What is saved comes back bit for bit, however it was saved."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint import Checkpointer
+from gracepoint.errors import CheckpointMismatch, SaveFailed, SettingsError
+from gracepoint.gang import Gang
+from tests.unit.checkpoint.support import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    rich_state,
+    save,
+    sharding,
+    small_state,
+)
+
+
+def test_an_emergency_save_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    state = rich_state()
+    saved = save(engine(tmp_path), 3, state)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert (saved.step, restored.step) == (3, 3)
+    assert_same(restored.state, state)
+
+
+def test_a_background_save_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    state = rich_state()
+    checkpointer = engine(tmp_path)
+    checkpointer.save_in_background(3, state, {})
+    checkpointer.close(30)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert_same(restored.state, state)
+
+
+def test_restored_arrays_have_the_placement_of_the_state_they_replace(tmp_path: Path) -> None:
+    state = rich_state()
+    save(engine(tmp_path), 0, state)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    for found, like in zip(jax.tree.leaves(restored.state), jax.tree.leaves(state), strict=True):
+        if isinstance(like, jax.Array):
+            assert found.sharding == like.sharding
+            assert found.committed == like.committed
+            assert getattr(found, "weak_type", False) == getattr(like, "weak_type", False)
+
+
+def test_a_state_is_restored_into_other_shardings(tmp_path: Path) -> None:
+    values = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    save(engine(tmp_path), 1, {"w": jax.device_put(values, sharding("x", "y"))})
+    for spec in [("y", "x"), (None, ("x", "y")), (("x", "y"),), ()]:
+        like = {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding(*spec))}
+        restored = restore(tmp_path, like)
+        assert restored is not None
+        assert restored.state["w"].sharding == sharding(*spec)
+        np.testing.assert_array_equal(restored.state["w"], values)
+
+
+def test_typed_keys_are_restored_into_abstract_keys(tmp_path: Path) -> None:
+    keys = jax.device_put(jax.random.split(jax.random.key(1), 4), sharding("x"))
+    save(engine(tmp_path), 1, {"keys": keys})
+    restored = restore(tmp_path, {"keys": jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=sharding("y"))})
+    assert restored is not None
+    assert_same(restored.state, {"keys": keys})
+
+
+def test_arrays_with_a_transposed_device_layout_are_saved_in_row_order(tmp_path: Path) -> None:
+    layout = pytest.importorskip("jax.experimental.layout")
+    values = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    form = layout.Format(layout.Layout(major_to_minor=(1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    array = jax.device_put(values, form)
+    assert not np.asarray(array).flags.c_contiguous  # otherwise this tests nothing
+    save(engine(tmp_path), 1, {"w": array})
+    restored = restore(tmp_path, {"w": values})
+    assert restored is not None
+    np.testing.assert_array_equal(restored.state["w"], values)
+
+
+def test_a_state_may_be_donated_as_soon_as_the_background_save_has_begun(tmp_path: Path) -> None:
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
+    state = {"w": jax.device_put(jnp.arange(1 << 20, dtype=jnp.float32), sharding(("x", "y")))}
+    checkpointer = engine(tmp_path)
+    checkpointer.prepare(state)
+    expected = {}
+    for number in range(4):
+        expected[number] = np.array(state["w"])
+        checkpointer.save_in_background(number, state, {})
+        old = state
+        state = step(state)
+        assert old["w"].is_deleted()
+    checkpointer.close(30)
+    for number in (1, 2, 3):  # keep_last is 3
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "3"]
+        files = sorted((tmp_path / str(number) / "default" / "w").glob("[0-9]*"))
+        assert b"".join(f.read_bytes() for f in files) == expected[number].tobytes()
+
+
+def test_numpy_leaves_may_be_changed_as_soon_as_the_background_save_has_begun(tmp_path: Path) -> None:
+    state = {"w": np.zeros(1 << 20)}
+    checkpointer = engine(tmp_path)
+    checkpointer.save_in_background(1, state, {})
+    state["w"][:] = 1
+    checkpointer.close(30)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert not restored.state["w"].any()
+
+
+def test_host_state_comes_back_as_it_was_when_the_save_began(tmp_path: Path) -> None:
+    position = {"epoch": 1, "order": np.arange(3), "rng": (3, (1, 2), None), "raw": b"\x00\xff"}
+    checkpointer = engine(tmp_path)
+    checkpointer.save_in_background(1, small_state(), {"data": position})
+    position["epoch"] = 2
+    checkpointer.close(30)
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    data = restored.host_state["data"]
+    assert (data["epoch"], data["rng"], data["raw"]) == (1, (3, (1, 2), None), b"\x00\xff")
+    np.testing.assert_array_equal(data["order"], np.arange(3))
+
+
+def test_stages_are_told_in_order(tmp_path: Path) -> None:
+    stages: list[str] = []
+    save(engine(tmp_path), 1, small_state(), on_stage=stages.append)
+    assert stages == ["written", "durable", "committed"]
+
+
+def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert engine(tmp_path / "new").prepare(small_state()) == 16 * 4 + 8 * 2 + 8
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_nothing_is_compiled_in_a_save_once_it_was_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = rich_state()
+    # Of shapes that no other test has, so that nothing is compiled already.
+    state["unseen"] = jax.random.split(jax.random.key(5), 7)
+    state["more"] = jax.device_put(jnp.ones((14, 6)), sharding("x", "y"))
+    checkpointer = engine(tmp_path)
+    with jax.log_compiles():
+        checkpointer.prepare(state)
+        assert "Compiling" in caplog.text  # else this tests nothing
+        caplog.clear()
+        save(checkpointer, 1, state)
+        checkpointer.save_in_background(2, state, {})
+        checkpointer.close(30)
+    assert "Compiling" not in caplog.text
+
+
+def test_the_last_save_is_measured(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path)
+    assert checkpointer.last_save is None
+    checkpointer.save_in_background(4, small_state(), {})
+    checkpointer.wait_until_finished(30)
+    last = checkpointer.last_save
+    assert last is not None
+    assert (last.step, last.bytes) == (4, 16 * 4 + 8 * 2 + 8)
+    assert 0 < last.durable_s <= last.committed_s
+    assert last.snapshot_s > 0
+
+
+def test_saving_a_committed_step_again_writes_nothing(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path)
+    save(checkpointer, 1, small_state())
+    before = (tmp_path / "1").stat()
+    stages: list[str] = []
+    assert save(checkpointer, 1, small_state(), on_stage=stages.append).step == 1
+    assert (tmp_path / "1").stat() == before
+    assert stages == ["written", "durable", "committed"]
+
+
+def test_saving_the_restored_step_again_writes_nothing(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    before = (tmp_path / "1").stat().st_ino
+    checkpointer = engine(tmp_path, attempt="job-1-b")
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    save(checkpointer, 1, small_state())
+    assert (tmp_path / "1").stat().st_ino == before
+
+
+def test_an_emergency_in_the_middle_of_the_background_save_of_its_step_waits_for_that(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path)
+    checkpointer.save_in_background(5, small_state(), {})
+    save(checkpointer, 5, small_state())
+    assert checkpointer.last_save is not None
+    assert checkpointer.last_save.snapshot_s > 0  # the background save's
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["5"]
+
+
+def test_the_leaves_of_a_gang_are_written_by_all_its_processes(tmp_path: Path) -> None:
+    state = {f"layer{i}": np.full(1000, i) for i in range(8)}
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 1, state))
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert_same(restored.state, state)
+    records = [(tmp_path / "1" / f"done.process_{i}.json").read_text() for i in range(2)]
+    assert [record.count("/.zarray") for record in records] == [4, 4]
+
+
+def test_copies_that_differ_between_processes_fail_the_save_in_all(tmp_path: Path) -> None:
+    def run(gang: Gang) -> Any:
+        return save(engine(tmp_path, gang), 1, {"same": 1, "other": gang.process_index})
+
+    outcomes = outcomes_in_gang(2, run)
+    for outcome in outcomes:
+        assert isinstance(outcome, SaveFailed)
+        assert "leaf 'other' is local to each process" in str(outcome)
+    assert restore(tmp_path, {"same": 1, "other": 0}) is None
+
+
+def test_host_state_is_each_process_s_own(tmp_path: Path) -> None:
+    in_gang(3, lambda gang: save(engine(tmp_path, gang), 1, small_state(), {"data": gang.process_index * 11}))
+    restored = in_gang(3, lambda gang: restore(tmp_path, small_state(), gang=gang))
+    assert [r.host_state["data"] for r in restored if r] == [0, 11, 22]
+
+
+def test_host_state_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 1, small_state(), {"data": 1}))
+    with pytest.raises(CheckpointMismatch, match=r"host state \(data\) was saved by 2 processes.* into 1"):
+        restore(tmp_path, small_state())
+
+
+def test_a_state_without_host_state_is_restored_by_any_number_of_processes(tmp_path: Path) -> None:
+    in_gang(3, lambda gang: save(engine(tmp_path, gang), 1, small_state()))
+    restored = in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang))
+    for one in restored:
+        assert one is not None
+        assert_same(one.state, small_state())
+
+
+def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(gang: Gang) -> list[str]:
+        checkpointer = engine(tmp_path, gang)
+        if gang.process_index == 1:
+            monkeypatch.setattr(checkpointer._writer, "write", _no_space)
+        checkpointer.save_in_background(1, small_state(), {})
+        raised = []
+        for _ in range(2):
+            try:
+                checkpointer.wait_until_finished(30)
+            except SaveFailed as error:
+                raised.append(str(error.__cause__))
+        return raised
+
+    others, failed = in_gang(2, run)
+    assert len(failed) == 1
+    assert "No space left" in failed[0]
+    assert len(others) == 1
+    assert "process 1 reported" in others[0]
+    assert "No space left" in others[0]
+
+
+def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = engine(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer._writer, "write", _no_space)
+        checkpointer.save_in_background(1, small_state(), {})
+        with pytest.raises(SaveFailed):
+            checkpointer.wait_until_finished(30)
+    save(checkpointer, 2, small_state())
+    assert restore(tmp_path, small_state()) is not None
+
+
+def test_a_state_that_one_process_cannot_save_fails_the_save_in_all(tmp_path: Path) -> None:
+    def run(gang: Gang) -> Any:
+        host_state = {"data": object() if gang.process_index == 1 else 1}
+        return save(engine(tmp_path, gang), 1, small_state(), host_state)
+
+    other, failed = outcomes_in_gang(2, run)
+    assert "host_state['data']: cannot save a object" in str(failed)
+    assert isinstance(other, SaveFailed)
+    assert "process 1 reported" in str(other)
+
+
+def test_a_save_that_takes_too_long_says_what_was_missing(tmp_path: Path) -> None:
+    with pytest.raises(SaveFailed, match=r"files were written to .* within 0\.0 s"):
+        save(engine(tmp_path), 1, small_state(), timeout_s=0.0)
+
+
+def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    checkpointer = engine(tmp_path)
+    monkeypatch.setattr(checkpointer._writer, "write", lambda *_: release.wait(30))
+    checkpointer.save_in_background(1, small_state(), {})
+    with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
+        save(checkpointer, 2, small_state(), timeout_s=0.05)
+    release.set()
+    with pytest.raises(SaveFailed):
+        checkpointer.close(30)
+
+
+def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path)
+    checkpointer.prepare(small_state())
+    other = {"w": jnp.ones(5)}
+    checkpointer.save_in_background(1, other, {})
+    checkpointer.close(30)
+    restored = restore(tmp_path, other)
+    assert restored is not None
+    assert_same(restored.state, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"directory": "gs://bucket/run"}, r"gs:// is not supported", id="object store"),
+        pytest.param({"directory": "relative/path"}, "expected an absolute path", id="relative path"),
+        pytest.param({"attempt": "../x"}, "attempt '../x'", id="attempt that is a path"),
+        pytest.param({"keep_last": 0}, "keep_last is 0; expected at least 1", id="keep nothing"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    from gracepoint.gang import SingleProcess
+
+    options: dict[str, Any] = {"directory": str(tmp_path), "attempt": "a", **arguments}
+    with pytest.raises(SettingsError, match=message):
+        Checkpointer(options.pop("directory"), gang=SingleProcess(), **options)
+
+
+def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    checkpointer = Checkpointer(f"file://{tmp_path}/with%20space", gang=engine(tmp_path)._gang, attempt="a")
+    save(checkpointer, 1, small_state())
+    assert (folder / "1").is_dir()
+
+
+def _no_space(*arguments: Any) -> Any:
+    raise OSError(28, "No space left on device")

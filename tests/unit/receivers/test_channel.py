@@ -1,0 +1,290 @@
+"""The channel's library side against a real TLS server: what is sent, taken, refused, and tried again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gracepoint.receivers import Channel, ChannelError, Disruption, Mailbox, Sender, Subscriber
+from gracepoint.receivers.backoff import Backoff
+from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
+from tests.unit.receivers.server import OperatorServer, notice
+
+WHO = Subscription(
+    namespace="default",
+    pod_name="gpt-workers-0-0",
+    pod_uid="pod-uid-0",
+    session="session-0",
+    jobset_uid="jobset-uid",
+    restart_attempt=0,
+    process_index=0,
+    process_count=2,
+    library_version="0.1.0",
+)
+RECEIPT = Acknowledgement(pod_uid="pod-uid-0", session="session-0", preemption="gpt-1", process_index=0)
+
+
+@pytest.fixture
+def server() -> Iterator[OperatorServer]:
+    with OperatorServer() as server:
+        yield server
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    return path
+
+
+@pytest.fixture
+def channel(server: OperatorServer, token: Path) -> Iterator[Callable[[], Channel]]:
+    made: list[Channel] = []
+
+    def make() -> Channel:
+        made.append(Channel(server.url, server.ca_certificate, str(token)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def sender(channel: Callable[[], Channel]) -> Iterator[Sender]:
+    sender = Sender(channel(), time.monotonic)
+    yield sender
+    sender.close()
+
+
+class Listener:
+    """A subscriber with what came of it."""
+
+    def __init__(self, channel: Channel, who: Subscription = WHO) -> None:
+        self.changed = threading.Condition()
+        self.posts: list[Disruption] = []
+        self.receipts: list[Acknowledgement] = []
+        mailbox = Mailbox(time.monotonic)
+        mailbox.listen(self._heard)
+        self.subscriber = Subscriber(channel, who, mailbox, self._acknowledged)
+
+    def _heard(self, disruption: Disruption) -> None:
+        with self.changed:
+            self.posts.append(disruption)
+            self.changed.notify_all()
+
+    def _acknowledged(self, receipt: Acknowledgement) -> None:
+        with self.changed:
+            self.receipts.append(receipt)
+            self.changed.notify_all()
+
+    def wait_for_posts(self, number: int = 1) -> list[Disruption]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.receipts) >= number, 30)
+            return list(self.posts)
+
+
+@pytest.fixture
+def listener(channel: Callable[[], Channel]) -> Iterator[Listener]:
+    listener = Listener(channel())
+    yield listener
+    listener.subscriber.close()
+
+
+def test_a_subscription_says_who_listens_and_shows_the_token(listener: Listener, server: OperatorServer) -> None:
+    stream = server.wait_for_stream()
+    assert stream.who == WHO
+    assert stream.token == "first"
+    assert listener.subscriber.wait_until_connected(30)
+
+
+def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: OperatorServer) -> None:
+    stream = server.wait_for_stream()
+    stream.send_frame(notice(stream, remaining_s=12.5))
+    (post,) = listener.wait_for_posts()
+    assert post == Disruption(
+        preemption="gpt-1",
+        cause="SpotTermination",
+        signal="taint cloud.google.com/impending-node-termination",
+        remaining_s=12.5,
+    )
+    assert listener.receipts == [RECEIPT]
+
+
+def test_what_is_not_for_this_session_is_neither_posted_nor_acknowledged(
+    listener: Listener, server: OperatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = server.wait_for_stream()
+    stream.send_frame(notice(stream, session="another"))
+    stream.send_frame(notice(stream, pod_uid="another"))
+    stream.send_frame(notice(stream, mode=Mode.OBSERVE))
+    stream.send_frame(Retraction(preemption="gpt-1", pod_uid=WHO.pod_uid, session=WHO.session, reason="taint removed"))
+    stream.send_frame(notice(stream, preemption="gpt-2"))  # the one that is
+    assert [p.preemption for p in listener.wait_for_posts()] == ["gpt-2"]
+    assert caplog.text.count("ignored what is not for this session") == 2
+
+
+def test_a_frame_that_cannot_be_read_costs_only_itself(listener: Listener, server: OperatorServer) -> None:
+    stream = server.wait_for_stream()
+    stream.send("nonsense\n")
+    stream.send('{"type":"from the future","version":1}\n')
+    line = notice(stream).to_json() + "\n"
+    stream.send(line[:20])  # frames need not come in one piece
+    stream.send(line[20:])
+    assert len(listener.wait_for_posts()) == 1
+    assert len(server.streams) == 1
+
+
+def test_a_stream_that_ends_is_opened_again_with_a_renewed_token(
+    listener: Listener, server: OperatorServer, token: Path
+) -> None:
+    stream = server.wait_for_stream()
+    token.write_text("second\n")
+    stream.end()
+    again = server.wait_for_stream(number=2)
+    assert again.token == "second"
+    again.send_frame(notice(again))
+    assert len(listener.wait_for_posts()) == 1
+
+
+def test_a_stream_that_falls_silent_is_given_up_after_three_heartbeats(
+    server: OperatorServer, channel: Callable[[], Channel]
+) -> None:
+    server.heartbeat_s = 0.1
+    listener = Listener(channel())
+    try:
+        first = server.wait_for_stream()
+        for _ in range(5):  # longer than three heartbeats in all, and alive
+            first.send_frame(Ping())
+            time.sleep(0.1)
+        assert len(server.streams) == 1
+        server.wait_for_stream(number=2)
+    finally:
+        listener.subscriber.close()
+
+
+def test_a_refused_subscription_is_tried_again(server: OperatorServer, channel: Callable[[], Channel]) -> None:
+    server.refuse[PATH_SUBSCRIBE] = 503
+    listener = Listener(channel())
+    try:
+        server.wait_until(lambda: len(server.refused) >= 2)
+        server.refuse.clear()
+        server.wait_for_stream()
+    finally:
+        listener.subscriber.close()
+
+
+@pytest.mark.parametrize("state", ["connected", "not yet", "waiting to try again"])
+def test_closing_is_quick_in_every_state(server: OperatorServer, channel: Callable[[], Channel], state: str) -> None:
+    if state == "waiting to try again":
+        server.refuse[PATH_SUBSCRIBE] = 503
+    listener = Listener(channel())
+    if state == "connected":
+        server.wait_for_stream()
+    elif state == "waiting to try again":
+        server.wait_until(lambda: len(server.refused) >= 2)
+    began = time.monotonic()
+    listener.subscriber.close()
+    assert time.monotonic() - began < 1.5
+    assert not [t for t in threading.enumerate() if t.name == "gracepoint-subscription"]
+
+
+def test_a_server_with_a_certificate_of_somebody_else_is_refused(server: OperatorServer, token: Path) -> None:
+    other = trustme.CA().cert_pem.bytes().decode()
+    channel = Channel(server.url, other, str(token))
+    with pytest.raises(ChannelError, match="CERTIFICATE_VERIFY_FAILED"):
+        channel.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+
+
+def test_a_missing_token_is_an_error_of_the_channel(server: OperatorServer, tmp_path: Path) -> None:
+    channel = Channel(server.url, server.ca_certificate, str(tmp_path / "nowhere"))
+    with pytest.raises(ChannelError, match="nowhere"):
+        channel.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+
+
+def test_messages_arrive_in_order_and_flush_waits_for_them(sender: Sender, server: OperatorServer) -> None:
+    for number in range(5):
+        sender.send(_resumption(number), within_s=30)
+    assert sender.flush(30)
+    assert [m.restored_step for m in server.messages(Resumption)] == [0, 1, 2, 3, 4]
+    assert {token for token, _ in server.received} == {"first"}
+
+
+def test_a_message_is_sent_again_until_it_is_taken(sender: Sender, server: OperatorServer) -> None:
+    server.refuse[PATH_RESUMPTION] = 503
+    sender.send(_resumption(1), within_s=60)
+    server.wait_until(lambda: len(server.refused) >= 2)
+    server.refuse.clear()
+    assert sender.flush(30)
+    assert len(server.messages(Resumption)) == 1
+
+
+def test_a_message_that_is_refused_for_good_does_not_hold_up_the_next(
+    sender: Sender, server: OperatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.refuse[PATH_RESUMPTION] = 400
+    sender.send(_resumption(1), within_s=60)
+    sender.send(RECEIPT, within_s=60)
+    assert sender.flush(30)
+    assert [type(m) for _, m in server.received] == [Acknowledgement]
+    assert server.refused == [PATH_RESUMPTION]
+    assert "not sent message=Resumption" in caplog.text
+
+
+def test_a_message_whose_time_is_over_is_dropped_with_a_word(
+    sender: Sender, server: OperatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.refuse[PATH_RESUMPTION] = 503
+    sender.send(_resumption(1), within_s=0.3)
+    assert sender.flush(30)
+    assert "not sent message=Resumption" in caplog.text
+
+
+def test_a_full_queue_never_blocks_training(
+    sender: Sender, server: OperatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.refuse[PATH_RESUMPTION] = 503
+    began = time.monotonic()
+    for number in range(300):
+        sender.send(_resumption(number), within_s=60)
+    assert time.monotonic() - began < 5
+    assert "dropped, as too many wait" in caplog.text
+    assert not sender.flush(0.0)
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_made_anew_at_once(
+    channel: Callable[[], Channel], server: OperatorServer
+) -> None:
+    kept = channel()
+    kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+    kept.interrupt()  # what an idle timeout of the server does to it
+    kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+    assert len(server.messages(Acknowledgement)) == 2
+
+
+def test_pauses_grow_to_a_limit_and_are_spread() -> None:
+    backoff = Backoff(first_s=1.0, most_s=8.0)
+    pauses = [backoff.next_s() for _ in range(50)]
+    assert all(0.1 <= p <= 8.0 for p in pauses)
+    assert pauses[0] <= 1.0
+    assert max(pauses[5:]) > 2.0
+    assert len(set(pauses)) == 50
+    backoff.reset()
+    assert backoff.next_s() <= 1.0
+
+
+def _resumption(step: int) -> Resumption:
+    return Resumption(
+        pod_uid="pod-uid-0",
+        session="session-0",
+        jobset_uid="jobset-uid",
+        restart_attempt=0,
+        restored_step=step,
+        training=True,
+    )

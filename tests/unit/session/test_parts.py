@@ -1,0 +1,191 @@
+"""The session's small parts: stages, forecasts, leaving, run-ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gracepoint.forecast import Pace, figures
+from gracepoint.leaving import Leaving
+from gracepoint.multihost import InMemoryStore
+from gracepoint.runahead import LIMIT, RunAhead
+from gracepoint.stages import Stages, summary
+from tests.unit.multihost.gangs import together
+
+
+def test_stages_are_counted_from_the_notice_in_seconds() -> None:
+    now_s = iter([11.0, 12.5])
+    stages = Stages(10.0, lambda: next(now_s))
+    assert stages.last is None
+    stages.mark("frozen")
+    stages.mark("agreed")
+    assert json.loads(stages.to_json()) == {"frozen": 1.0, "agreed": 2.5}
+    assert stages.last == "agreed"
+
+
+def test_an_unknown_stage_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'frozzen'"):
+        Stages(0.0, lambda: 0.0).mark("frozzen")
+
+
+def test_the_summary_is_over_all_processes_and_leaves_out_what_not_all_reached() -> None:
+    found = summary(['{"frozen": 1.0, "written": 2.0}', '{"frozen": 2.0}', '{"frozen": 6.0, "written": 1.0}'])
+    assert {k: (t.p50_s, t.max_s) for k, t in found.items()} == {"frozen": (2.0, 6.0)}
+
+
+def test_the_pace_is_the_median_so_that_a_save_in_between_does_not_count() -> None:
+    pace = Pace()
+    for now_s in (0, 1, 2, 12, 13):
+        pace.passed(now_s)
+        assert not pace.known
+    pace.passed(14)
+    assert pace.known
+    assert pace.step_s == 1
+
+
+@dataclasses.dataclass
+class Save:
+    bytes: int
+    committed_s: float
+
+
+def test_a_forecast_scales_the_last_save_to_the_state() -> None:
+    assert figures(Pace(), 200, 4, Save(bytes=100, committed_s=3.0)).save_s == 6.0
+
+
+def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
+    assert figures(Pace(), 400_000_000, 2, None).save_s == pytest.approx(1.0 + 2.0)
+
+
+class End:
+    """Notes how a process would have ended."""
+
+    def __init__(self) -> None:
+        self.codes: list[tuple[int, float]] = []
+        self.ended = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append((code, time.monotonic()))
+        self.ended.set()
+
+
+@pytest.fixture(autouse=True)
+def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+
+
+def leaving(
+    store: InMemoryStore, service_id: int, count: int, end: End, overdue: Callable[[], None] = lambda: None
+) -> Leaving:
+    return Leaving(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+
+
+def test_the_host_of_the_coordination_service_leaves_last() -> None:
+    store, ends = InMemoryStore(), [End() for _ in range(3)]
+    members = [leaving(store, i, 3, end) for i, end in enumerate(ends)]
+
+    def leave(member: Leaving, after_s: float) -> None:
+        member.decide(77)
+        time.sleep(after_s)
+        member.leave()
+
+    together(*(functools.partial(leave, m, s) for m, s in zip(members, (0.0, 0.1, 0.2), strict=True)))
+    assert [e.codes[0][0] for e in ends] == [77, 77, 77]
+    assert ends[0].codes[0][1] > max(e.codes[0][1] for e in ends[1:])
+
+
+def test_nobody_leaves_before_the_end_is_decided() -> None:
+    end = End()
+    leaving(InMemoryStore(), 1, 2, end).leave()
+    assert end.codes == []
+
+
+def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
+    end, said = End(), threading.Event()
+    until_s = time.monotonic() + 0.1
+    leaving(InMemoryStore(), 0, 1, end, said.set).watch(lambda: until_s - time.monotonic(), 78)
+    assert end.ended.wait(10)
+    assert said.is_set()
+    assert end.codes[0][0] == 78
+
+
+def test_the_watchdog_keeps_to_what_was_decided() -> None:
+    end, said = End(), threading.Event()
+    member = leaving(InMemoryStore(), 1, 2, end, said.set)
+    member.decide(77)
+    member.watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 77
+    assert not said.is_set()
+
+
+def test_a_cancelled_watchdog_ends_nobody() -> None:
+    end = End()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    until_s = time.monotonic() + 0.2
+    member.watch(lambda: until_s - time.monotonic(), 78)
+    member.cancel()
+    assert not end.ended.wait(0.5)
+
+
+def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:
+    """How much of the time of 12 heavy, donated steps the host spends in the loop that dispatches them."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        w = jax.lax.fori_loop(0, 20, lambda _, w: jnp.tanh(w @ w), state["w"])
+        return {"w": w, "count": state["count"] + 1}
+
+    state = jax.block_until_ready(step({"w": jnp.ones((300, 300)), "count": jnp.zeros(())}))
+    throttle(state)
+    began_s = time.monotonic()
+    for _ in range(12):
+        state = step(state)
+        throttle(state)
+    looped_s = time.monotonic() - began_s
+    jax.block_until_ready(state)
+    assert int(state["count"]) == 13
+    return looped_s / (time.monotonic() - began_s)
+
+
+def test_the_host_stays_with_its_devices_but_for_a_few_steps() -> None:
+    # 12 steps of which at most LIMIT are in flight at the end. Medians: other processes use this machine too.
+    throttled = statistics.median(_share_of_time_in_the_loop(RunAhead().throttle) for _ in range(3))
+    free = statistics.median(_share_of_time_in_the_loop(lambda state: None) for _ in range(3))
+    assert throttled > 1 - (LIMIT + 2) / 12
+    assert free < 0.5, "JAX did not run ahead here, so the figure above proves nothing"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param({"step": 3, "name": "x"}, id="no array at all"),
+        pytest.param({"empty": jnp.zeros((0, 4))}, id="an empty array"),
+        pytest.param({"key": jax.random.key(0)}, id="a PRNG key"),
+        pytest.param({"scalar": jnp.zeros(())}, id="a scalar"),
+        pytest.param({"b": jnp.zeros(3, bool), "h": jnp.zeros(3, jnp.bfloat16)}, id="small types"),
+    ],
+)
+def test_states_of_every_kind_can_be_throttled(state: object) -> None:
+    run_ahead = RunAhead()
+    for _ in range(LIMIT + 2):
+        run_ahead.throttle(state)
+
+
+def test_what_is_waited_for_survives_donation() -> None:
+    run_ahead = RunAhead()
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = jnp.zeros(())
+    for _ in range(10):
+        state = step(state)
+        run_ahead.throttle(state)
+    assert state == 10
