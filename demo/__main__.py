@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from demo.install import REGISTRY
 from demo.narrator import Narrator
 from demo.story import Result, Story
 from demo.timeline import table
@@ -30,7 +31,7 @@ def main() -> int:
     try:
         say.chapter("A cluster")
         with _cluster(flags) as cluster:
-            result = Story(cluster, steps=flags.steps, say=say, folder=FOLDER).play()
+            result = Story(cluster, steps=flags.steps, registry=flags.registry, say=say, folder=FOLDER).play()
         (FOLDER / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
         print(_summary(result), flush=True)
     except ClusterError as error:
@@ -47,7 +48,8 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--provider", choices=("local", "existing"), default="local", help="default: %(default)s")
     parser.add_argument("--context", help="kubeconfig context of the existing cluster")
     parser.add_argument("--keep", action="store_true", help="leave the local cluster running, and use it next time")
-    parser.add_argument("--steps", type=int, default=1000, help="training steps of each run (%(default)s)")
+    parser.add_argument("--registry", default=REGISTRY, help="first part of the images' names, for an existing cluster")
+    parser.add_argument("--steps", type=int, default=600, help="training steps of each run (%(default)s)")
     flags = parser.parse_args()
     if (flags.provider == "existing") != (flags.context is not None):
         parser.error("--provider existing and --context NAME belong together: no cluster is picked silently")

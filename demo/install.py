@@ -12,8 +12,7 @@ from tests.testcluster.api import Cluster, NotSupported
 
 ROOT = Path(__file__).parents[1]
 OPERATOR_NAMESPACE = "gracepoint-system"
-_OPERATOR_TAG = "gracepoint.test/operator:demo"
-_TRAINER_TAG = "gracepoint.test/transformer:demo"
+REGISTRY = "gracepoint.test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +23,18 @@ class Images:
     trainer: str
 
 
-def build_images(cluster: Cluster, say: Callable[[str], None]) -> Images:
-    """Builds both images and puts them on every node; what is there already is not built again."""
+def build_images(cluster: Cluster, say: Callable[[str], None], *, registry: str = REGISTRY) -> Images:
+    """Builds both images and puts them on every node; what is there already is not built again.
+
+    Args:
+        cluster: Whose nodes get them.
+        say: Where news go.
+        registry: First part of their names; for a cluster that pulls its images it is where they were pushed.
+    """
+    trainer = "examples/transformer/Dockerfile"
     return Images(
-        operator=_image(cluster, _OPERATOR_TAG, "operator/Dockerfile", "operator", say),
-        trainer=_image(cluster, _TRAINER_TAG, "examples/transformer/Dockerfile", "jax", say),
+        operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", "operator", say),
+        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, "jax", say),
     )
 
 

@@ -76,8 +76,7 @@ class Observer:
 
     def _say_pods(self, snapshot: Snapshot) -> None:
         for pod in snapshot.pods:
-            ended = f", exit code {pod.exit_code}" if pod.exit_code is not None else ""
-            state = f"{pod.phase}{ended}"
+            state = pod.phase if pod.exit_code is None else f"left with exit code {pod.exit_code}"
             if pod.phase != "Pending":
                 self._logs.follow(self._run.namespace, pod.name)
             if self._pods.get(pod.name) != state:

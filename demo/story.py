@@ -11,7 +11,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from demo import install, nodes
+from demo import install, nodes, records
 from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.observer import Observer
@@ -76,13 +76,15 @@ class Story:
     Args:
         cluster: With at least two nodes.
         steps: Steps of each of the two runs.
+        registry: First part of the images' names.
         say: Where news go.
         folder: Where logs are kept.
     """
 
-    def __init__(self, cluster: Cluster, *, steps: int, say: Narrator, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, *, steps: int, registry: str, say: Narrator, folder: Path) -> None:
         self._cluster = cluster
         self._steps = steps
+        self._registry = registry
         self._say = say
         self._logs = PodLogs(cluster, folder)
 
@@ -100,7 +102,7 @@ class Story:
     def _play(self) -> Result:
         say = self._say
         say.chapter("Images, operator, policy")
-        images = install.build_images(self._cluster, say)
+        images = install.build_images(self._cluster, say, registry=self._registry)
         say("helm install of charts/gracepoint")
         install.install_operator(self._cluster, images.operator)
         install.make_namespace(self._cluster, NAMESPACE)
@@ -132,7 +134,11 @@ class Story:
             raise ClusterError(f"no Preemption was made for the taint; {snapshot.describe()}")
         comparison = disturbed.compare(undisturbed)
         preemption = snapshot.preemptions[0]
-        observed = {"the node is gone": node_gone_unix_s} if node_gone_unix_s is not None else {}
+        observed = []
+        if node_gone_unix_s is not None:
+            observed.append(Stage("nodeGone", "the node is gone", node_gone_unix_s - zero_unix_s))
+        if (first_unix_s := _first_step_again(disturbed)) is not None:
+            observed.append(Stage("firstStep", "first step after it is done", first_unix_s - zero_unix_s))
         status = preemption.get("status", {})
         result = Result(
             phase=status.get("phase", ""),
@@ -223,6 +229,11 @@ def broken_promises(result: Result, *, preemptions: int) -> list[str]:
     if missing := set(STAGES) - {stage.name for stage in result.stages}:
         problems.append(f"the timeline lacks {', '.join(sorted(missing))}")
     return problems
+
+
+def _first_step_again(run: TrainingRun) -> float | None:
+    """When the first step of the attempt after the preemption was done, as the trainers recorded it."""
+    return min((step.unix_s for step in records.read(run.output) if step.attempt > 0), default=None)
 
 
 def _stages(preemption: Json) -> set[str]:

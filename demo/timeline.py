@@ -34,13 +34,13 @@ class Stage:
     seconds: float
 
 
-def timeline(preemption: Mapping[str, Any], *, zero_unix_s: float, observed: Mapping[str, float]) -> list[Stage]:
+def timeline(preemption: Mapping[str, Any], *, zero_unix_s: float, observed: Iterable[Stage]) -> list[Stage]:
     """Merges the Preemption's timings with what the demo has seen itself.
 
     Args:
         preemption: The Preemption object. Its timings count from ``spec.observedAt``.
         zero_unix_s: When the taint was put.
-        observed: Text of what the demo saw -> when, in seconds since the epoch.
+        observed: What the demo saw by itself; their seconds count from the taint already.
 
     Returns:
         The stages, the earliest first.
@@ -50,7 +50,7 @@ def timeline(preemption: Mapping[str, Any], *, zero_unix_s: float, observed: Map
     for timing in preemption.get("status", {}).get("timings", []):
         at = seen_unix_s + timing["seconds"] - zero_unix_s
         stages.append(Stage(timing["stage"], STAGES.get(timing["stage"], timing["stage"]), at))
-    stages += [Stage(text, text, at - zero_unix_s) for text, at in observed.items()]
+    stages += observed
     order = ["seen", *STAGES]
     return sorted(
         stages,

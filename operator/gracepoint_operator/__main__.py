@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         server.start(on_failure)
         log.info("started", extra=about(replica=given.replica, namespace=given.namespace))
-        handlers.run(core, api, stop)
+        handlers.run(core, api, stop, replica=given.replica)
     except RuntimeError as error:
         log.error("ended by a failure", extra=about(error=str(error)))
         failed.set()

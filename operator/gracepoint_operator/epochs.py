@@ -17,6 +17,9 @@ CONDITION_ENDED = "Ended"
 #: Ends after which every process of the gang leaves.
 LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
+#: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
+MOVABLE = ("signal", "confidence", "cancelable", "nodes", "pods", "deadline")
+
 _T = TypeVar("_T")
 _NAME_LIMIT = 40  # of the JobSet's part, so that the whole fits into a label
 
@@ -79,7 +82,9 @@ class Epoch:
         """
         spec = other.spec
         if self.spec.deadline < spec.deadline:
-            spec = self.spec
+            # Only what joining signals may change: two replicas saw the first one at slightly different times,
+            # and the API server refuses any other observedAt than the one that stands there.
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
         status = joined_status(self.status, other.status)
         return dataclasses.replace(other, spec=spec, status=status)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -35,13 +35,14 @@ _REQUEST_TIMEOUT_S = 10.0
 _WATCH_S = 240  # whole seconds: the API server refuses 240.0
 
 
-def run(core: Core, api: Kube, stop: threading.Event) -> None:
+def run(core: Core, api: Kube, stop: threading.Event, *, replica: str) -> None:
     """Watches until ``stop`` is set or the process gets SIGTERM or SIGINT. Call it on the main thread.
 
     Args:
         core: Gets every object.
         api: Its credentials are used.
         stop: Ends it from any thread.
+        replica: This replica's name. kopf's own guess asks for the user's name, which a container's may lack.
     """
     registry = kopf.OperatorRegistry()
 
@@ -69,6 +70,7 @@ def run(core: Core, api: Kube, stop: threading.Event) -> None:
         settings=settings(),
         clusterwide=True,
         standalone=True,
+        identity=cast(Any, replica),  # a NewType of str that kopf does not export
         stop_flag=stop,
     )
 

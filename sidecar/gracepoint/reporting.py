@@ -126,6 +126,7 @@ class Reporter:
                 restart_attempt=self._settings.restart_attempt,
                 restored_step=restored_step,
                 training=training,
+                age_s=0.0,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
 

@@ -1,7 +1,8 @@
 """One cluster for all cluster tests, with Gracepoint on it as a user installs it.
 
-The cluster is the local one unless ``GRACEPOINT_CONTEXT`` names another. Tests leave it as they found it:
-nodes untainted and schedulable, the operator running.
+The cluster is one that is made for the tests, unless ``GRACEPOINT_CONTEXT`` names the context of another, or
+``GRACEPOINT_CLUSTER`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
+it: nodes untainted and schedulable, the operator running.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ STEPS = 150
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A real cluster with two nodes and JobSet."""
+    if name := os.environ.get("GRACEPOINT_CLUSTER"):
+        yield testcluster.attach(name)
+        return
     if not os.environ.get("GRACEPOINT_CONTEXT") and (reason := testcluster.why_not_local()):
         pytest.skip(f"no local cluster on this machine: {reason}")
     with testcluster.open(nodes=2) as running:

@@ -10,7 +10,7 @@ import pytest
 from demo.training import Pod, TrainingRun
 from tests.cluster.operator import refused
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 # Runs in a trainer's pod, beside the training process, with the library's own client.
 _PROBE = """

@@ -23,7 +23,7 @@ from tests.testcluster.images import BASE
 from tests.testcluster.local import LocalCluster
 from tests.testcluster.shell import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 _REPOSITORY = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from tests.cluster.conftest import NAMESPACE
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def test_success_starts_no_epoch(undisturbed: TrainingRun) -> None:

@@ -12,7 +12,7 @@ from tests.cluster.conftest import NAMESPACE, POLICY
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def conditions(cluster: Cluster) -> dict[str, str]:

@@ -15,7 +15,7 @@ from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import Env
 from tests.cluster.operator import restart_abruptly, stopped
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 MIDDLE = 40  # of the run's steps; the disturbance comes when this one was recorded
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.testcluster.api import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "resources-test"

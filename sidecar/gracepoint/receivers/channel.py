@@ -16,7 +16,7 @@ from pathlib import Path
 from gracepoint.errors import GracepointError
 from gracepoint.wire.messages import Message
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
 
 
 class ChannelError(GracepointError, ConnectionError):

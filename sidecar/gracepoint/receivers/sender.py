@@ -28,7 +28,8 @@ _PATHS: dict[type[Message], str] = {
     Resumption: PATH_RESUMPTION,
 }
 _MOST_WAITING = 200
-_POST_TIMEOUT_S = 5.0
+#: Short, as a replica that went away with its node answers nothing, and the next try may reach the other one.
+_POST_TIMEOUT_S = 2.0
 _JOIN_S = 1.0
 #: The operator took the message for what it is and does not want it; trying again cannot help. 401 and 403 are
 #: not among them: a token is renewed, and the operator may not have seen the pod yet.
@@ -38,7 +39,18 @@ _FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 @dataclasses.dataclass(frozen=True)
 class _Item:
     message: Message
-    until_s: float
+    queued_at_s: float
+    within_s: float
+
+    @property
+    def until_s(self) -> float:
+        return self.queued_at_s + self.within_s
+
+    def as_of(self, now_s: float) -> Message:
+        """The message as it reads when sent now."""
+        if isinstance(self.message, Resumption):
+            return dataclasses.replace(self.message, age_s=self.message.age_s + now_s - self.queued_at_s)
+        return self.message
 
 
 class Sender:
@@ -65,7 +77,7 @@ class Sender:
             if len(self._waiting) >= _MOST_WAITING:
                 log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
                 return
-            self._waiting.append(_Item(message, self._clock() + within_s))
+            self._waiting.append(_Item(message, self._clock(), within_s))
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -102,7 +114,7 @@ class Sender:
         backoff = Backoff(first_s=0.1, most_s=2.0)
         while not self._closed:
             try:
-                return self._channel.post(path, item.message, timeout_s=_POST_TIMEOUT_S)
+                return self._channel.post(path, item.as_of(self._clock()), timeout_s=_POST_TIMEOUT_S)
             except ChannelError as error:
                 pause_s = backoff.next_s()
                 if error.status in _FINAL or self._clock() + pause_s > item.until_s:

@@ -257,6 +257,7 @@ class Resumption(Message):
     restart_attempt: int
     restored_step: int | None  # None: there was no checkpoint, training began at 0
     training: bool  # False: restored; True: the first step after it was passed
+    age_s: float  # since that happened, when this was sent: the way to the operator may be broken for a while
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from demo.timeline import STAGES, table, timeline
+from demo.timeline import STAGES, Stage, table, timeline
 
 ZERO_UNIX_S = 1_770_000_000.0  # 2026-02-02T02:40:00Z
 
@@ -13,7 +13,7 @@ def preemption(**seconds: float) -> dict[str, Any]:
 
 
 def test_all_stages_count_from_the_taint() -> None:
-    stages = timeline(preemption(noticeSent=0.01, committed=1.5), zero_unix_s=ZERO_UNIX_S, observed={})
+    stages = timeline(preemption(noticeSent=0.01, committed=1.5), zero_unix_s=ZERO_UNIX_S, observed=[])
     assert [(stage.name, round(stage.seconds, 3)) for stage in stages] == [
         ("seen", 0.25),
         ("noticeSent", 0.26),
@@ -22,23 +22,23 @@ def test_all_stages_count_from_the_taint() -> None:
 
 
 def test_what_the_demo_saw_stands_where_it_happened() -> None:
-    observed = {"the node is gone": ZERO_UNIX_S + 1}
+    observed = [Stage("nodeGone", "the node is gone", 1.0)]
     stages = timeline(preemption(frozen=0.1, training=9), zero_unix_s=ZERO_UNIX_S, observed=observed)
     assert [stage.text for stage in stages][-2:] == ["the node is gone", STAGES["training"]]
 
 
 def test_stages_of_the_same_moment_stand_in_their_usual_order() -> None:
-    stages = timeline(preemption(agreed=1.0, frozen=1.0), zero_unix_s=ZERO_UNIX_S, observed={})
+    stages = timeline(preemption(agreed=1.0, frozen=1.0), zero_unix_s=ZERO_UNIX_S, observed=[])
     assert [stage.name for stage in stages] == ["seen", "frozen", "agreed"]
 
 
 def test_a_stage_of_a_newer_operator_is_told_by_its_name() -> None:
-    stages = timeline(preemption(polished=1.0), zero_unix_s=ZERO_UNIX_S, observed={})
+    stages = timeline(preemption(polished=1.0), zero_unix_s=ZERO_UNIX_S, observed=[])
     assert stages[-1].text == "polished"
 
 
 def test_the_table_has_a_line_a_stage() -> None:
-    stages = timeline(preemption(committed=1.5), zero_unix_s=ZERO_UNIX_S, observed={})
+    stages = timeline(preemption(committed=1.5), zero_unix_s=ZERO_UNIX_S, observed=[])
     assert table(stages).splitlines() == [
         "     0.250 s  taint seen by the operator",
         "     1.750 s  checkpoint committed",

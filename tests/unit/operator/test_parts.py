@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
 
 import pytest
 from kubernetes.client.exceptions import ApiException
@@ -19,6 +21,9 @@ from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NAMESPACE, Clock
 from tests.unit.operator.replica import subscription, until
+from tests.unit.operator.scene import Scene
+
+SECOND = datetime.timedelta(seconds=1)
 
 KEY = ("team-a", "one")
 
@@ -160,3 +165,15 @@ def test_errors_of_the_client_leave_the_border_as_ours_with_the_servers_words(
 )
 def test_an_epochs_name_is_made_of_jobset_uid_and_number(jobset: str, expected: str) -> None:
     assert epoch_name(jobset, objects.JOBSET_UID, 3) == expected
+
+
+def test_a_twin_that_saw_the_signal_a_moment_earlier_changes_only_what_may_move() -> None:
+    scene = Scene()
+    theirs = scene.recorded()
+    earlier = {"observed_at": theirs.spec.observed_at - SECOND, "deadline": theirs.spec.deadline - SECOND}
+    ours = dataclasses.replace(theirs, spec=theirs.spec.model_copy(update=earlier))
+
+    joined = ours.joined(theirs)
+
+    assert joined.spec.deadline == ours.spec.deadline
+    assert joined.spec.observed_at == theirs.spec.observed_at  # the API server refuses any other

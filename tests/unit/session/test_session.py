@@ -218,7 +218,7 @@ def test_poll_saves_the_last_step_in_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path) as session:
+    with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path) as session:  # noqa: PT012
         session.step(1, state_of(1))
         raise ZeroDivisionError("the user's own")
     assert _own_threads() == []

@@ -87,8 +87,8 @@ def test_an_integer_is_a_duration_but_a_float_is_no_count() -> None:
 def test_an_optional_field_may_be_null_but_not_missing() -> None:
     report = Report(
         pod_uid="u", session="s", jobset_uid="j", preemption="", phase=Phase.FROZEN, cause="",
-        process_count=2, participants=[0, 1], ordinal=None, step=None, steps_lost=None, bytes=None, seconds_to_spare=None,
-        stages={}, message="",
+        process_count=2, participants=[0, 1], ordinal=None, step=None, steps_lost=None, bytes=None,
+        seconds_to_spare=None,         stages={}, message="",
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report
     data = json.loads(report.to_json())
