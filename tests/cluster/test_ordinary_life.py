@@ -10,6 +10,7 @@ from demo.install import Images
 from demo.training import Json, TrainingRun
 from gracepoint.wire.names import ENV_PREFIX, GROUP
 from tests.cluster.conftest import NAMESPACE
+from tests.cluster.machine import trainer_process
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -42,10 +43,8 @@ def test_deleting_the_jobset_starts_no_epoch(run: TrainingRun) -> None:
 def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) -> None:
     run.start()
     run.wait_for_step(5)
-    # The failure: another code than the policy's. Its gang is ended by JobSet, with SIGTERM, to start again.
-    crash = "import os, signal; os.kill(1, signal.SIGINT)"
-    pod = run.look().running()[1]
-    run.cluster.kubectl("exec", pod.name, f"--namespace={run.namespace}", "--", "/opt/venv/bin/python", "-c", crash)
+    # The failure: out of memory, say. The rest of the gang is ended by JobSet, with SIGTERM, to start again.
+    trainer_process(run, run.look().running()[1].name).kill()
     wait_until(f"{run.name} to be restarted", lambda: bool(run.look().restarts), timeout_s=60)
     wait_until(f"{run.name} to run again", lambda: bool(run.look().running()), timeout_s=90)
     snapshot = run.look()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 
-import psutil
 import pytest
 
 from demo import nodes
 from demo.training import Json, Snapshot, TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint.wire.names import Env
+from tests.cluster.machine import trainer_process
 from tests.cluster.operator import restart_abruptly, stopped
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -40,15 +38,6 @@ def committed(preemption: Json) -> Json:
     assert status["bytes"] > 0
     assert status["secondsToSpare"] > 0
     return status
-
-
-def trainer_process(run: TrainingRun, pod: str) -> psutil.Process:
-    """The process of a trainer, as this machine sees it."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(Env.POD_NAME) == pod and process.environ().get(Env.NAMESPACE) == run.namespace:
-                return process
-    pytest.skip(f"the trainers' processes are not on this machine (looked for the one of pod {pod})")
 
 
 def test_a_tainted_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
