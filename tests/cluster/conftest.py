@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,8 @@ NAMESPACE = "gracepoint-test"
 POLICY = "transformer"
 #: Enough for a disturbance in the middle of training, few enough to be quick.
 STEPS = 150
+#: Part of every run's name, as a cluster that is used again holds the folders of earlier runs.
+MARK = secrets.token_hex(2)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +57,7 @@ def installed(cluster: Cluster, images: install.Images) -> Cluster:
 @pytest.fixture(scope="session")
 def undisturbed(installed: Cluster, images: install.Images) -> TrainingRun:
     """A run that nobody disturbed, to completion: what all others are held against."""
-    run = TrainingRun(installed, "undisturbed", namespace=NAMESPACE, image=images.trainer, steps=STEPS)
+    run = TrainingRun(installed, f"undisturbed-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=STEPS)
     run.start()
     run.wait_for_end(timeout_s=300)
     return run
@@ -64,7 +67,7 @@ def undisturbed(installed: Cluster, images: install.Images) -> TrainingRun:
 def run(request: pytest.FixtureRequest, installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
     """A run of its own for each test, deleted at its end."""
     name = request.node.name.removeprefix("test_").replace("_", "-")[:30].strip("-")
-    run = TrainingRun(installed, name, namespace=NAMESPACE, image=images.trainer, steps=STEPS)
+    run = TrainingRun(installed, f"{name}-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=STEPS)
     yield run
     run.delete()
 

@@ -9,7 +9,7 @@ import pytest
 from demo.install import Images
 from demo.training import Json, TrainingRun
 from gracepoint.wire.names import ENV_PREFIX, GROUP
-from tests.cluster.conftest import NAMESPACE
+from tests.cluster.conftest import MARK, NAMESPACE
 from tests.cluster.machine import trainer_process
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -52,13 +52,13 @@ def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) 
 
 
 def test_a_jobset_without_the_label_is_left_alone(installed: Cluster, images: Images) -> None:
-    run = TrainingRun(installed, "no-label", namespace=NAMESPACE, image=images.trainer, steps=3, policy=None)
+    run = TrainingRun(installed, f"no-label-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3, policy=None)
     manifest = run.manifest()
     run.start()
     try:
         wait_until("a pod of no-label", lambda: bool(run.look().pods), timeout_s=60)
         pods = installed.kubectl(
-            *("get", "pods", f"--namespace={NAMESPACE}", "--selector=jobset.sigs.k8s.io/jobset-name=no-label"),
+            *("get", "pods", f"--namespace={NAMESPACE}", f"--selector=jobset.sigs.k8s.io/jobset-name={run.name}"),
             "--output=json",
         )
         for pod in json.loads(pods.stdout)["items"]:

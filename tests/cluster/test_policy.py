@@ -8,7 +8,7 @@ import pytest
 
 from demo.install import Images
 from demo.training import Json, TrainingRun
-from tests.cluster.conftest import NAMESPACE, POLICY
+from tests.cluster.conftest import MARK, NAMESPACE, POLICY
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
@@ -38,7 +38,7 @@ def test_a_policy_tells_whether_a_save_would_fit_the_grace_period(run: TrainingR
 def test_a_jobset_that_contradicts_the_release_contract_is_refused_with_the_fix(
     installed: Cluster, images: Images
 ) -> None:
-    run = TrainingRun(installed, "on-failure", namespace=NAMESPACE, image=images.trainer, steps=3)
+    run = TrainingRun(installed, f"on-failure-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3)
 
     def in_place(jobset: Json) -> None:
         pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -49,6 +49,8 @@ def test_a_jobset_that_contradicts_the_release_contract_is_refused_with_the_fix(
 
 
 def test_a_jobset_that_names_no_policy_there_is_is_refused(installed: Cluster, images: Images) -> None:
-    run = TrainingRun(installed, "no-policy", namespace=NAMESPACE, image=images.trainer, steps=3, policy="absent")
+    run = TrainingRun(
+        installed, f"no-policy-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3, policy="absent"
+    )
     with pytest.raises(ClusterError, match="absent"):
         run.start()

@@ -6,8 +6,8 @@ after a pause that grows and is jittered, for as long as the session lives. Noth
 or fail: what goes wrong is logged and tried again. ``close`` interrupts a blocked read and ends the thread.
 
 A notice is taken only if it names this pod and this session (a stream may be mixed up by a proxy, a pod's name
-and address may be those of its predecessor); it is posted first and acknowledged then, on the sender's own
-connection.
+and address may be those of its predecessor); it is acknowledged, on the sender's own
+connection, and posted.
 """
 
 from __future__ import annotations
@@ -135,19 +135,20 @@ class Subscriber:
                 frame.signal,
                 frame.remaining_s,
             )
-            self._mailbox.post(
-                Disruption(
-                    preemption=frame.preemption,
-                    cause=frame.cause,
-                    signal=frame.signal,
-                    remaining_s=frame.remaining_s,
-                )
-            )
+            # First, as the mailbox tells the other processes, and that takes as long as process 0 takes to answer.
             self._acknowledge(
                 Acknowledgement(
                     pod_uid=self._who.pod_uid,
                     session=self._who.session,
                     preemption=frame.preemption,
                     process_index=self._who.process_index,
+                )
+            )
+            self._mailbox.post(
+                Disruption(
+                    preemption=frame.preemption,
+                    cause=frame.cause,
+                    signal=frame.signal,
+                    remaining_s=frame.remaining_s,
                 )
             )

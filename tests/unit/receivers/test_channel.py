@@ -68,6 +68,7 @@ class Listener:
 
     def __init__(self, channel: Channel, who: Subscription = WHO) -> None:
         self.changed = threading.Condition()
+        self.stuck = threading.Event()  # set: telling the other processes takes for ever
         self.posts: list[Disruption] = []
         self.receipts: list[Acknowledgement] = []
         mailbox = Mailbox(time.monotonic)
@@ -78,6 +79,7 @@ class Listener:
         with self.changed:
             self.posts.append(disruption)
             self.changed.notify_all()
+            self.changed.wait_for(lambda: not self.stuck.is_set(), 30)
 
     def _acknowledged(self, receipt: Acknowledgement) -> None:
         with self.changed:
@@ -86,7 +88,7 @@ class Listener:
 
     def wait_for_posts(self, number: int = 1) -> list[Disruption]:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.receipts) >= number, 30)
+            assert self.changed.wait_for(lambda: len(self.posts) >= number, 30)
             return list(self.posts)
 
 
@@ -115,6 +117,19 @@ def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: Operato
         remaining_s=12.5,
     )
     assert listener.receipts == [RECEIPT]
+
+
+def test_a_notice_is_acknowledged_though_the_other_processes_cannot_be_told(
+    listener: Listener, server: OperatorServer
+) -> None:
+    listener.stuck.set()
+    stream = server.wait_for_stream()
+    stream.send_frame(notice(stream))
+    listener.wait_for_posts()
+    assert listener.receipts == [RECEIPT]
+    with listener.changed:
+        listener.stuck.clear()
+        listener.changed.notify_all()
 
 
 def test_what_is_not_for_this_session_is_neither_posted_nor_acknowledged(
