@@ -15,6 +15,7 @@ import socket
 from typing import TypeVar
 
 from aiohttp import web
+from pydantic import ValidationError
 
 from gracepoint.errors import WireError
 from gracepoint.wire import names
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 10.0
+#: A report names every process that took part: room for more than 30,000. Read before anybody knows who calls.
+_LARGEST_MESSAGE_BYTES = 256 * 1024
 #: A peer that has vanished without a word is noticed when pings are not acknowledged for so long.
 _UNACKNOWLEDGED_MS = 15_000
 
@@ -124,6 +128,8 @@ class Channel:
             return self._refuse(request, RequestRefused(404, Reason.UNKNOWN_PREEMPTION, str(error)))
         except kube.KubeError as error:
             return self._refuse(request, RequestRefused(503, Reason.NOT_READY, f"try again ({error})"))
+        except ValidationError as error:
+            return self._refuse(request, RequestRefused(400, Reason.BAD_MESSAGE, str(error)))
         except RequestRefused as refusal:
             return self._refuse(request, refusal)
         return web.Response(status=204)
@@ -163,9 +169,17 @@ class Channel:
 
 async def _read(request: web.Request, kind: type[_Any]) -> _Any:
     try:
-        return kind.from_json(await request.read())
-    except WireError as error:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            body = await request.clone(client_max_size=_LARGEST_MESSAGE_BYTES).read()
+        return kind.from_json(body)
+    except (WireError, RecursionError) as error:  # the latter by a body of nothing but brackets
         raise RequestRefused(400, Reason.BAD_MESSAGE, str(error)) from error
+    except web.HTTPRequestEntityTooLarge as error:
+        message = f"the body: found more than the {_LARGEST_MESSAGE_BYTES} bytes that are expected at most"
+        raise RequestRefused(413, Reason.BAD_MESSAGE, message) from error
+    except TimeoutError as error:
+        message = f"the body: not here within {_READ_TIMEOUT_S:.0f} s; send it again"
+        raise RequestRefused(408, Reason.BAD_MESSAGE, message) from error
 
 
 def _mismatch(field: str, found: object, expected: object) -> RequestRefused:

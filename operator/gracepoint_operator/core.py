@@ -5,7 +5,8 @@ runs on a thread of its own (``server.py``), so that neither kopf's work nor its
 the only one that touches ``World``, subscribers, receipts. Calls to the API run in ``Kube``'s threads. On the
 loop:
 
-* ``feed`` -> ``World`` -> ``decide`` -> ``Deliverer``: straight through, without an await, for every event;
+* ``feed`` -> ``World``, and in the loop's next round ``decide`` -> ``Deliverer``: without an await, once for all
+  events that waited, as a thousand pods that start at once are a thousand events of one JobSet;
 * ``_sweep``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
   and then; it also runs every JobSet through ``decide``;
 * ``_tick``: once a second, for what only time brings about: epochs under way that expire;
@@ -20,6 +21,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+import tenacity
+
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator import kinds, kube
 from gracepoint_operator.channel import Channel
@@ -33,15 +36,15 @@ from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.record import Recorder
 from gracepoint_operator.refresh import look_afresh, put, sweep
 from gracepoint_operator.subscribers import Subscribers
-from gracepoint_operator.world import World
+from gracepoint_operator.world import World, version_of
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 SWEEP_S = 300.0
 _SWEEP_AGAIN_S = 2.0
-_CHECK_TRIES = 3
-_CHECK_AGAIN_S = 0.1
+_CHECK_WITHIN_S = 2.0
+_CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
 
 
@@ -74,6 +77,7 @@ class Core:
         gate = Gate(api, self.world, clock)
         self.channel = Channel(gate, self.subscribers, self.deliverer, metrics, replica)
         self._checks: dict[str, asyncio.Task[None]] = {}
+        self._affected: set[str] = set()  # JobSets to be decided about in the loop's next round
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -108,9 +112,7 @@ class Core:
 
     def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
         if event == "DELETED":
-            uid = body["metadata"]["uid"]
-            affected = self.world.drop(uid)
-            self._forget(kind, body)
+            affected = self._drop(body["metadata"]["uid"], version_of(body["metadata"]))
         else:
             affected = put(self.world, kind, body, listed=event is None)
         if not self.ready:
@@ -118,24 +120,30 @@ class Core:
         if kind is kinds.PREEMPTIONS and event != "DELETED":
             self._follow(body)
         self._note_policy(kind, body)
+        if affected and not self._affected:
+            asyncio.get_running_loop().call_soon(self._react_to_all)
+        self._affected |= affected
+
+    def _react_to_all(self) -> None:
+        affected, self._affected = self._affected, set()
         self._react(affected)
 
-    def _forget(self, kind: kinds.Kind, body: JsonObject) -> None:
-        meta = body["metadata"]
-        if kind is kinds.PODS:
-            self.subscribers.forget(meta["uid"])
-        elif kind is kinds.JOBSETS:
-            self._recorder.forget(meta["uid"])
-        elif kind is kinds.PREEMPTIONS:
-            self._receipts.forget((meta["namespace"], meta["name"]))
+    def _drop(self, uid: str, version: int = 0) -> set[str]:
+        """Forgets an object and all that is kept for it."""
+        place = self.world.place(uid)
+        self.subscribers.forget(uid)  # if it is a pod
+        self._recorder.forget(uid)  # if it is a JobSet
+        if place is not None and place[0] is kinds.PREEMPTIONS:
+            self._receipts.forget(place[1:])
+        return self.world.drop(uid, version)
 
     def _follow(self, body: JsonObject) -> None:
-        """Tells of what the twin decided, and adds our receipts to what it wrote."""
+        """Tells of what the twin decided, and adds what only we know to what it wrote."""
         epoch = self.world.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
         if epoch is None:
             return
         self.deliverer.tell(epoch)
-        if not epoch.phase.ended:
+        if not epoch.phase.ended or (body.get("status") or {}).get("phase") != epoch.phase:
             self._recorder.touch(epoch)
 
     def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
@@ -161,18 +169,22 @@ class Core:
                 self._checks[uid] = task
 
     async def _check(self, decision: Check) -> None:
-        """Asks the API whether a deletion is ordinary life. If it does not answer, the pod is believed."""
+        """Asks the API whether a deletion is ordinary life. If it does not answer in time, the pod is believed."""
         uid = decision.jobset.uid
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(kube.KubeError),
+            wait=tenacity.wait_fixed(_CHECK_AGAIN_S),
+            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+        )
         try:
-            for _ in range(_CHECK_TRIES):
-                try:
-                    await look_afresh(self._api, self.world, decision.jobset, decision.jobs, decision.pod_uids)
-                    break
-                except kube.KubeError as error:
-                    log.warning("no fresh look", extra=about(jobset=decision.jobset.name, error=str(error)))
-                    await asyncio.sleep(_CHECK_AGAIN_S)
-            else:
-                self.world.mark_checked(decision.pod_uids)
+            async with asyncio.timeout(_CHECK_WITHIN_S):
+                await again(look_afresh, self._api, self.world, decision.jobset, decision.jobs, decision.pod_uids)
+        except TimeoutError:
+            log.warning(
+                "no fresh look in time, the deletion is taken for a disruption",
+                extra=about(jobset=decision.jobset.name, waited_s=_CHECK_WITHIN_S),
+            )
+            self.world.mark_checked(decision.pod_uids)
         finally:
             del self._checks[uid]
         self._react([uid])
@@ -180,7 +192,7 @@ class Core:
     async def _sweep(self) -> None:
         while True:
             try:
-                await sweep(self._api, self.world)
+                await sweep(self._api, self.world, self._drop)
             except kube.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_SWEEP_AGAIN_S)

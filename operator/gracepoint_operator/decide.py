@@ -43,6 +43,8 @@ from gracepoint_operator.world import Gang
 EXPIRE_AFTER_S = 30.0
 #: Deadlines closer than this are the same: replicas see a signal at slightly different times.
 DEADLINE_TOLERANCE_S = 1.0
+#: As many as the resource's schema allows.
+_NODES_LIMIT, _PODS_LIMIT = 1024, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +134,12 @@ def members(gang: Gang) -> tuple[Pod, ...]:
 
 def is_ordinary_life(gang: Gang, pod: Pod) -> bool:
     """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""
+    return all(pod.uid != member.uid for member in members(gang)) or not _job_goes_on(gang, pod)
+
+
+def _job_goes_on(gang: Gang, pod: Pod) -> bool:
     job = gang.jobs.get(pod.job_name)
-    return pod not in members(gang) or job is None or job.deleted or job.finished or job.suspended
+    return job is not None and not (job.deleted or job.finished or job.suspended)
 
 
 def epoch_spec(
@@ -150,7 +156,7 @@ def _counting(gang: Gang) -> list[_Timed]:
         return []
     timed = []
     for pod in pods:
-        if is_ordinary_life(gang, pod):
+        if not _job_goes_on(gang, pod):
             continue
         for signal in _relevant(gang, pod, gang.policy.spec):
             since_at = gang.since[signal.mark]
@@ -212,8 +218,8 @@ def _about(timed: Sequence[_Timed]) -> dict[str, Any]:
         "signal": first.signal.text,
         "confidence": Confidence.SURE if sure else Confidence.LIKELY,
         "cancelable": all(item.signal.cancelable for item in timed),
-        "nodes": sorted({item.signal.node for item in timed if item.signal.node})[:1024],
-        "pods": sorted({item.signal.pod.name for item in timed})[:4096],
+        "nodes": sorted({item.signal.node for item in timed if item.signal.node})[:_NODES_LIMIT],
+        "pods": sorted({item.signal.pod.name for item in timed})[:_PODS_LIMIT],
         "deadline": _time(first.deadline_at),
     }
 
@@ -225,8 +231,8 @@ def _moved(current: Epoch, timed: Sequence[_Timed]) -> list[Decision]:
     if deadline_at >= current.spec.deadline.timestamp() - DEADLINE_TOLERANCE_S:
         return []
     about = _about(timed)
-    about["nodes"] = sorted({*current.spec.nodes, *(item.signal.node for item in timed if item.signal.node)})
-    about["pods"] = sorted({*current.spec.pods, *(item.signal.pod.name for item in timed)})
+    about["nodes"] = sorted({*current.spec.nodes, *about["nodes"]})[:_NODES_LIMIT]
+    about["pods"] = sorted({*current.spec.pods, *about["pods"]})[:_PODS_LIMIT]
     return [Move(current, current.spec.model_copy(update=about))]
 
 

@@ -117,7 +117,7 @@ class Deliverer:
 
     def catch_up(self, subscriber: Subscriber) -> None:
         """Tells a new subscriber of what is under way."""
-        for epoch in self._world.epochs_of(subscriber.hello.jobset_uid):
+        for epoch in self._world.epochs_of(subscriber.hello.jobset_uid, subscriber.hello.namespace):
             self._tell_one(subscriber, epoch)
 
     async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption) -> None:
@@ -133,20 +133,20 @@ class Deliverer:
                 await self._report(pod, message)
             case Forecast():
                 self._recorder.forecast(message)
-                self._recorder.touch_policy(pod.namespace, pod.policy)
             case Resumption():
                 self._resumed(pod, message)
 
     def _changed(self, epoch: Epoch) -> None:
+        known = self._world.epochs.get(epoch.key)
         self._world.put_epoch(epoch)
         self.tell(epoch)
-        self._recorder.touch(epoch)
+        self._recorder.touch(epoch, urgent=known is None or epoch.phase.ended > known.phase.ended)
 
     def _tell_one(self, subscriber: Subscriber, epoch: Epoch) -> None:
         if epoch.spec.mode is not Mode.ENFORCE or epoch.spec.signal == signals.TOLD_BY_GANG:
             return
         pod = self._world.pods.get(subscriber.hello.pod_uid)
-        if pod is None or not epoch.includes(pod):
+        if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
             return
         told = subscriber.told.get(epoch.name)
         if epoch.phase is Phase.RETRACTED and told is not None and epoch.name not in subscriber.retracted:
@@ -168,14 +168,15 @@ class Deliverer:
     def _told(self, subscriber: Subscriber, epoch: Epoch) -> None:
         now = self._clock()
         hello = subscriber.hello
-        self._receipts.told(epoch.key, hello.pod_uid, hello.pod_name, now)
-        self._metrics.signal_to_notice_s.observe(max(now - epoch.spec.observed_at.timestamp(), 0.0))
+        if self._receipts.told(epoch.key, hello.pod_uid, hello.pod_name, now):
+            self._metrics.signal_to_notice_s.observe(max(now - epoch.spec.observed_at.timestamp(), 0.0))
         self._recorder.touch(self._world.epochs.get(epoch.key, epoch))
 
     def _acknowledged(self, pod: Pod, epoch: Epoch) -> None:
-        receipt = self._receipts.acknowledged(epoch.key, pod.uid, pod.name, self._clock())
-        if receipt.told_at is not None and receipt.acknowledged_at is not None:
-            self._metrics.notice_to_ack_s.observe(max(receipt.acknowledged_at - receipt.told_at, 0.0))
+        now = self._clock()
+        told_at = self._receipts.told_at(epoch.key, pod.uid)
+        if self._receipts.acknowledged(epoch.key, pod.uid, pod.name, now) and told_at is not None:
+            self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
         self._recorder.touch(epoch)
 
     async def _report(self, pod: Pod, report: Report) -> None:
@@ -201,7 +202,7 @@ class Deliverer:
         self._changed(dataclasses.replace(epoch, status=after))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
-        epochs = self._world.epochs_of(message.jobset_uid)
+        epochs = self._world.epochs_of(message.jobset_uid, pod.namespace)
         if not epochs or epochs[-1].includes(pod) or epochs[-1].spec.mode is not Mode.ENFORCE:
             return
         after = status.resumed(epochs[-1], message, self._clock())
@@ -235,12 +236,14 @@ class Deliverer:
     async def _fetch(self, key: tuple[str, str]) -> Epoch:
         if key not in self._world.epochs:
             self._world.put(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, *key), listed=True)
+        if key not in self._world.epochs:
+            raise kube.NotFound(f"{key}: it was deleted in between")
         return self._world.epochs[key]
 
     async def _place(self, pod: Pod, report: Report) -> Epoch | None:
         """The epoch of a report that names none; None where the SIGTERM was ordinary life."""
-        latest = next(reversed(self._world.epochs_of(pod.jobset_uid)), None)
-        if latest is not None and latest.includes(pod):
+        latest = next(reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace)), None)
+        if latest is not None and latest.includes(pod) and not _left_the_gang_training(latest):
             return latest
         jobset = self._world.jobsets.get(pod.jobset_uid)
         if jobset is None:
@@ -256,6 +259,16 @@ class Deliverer:
         epoch = Epoch(pod.namespace, name, None, spec, status.noticed(len(members(gang))))
         self._world.put_epoch(epoch)
         return epoch
+
+
+def _left_the_gang_training(epoch: Epoch) -> bool:
+    """True if the epoch ended and its gang went on: what the gang reports by itself later is another disruption.
+
+    One that only the gang knew of may have expired before the gang's last word, which is still about it.
+    """
+    return epoch.phase is Phase.RETRACTED or (
+        epoch.phase is Phase.EXPIRED and epoch.spec.signal != signals.TOLD_BY_GANG
+    )
 
 
 def _notice(subscriber: Subscriber, epoch: Epoch, now: float) -> Frame:

@@ -92,7 +92,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = _WATCH_S + 30
     made.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
     made.execution.default_backoff = 1.0
-    made.process.ultimate_exiting_timeout = 20.0
+    made.process.ultimate_exiting_timeout = 5.0  # the servers' last writes come after it, in 15 s for all
     for (group, _, plural), kind in _KINDS.items():
         selector = SELECTORS[kind]
         if selector is not None:

@@ -2,13 +2,19 @@
 
 The token says the pod's UID; the API server says whether the token is good, and for our audience. A review
 is remembered for some seconds, so that a gang's reports do not each cost one; that the pod is there and alive
-is asked of our own view every time.
+is asked of our own view every time, and first.
+
+So whoever wants to cost the API server something must name a living pod of a JobSet, and gets one review at a
+time for it; all together get ``_REVIEWS_AT_ONCE``, which leaves threads of ``Kube`` to everything else. Bad
+tokens are remembered too. Lives on the core's event loop: a caller that waits for its turn holds up nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
+import weakref
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -19,7 +25,10 @@ from gracepoint_operator.objects import Pod
 from gracepoint_operator.world import World
 
 _REMEMBER_S = 15.0
+_REMEMBER_BAD_S = 5.0
 _REMEMBER_AT_MOST = 20_000
+_REVIEWS_AT_ONCE = 4
+_LONGEST_TOKEN = 4096
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _USER_PREFIX = "system:serviceaccount:"
 
@@ -68,7 +77,9 @@ class Gate:
         self._api = api
         self._world = world
         self._clock = clock
-        self._reviewed: dict[bytes, tuple[float, Identity]] = {}
+        self._reviewed: dict[bytes, tuple[float, Identity | RequestRefused]] = {}  # until when it counts, outcome
+        self._at_once = asyncio.Semaphore(_REVIEWS_AT_ONCE)
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()  # by pod UID
 
     async def admit(self, authorization: str, pod_uid: str) -> Pod:
         """The live pod that calls, if it is the one that the message speaks for.
@@ -83,38 +94,61 @@ class Gate:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise RequestRefused(401, Reason.NO_TOKEN, "expected the header Authorization: Bearer <token>")
-        identity = await self._review(token.strip())
+        self._living(pod_uid)
+        identity = await self._review(token.strip(), pod_uid)
         if identity.pod_uid != pod_uid:
             raise RequestRefused(
                 403,
                 Reason.OTHER_POD,
                 f"pod_uid: found {pod_uid!r}, expected {identity.pod_uid!r}, to which the token is bound",
             )
-        pod = self._world.pods.get(pod_uid)
-        if pod is None or pod.finished or pod.namespace != identity.namespace:
-            raise RequestRefused(
-                403,
-                Reason.UNKNOWN_POD,
-                f"pod_uid: found {pod_uid!r}, expected a running pod of a JobSet in {identity.namespace!r}",
-            )
+        pod = self._living(pod_uid)
+        if pod.namespace != identity.namespace:
+            raise _unknown_pod(pod_uid, f"one in {identity.namespace!r}, as the token says")
         return pod
 
-    async def _review(self, token: str) -> Identity:
+    def _living(self, pod_uid: str) -> Pod:
+        pod = self._world.pods.get(pod_uid)
+        if pod is None or pod.finished:
+            raise _unknown_pod(pod_uid, "a running pod of a JobSet")
+        jobset = self._world.jobsets.get(pod.jobset_uid)
+        if jobset is not None and jobset.namespace != pod.namespace:
+            raise _unknown_pod(pod_uid, "a pod in the namespace of the JobSet that its label names")
+        return pod
+
+    async def _review(self, token: str, pod_uid: str) -> Identity:
+        if len(token) > _LONGEST_TOKEN:
+            message = f"the token: found {len(token)} characters, expected at most {_LONGEST_TOKEN}"
+            raise RequestRefused(401, Reason.BAD_TOKEN, message)
         digest = hashlib.sha256(token.encode()).digest()
-        now = self._clock()
-        known = self._reviewed.get(digest)
-        if known is not None and now - known[0] < _REMEMBER_S:
-            return known[1]
+        turn = self._turns.setdefault(pod_uid, asyncio.Lock())
+        async with turn:
+            until_at, outcome = self._reviewed.get(digest, (0.0, None))
+            if outcome is None or self._clock() >= until_at:
+                async with self._at_once:
+                    outcome = await self._ask(token)
+                remember_s = _REMEMBER_S if isinstance(outcome, Identity) else _REMEMBER_BAD_S
+                if len(self._reviewed) >= _REMEMBER_AT_MOST:
+                    self._reviewed.clear()
+                self._reviewed[digest] = (self._clock() + remember_s, outcome)
+        if isinstance(outcome, RequestRefused):
+            raise RequestRefused(outcome.status, outcome.reason, str(outcome))
+        return outcome
+
+    async def _ask(self, token: str) -> Identity | RequestRefused:
         try:
             status = await self._api.review_token(token, names.TOKEN_AUDIENCE)
         except kube.KubeError as error:
             message = f"the token could not be reviewed; try again ({error})"
             raise RequestRefused(503, Reason.NOT_READY, message) from error
-        identity = _read_review(status)
-        if len(self._reviewed) >= _REMEMBER_AT_MOST:
-            self._reviewed.clear()
-        self._reviewed[digest] = (now, identity)
-        return identity
+        try:
+            return _read_review(status)
+        except RequestRefused as refusal:
+            return refusal
+
+
+def _unknown_pod(pod_uid: str, expected: str) -> RequestRefused:
+    return RequestRefused(403, Reason.UNKNOWN_POD, f"pod_uid: found {pod_uid!r}, expected {expected}")
 
 
 def _read_review(status: kube.JsonObject) -> Identity:

@@ -25,6 +25,7 @@ class Kind:
 
 
 _GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
+NAMESPACES = Kind("/api/v1", "namespaces", namespaced=False)
 NODES = Kind("/api/v1", "nodes", namespaced=False)
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")

@@ -35,8 +35,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, _FIELDS, {}),
         }
+        line = {**getattr(record, _FIELDS, {}), **line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gracepoint.wire import names
@@ -114,7 +114,9 @@ class Pod:
 
     @property
     def restart_attempt(self) -> int:
-        return int(self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"))
+        """-1 where the label is no number: then the pod is of no attempt."""
+        text = self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0")
+        return int(text) if text.isdecimal() else -1
 
     @property
     def replicated_job(self) -> str:
@@ -144,7 +146,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class JobSet:
-    """A JobSet. ``restarts`` is also the attempt of its current pods."""
+    """A JobSet. ``restarts`` is also the attempt of its current pods.
+
+    ``injected``: the webhook saw it at its creation, so that its pods know the operator.
+    """
 
     namespace: str
     name: str
@@ -154,6 +159,7 @@ class JobSet:
     suspended: bool
     deleted: bool
     finished: bool
+    injected: bool
 
 
 def read_node(body: Mapping[str, Any]) -> Node:
@@ -236,6 +242,9 @@ def read_jobset(body: Mapping[str, Any]) -> JobSet:
         suspended=bool((body.get("spec") or {}).get("suspend")),
         deleted="deletionTimestamp" in meta,
         finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
+        injected=any(
+            names.LABEL_POLICY in labels for labels in _template_labels((body.get("spec") or {}).get("replicatedJobs"))
+        ),
     )
 
 
@@ -253,6 +262,13 @@ def format_time(at: float) -> str:
 def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The conditions that are True, by type."""
     return {item["type"]: item for item in status.get("conditions") or () if item.get("status") == "True"}
+
+
+def _template_labels(replicated_jobs: Any) -> Iterable[Mapping[str, str]]:
+    """The labels of the pods that each replicatedJob makes."""
+    for item in replicated_jobs or ():
+        pod_template = item["template"]["spec"]["template"]
+        yield (pod_template.get("metadata") or {}).get("labels") or {}
 
 
 def _number(value: Any, default: Any) -> Any:

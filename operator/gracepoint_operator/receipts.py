@@ -25,15 +25,19 @@ class Receipts:
     def __init__(self) -> None:
         self._receipts: dict[Key, dict[str, Receipt]] = {}
 
-    def told(self, key: Key, pod_uid: str, pod_name: str, at: float) -> Receipt:
+    def told(self, key: Key, pod_uid: str, pod_name: str, at: float) -> bool:
+        """True if the pod is told for the first time."""
         receipt = self._of(key, pod_uid, pod_name)
-        receipt.told_at = receipt.told_at or at
-        return receipt
+        first = receipt.told_at is None
+        receipt.told_at = at if first else receipt.told_at
+        return first
 
-    def acknowledged(self, key: Key, pod_uid: str, pod_name: str, at: float) -> Receipt:
+    def acknowledged(self, key: Key, pod_uid: str, pod_name: str, at: float) -> bool:
+        """True if the pod acknowledges for the first time."""
         receipt = self._of(key, pod_uid, pod_name)
-        receipt.acknowledged_at = receipt.acknowledged_at or at
-        return receipt
+        first = receipt.acknowledged_at is None
+        receipt.acknowledged_at = at if first else receipt.acknowledged_at
+        return first
 
     def told_at(self, key: Key, pod_uid: str) -> float | None:
         receipt = self._receipts.get(key, {}).get(pod_uid)

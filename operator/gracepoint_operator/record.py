@@ -7,6 +7,7 @@ was read. So replicas never undo one another, and whoever's write moves a phase 
 
 from __future__ import annotations
 
+import datetime
 import logging
 import uuid
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
     Condition,
+    JobSetForecast,
     PolicyJobSets,
     Preemption,
     PreemptionStatus,
@@ -67,13 +69,13 @@ class Recorder:
         self._metrics = metrics
         self._clock = clock
         self._replica = replica
-        self._forecasts: dict[str, Forecast] = {}  # JobSet UID -> newest
+        self._forecasts: dict[str, JobSetForecast] = {}  # JobSet UID -> newest that came to this replica
         self._preemptions = Scribe("preemption", self._write_preemption, metrics, interval_s)
         self._policies = Scribe("policy", self._write_policy, metrics, interval_s)
 
-    def touch(self, epoch: Epoch) -> None:
-        """Something about the epoch is new."""
-        self._preemptions.touch(epoch.key, urgent=epoch.created_at is None or epoch.phase.ended)
+    def touch(self, epoch: Epoch, *, urgent: bool = False) -> None:
+        """Something about the epoch is new; ``urgent``: it began or ended just now."""
+        self._preemptions.touch(epoch.key, urgent=urgent)
 
     def touch_policy(self, namespace: str, name: str) -> None:
         """Something that a policy's status is made of is new."""
@@ -81,8 +83,22 @@ class Recorder:
             self._policies.touch((namespace, name))
 
     def forecast(self, forecast: Forecast) -> None:
-        """A gang's newest prediction of an emergency."""
-        self._forecasts[forecast.jobset_uid] = forecast
+        """A gang's newest prediction of an emergency.
+
+        Raises:
+            pydantic.ValidationError: Its figures cannot be.
+        """
+        jobset = self._world.jobsets.get(forecast.jobset_uid)
+        if jobset is not None:
+            self._forecasts[jobset.uid] = JobSetForecast(
+                name=jobset.name,
+                uid=jobset.uid,
+                drain_seconds=round(forecast.drain_s, 3),
+                save_seconds=round(forecast.save_s, 3),
+                margin=forecast.margin,
+                time=datetime.datetime.fromtimestamp(self._clock(), datetime.UTC),
+            )
+            self.touch_policy(jobset.namespace, jobset.policy)
 
     def forget(self, jobset_uid: str) -> None:
         """The JobSet is gone."""
@@ -174,7 +190,7 @@ class Recorder:
             notes.append(status.note_of_phase(after, after.phase))
             log.info(
                 "preemption moved on",
-                extra=about(preemption=after.name, phase=after.phase, message=after.status.message),
+                extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self.touch_policy(after.namespace, after.spec.policy.name)
         if before.status.restored_step is None and after.status.restored_step is not None:
@@ -235,25 +251,27 @@ class Recorder:
             (item for item in self._world.jobsets.values() if (item.namespace, item.policy) == key),
             key=lambda item: item.name,
         )
-        worst: tuple[str, Forecast, float] | None = None
-        for jobset in jobsets:
-            gang = self._world.gang(jobset.uid)
+        forecasts = status.newest_forecasts(
+            self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in jobsets}
+        )
+        granted: list[tuple[JobSetForecast, float]] = []
+        for forecast in forecasts:
+            gang = self._world.gang(forecast.uid)
             grace_s = status.grace_s(members(gang), gang.nodes)
-            forecast = self._forecasts.get(jobset.uid)
-            if forecast is None or grace_s is None:
-                continue
-            spare_s = grace_s - status.needed_s(forecast)
-            if worst is None or spare_s < worst[2] - status.needed_s(worst[1]):
-                worst = (jobset.name, forecast, grace_s)
+            if grace_s is not None:
+                granted.append((forecast, grace_s))
+        worst = min(granted, key=lambda item: item[1] - status.needed_s(item[0]), default=None)
         before = policy.status.conditions or []
-        conditions: list[Condition] = [status.readiness(policy, now)]
-        if worst is not None or not any(item.type == status.CONDITION_FITS_GRACE for item in before):
+        conditions: list[Condition] = [status.readiness(policy, now), status.injection(policy, jobsets, now)]
+        # Between two lives of a job it has no pods: then the condition stays.
+        if worst is not None or not forecasts:
             conditions.append(status.fit(policy, worst, now))
         epochs = [epoch for epoch in self._world.epochs.values() if (epoch.namespace, epoch.spec.policy.name) == key]
         return CheckpointPolicyStatus(
             observed_generation=policy.generation,
             job_sets=PolicyJobSets(count=len(jobsets), names=[item.name for item in jobsets[:50]]),
             conditions=status.joined_conditions(conditions, before),
+            forecasts=forecasts,
             last_save=status.last_save(epochs) or policy.status.last_save,
         )
 

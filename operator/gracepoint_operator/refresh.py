@@ -2,14 +2,14 @@
 
 * ``sweep`` lists everything. At start it tells when this replica knows the cluster; later it finds what was
   deleted while a watch had lost its place, which no watch ever announces.
-* ``look_afresh`` reads one JobSet and some Jobs. A watch shows the past, and watches of different kinds show
-  different pasts; a read that begins after an event sees whatever caused that event.
+* ``look_afresh`` reads one JobSet, its namespace and some Jobs. A watch shows the past, and watches of different
+  kinds show different pasts; a read that begins after an event sees whatever caused that event.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
@@ -33,8 +33,13 @@ SELECTORS: dict[kinds.Kind, str | None] = {
 }
 
 
-async def sweep(api: Kube, world: World) -> None:
+async def sweep(api: Kube, world: World, drop: Callable[[str], object]) -> None:
     """Lists all kinds into ``world``. A kind that the cluster does not have yet has no objects.
+
+    Args:
+        api: The API server.
+        world: Gets what is there.
+        drop: Called with the UID of each object that is not there any more.
 
     Raises:
         kube.KubeError: The API server cannot be asked.
@@ -46,7 +51,7 @@ async def sweep(api: Kube, world: World) -> None:
         except kube.NotFound:
             bodies = []
         for uid in before - {body["metadata"]["uid"] for body in bodies}:
-            world.drop(uid)
+            drop(uid)
         for body in bodies:
             put(world, kind, body, listed=True)
 
@@ -69,6 +74,9 @@ async def look_afresh(
 ) -> None:
     """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
+    The namespace too: one that is being deleted takes its pods, Jobs and JobSets with it in any order, but says so
+    before the first of them goes.
+
     Raises:
         kube.KubeError: The API server cannot be asked; nothing was noted then.
     """
@@ -87,4 +95,13 @@ async def look_afresh(
             gone += known
     for uid in gone:
         world.drop(uid)
+    if await _namespace_goes(api, jobset.namespace):
+        world.doom(jobset.uid)
     world.mark_checked(pod_uids)
+
+
+async def _namespace_goes(api: Kube, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in (await api.get(kinds.NAMESPACES, None, name))["metadata"]
+    except kube.NotFound:
+        return True

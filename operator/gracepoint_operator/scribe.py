@@ -3,8 +3,8 @@
 One task for each key that has something to be written. ``touch`` only marks the key; its task calls
 ``write``, which reads what is to be written at that moment, so that a hundred touches become one write. The
 task pauses between writes (an urgent touch ends the pause), tries again where the API server is unavailable
-or somebody wrote in between, and ends when there is nothing more to do. ``close`` lets what is marked be
-written for a bounded time, then cancels.
+or somebody wrote in between, for as long as that takes, and ends when there is nothing more to do. ``close``
+lets what is marked be written for a bounded time, then cancels.
 
 Lives on the core's event loop: no locks.
 """
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 
-_TRY_FOR_S = 120.0
+#: After so long without success it is said and counted, and then tried on: the last word must not get lost.
+_SAY_AFTER_S = 120.0
 
 
 class Scribe:
@@ -86,7 +87,7 @@ class Scribe:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((kube.Unavailable, kube.Conflict)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=5),
-            stop=tenacity.stop_after_delay(_TRY_FOR_S),
+            stop=tenacity.stop_after_delay(_SAY_AFTER_S),
             reraise=True,
         )
         try:
@@ -94,3 +95,5 @@ class Scribe:
         except (kube.KubeError, ValidationError) as error:
             self._metrics.write_failures.inc()
             log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
+            if isinstance(error, kube.Unavailable | kube.Conflict):
+                self._marked.add(key)

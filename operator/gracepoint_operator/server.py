@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gracepoint_operator import kinds, kube, signals
+from gracepoint_operator import kinds, kube
 from gracepoint_operator.admission import AdmissionSettings
 from gracepoint_operator.admission import add_routes as add_admission_routes
 from gracepoint_operator.core import Core
@@ -33,7 +33,7 @@ _CERTIFICATE_POLL_S = 5.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
-_LARGEST_BODY_BYTES = 8 * 1024 * 1024  # an AdmissionReview holds a whole JobSet, with managed fields
+_LARGEST_REVIEW_BYTES = 8 * 1024 * 1024  # an AdmissionReview holds a whole JobSet, with managed fields
 
 
 class Certificates:
@@ -52,13 +52,17 @@ class Certificates:
 
         Raises:
             OSError: A file is missing.
-            ssl.SSLError: They do not hold a certificate and its key.
+            ssl.SSLError: They do not hold a certificate with its key, and a CA. The one in use stays.
         """
         paths = [self._directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
         stats = [path.stat() for path in paths]
         state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
         if state == self._state:
             return False
+        # First into another context: one that fails half-way would leave ours with a certificate and no key.
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trial.load_cert_chain(paths[0], paths[1])
+        trial.load_verify_locations(paths[2])
         self.context.load_cert_chain(paths[0], paths[1])
         self.ca = paths[2].read_text()
         self._state = state
@@ -96,8 +100,7 @@ class Admission:
             return None
 
     def disrupted_nodes(self) -> frozenset[str]:
-        nodes = self._core.world.nodes.values()
-        return frozenset(node.name for node in nodes if signals.is_disrupted(node))
+        return frozenset(self._core.world.disrupted_nodes)
 
 
 class Server:
@@ -187,7 +190,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _ports(self) -> AsyncIterator[None]:
-        secure = web.Application(client_max_size=_LARGEST_BODY_BYTES)
+        secure = web.Application(client_max_size=_LARGEST_REVIEW_BYTES)
         self._core.channel.add_routes(secure)
         add_admission_routes(secure, self._admission)
         secure.on_shutdown.append(self._release_subscribers)

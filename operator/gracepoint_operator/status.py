@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from gracepoint.wire.messages import Forecast, Mode, Phase, Report, Resumption
+from gracepoint.wire.messages import Mode, Phase, Report, Resumption
 from gracepoint_operator import signals
 from gracepoint_operator.epochs import CONDITION_ENDED, Epoch, joined_status
-from gracepoint_operator.objects import Node, Pod
+from gracepoint_operator.objects import JobSet, Node, Pod
 from gracepoint_operator.resources import (
     Acknowledgements,
     CheckpointPolicy,
     Condition,
     ConditionStatus,
+    JobSetForecast,
     LastSave,
     PreemptionStatus,
     Replica,
@@ -34,6 +35,9 @@ from gracepoint_operator.resources import (
 
 CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
+CONDITION_INJECTED = "Injected"
+
+_FORECASTS = 50  # as many as the resource's schema allows
 
 #: Who writes the Events.
 EVENT_CONTROLLER = "gracepoint.dev/operator"
@@ -182,23 +186,48 @@ def readiness(policy: CheckpointPolicy, now: float) -> Condition:
     return _condition(CONDITION_READY, ConditionStatus.TRUE, "Watching", message, policy, now)
 
 
-def fit(policy: CheckpointPolicy, worst: tuple[str, Forecast, float] | None, now: float) -> Condition:
+def injection(policy: CheckpointPolicy, jobsets: Iterable[JobSet], now: float) -> Condition:
+    """The condition Injected."""
+    bare = [jobset.name for jobset in jobsets if not jobset.injected]
+    if not bare:
+        message = "every JobSet was given at its creation what its pods need to be told"
+        return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
+    message = (
+        f"{len(bare)} JobSets were created before the policy or its label ({', '.join(bare[:5])}): their pods "
+        "cannot be told; delete and create them again"
+    )
+    return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
+
+
+def newest_forecasts(
+    ours: Iterable[JobSetForecast], theirs: Iterable[JobSetForecast], jobset_uids: Set[str]
+) -> list[JobSetForecast]:
+    """What two replicas were told as one, so that both say the same: of each JobSet that is there the newest."""
+    newest: dict[str, JobSetForecast] = {}
+    for item in sorted((*theirs, *ours), key=lambda item: item.time):
+        if item.uid in jobset_uids:
+            newest[item.uid] = item
+    kept = sorted(newest.values(), key=lambda item: item.time)[-_FORECASTS:]
+    return sorted(kept, key=lambda item: item.name)
+
+
+def fit(policy: CheckpointPolicy, worst: tuple[JobSetForecast, float] | None, now: float) -> Condition:
     """The condition FitsGrace.
 
     Args:
         policy: Whose condition it is.
-        worst: JobSet name, forecast and grace period of the gang with the least time to spare; None where
-            no gang has sent a forecast.
+        worst: Forecast and grace period of the gang with the least time to spare; None where no gang has sent a
+            forecast.
         now: Seconds since the epoch.
     """
     if worst is None:
         message = "no JobSet has saved yet, so that nothing can be predicted"
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
-    name, forecast, grace_s = worst
+    forecast, grace_s = worst
     need_s = needed_s(forecast)
     said = (
-        f"JobSet {name}: {need_s:.1f} s needed (drain {forecast.drain_s:.1f} s + save "
-        f"{forecast.save_s:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
+        f"JobSet {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
+        f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
     )
     if need_s <= grace_s:
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
@@ -206,9 +235,9 @@ def fit(policy: CheckpointPolicy, worst: tuple[str, Forecast, float] | None, now
     return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
 
 
-def needed_s(forecast: Forecast) -> float:
+def needed_s(forecast: JobSetForecast) -> float:
     """Seconds that an emergency would take."""
-    return (forecast.drain_s + forecast.save_s) * forecast.margin
+    return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
 
 
 def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:

@@ -33,9 +33,9 @@ class Gang:
     """Everything that matters to one JobSet, read at one moment.
 
     Attributes:
-        jobset: None once it is gone.
+        jobset: None once it is gone. In a namespace that is being deleted it counts as deleted.
         jobs: Its Jobs by name.
-        pods: All its pods, older attempts' too.
+        pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
         nodes: The nodes of those pods, by name.
         epochs: Its Preemptions, oldest first.
         since: When each mark on those nodes and pods was first seen.
@@ -65,6 +65,7 @@ class World:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.nodes: dict[str, Node] = {}
+        self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
         self.jobs: dict[str, Job] = {}
         self.jobsets: dict[str, JobSet] = {}
@@ -79,7 +80,8 @@ class World:
         self._checked: set[str] = set()
         self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
         self._versions: dict[str, int] = {}  # UID -> resourceVersion
-        self._gone: dict[str, float] = {}  # UIDs never come back, late news of them may
+        self._gone: dict[str, tuple[float, int]] = {}  # UID -> when, and the version at which it went
+        self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
             kinds.PODS: self._put_pod,
@@ -101,24 +103,39 @@ class World:
             pydantic.ValidationError: A policy or preemption is not of this version's schema.
         """
         meta = body["metadata"]
-        if meta["uid"] in self._gone or self._is_old_news(meta):
+        if self._is_old_news(meta):
             return set()
         self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
         return self._readers[kind](body, listed)
 
-    def drop(self, uid: str) -> set[str]:
-        """Forgets a deleted object; returns the UIDs of the JobSets that it may matter to."""
+    def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
+        """Kind, namespace and name of a known object."""
+        return self._places.get(uid)
+
+    def drop(self, uid: str, version: int = 0) -> set[str]:
+        """Forgets an object that is gone; returns the UIDs of the JobSets that it may matter to.
+
+        Late news of it do not bring it back, but newer ones do: an object that lost the label by which it is
+        watched looks deleted, and may get the label again.
+
+        Args:
+            uid: The object's.
+            version: Its resourceVersion when it went; 0 where that is not known.
+        """
         now = self._clock()
-        self._gone = {known: at for known, at in self._gone.items() if now - at < _REMEMBER_GONE_S}
-        self._gone[uid] = now
+        while self._gone and now - next(iter(self._gone.values()))[0] >= _REMEMBER_GONE_S:
+            del self._gone[next(iter(self._gone))]
+        before = self._gone.pop(uid, (now, 0))[1]
+        self._gone[uid] = (now, max(before, version, self._versions.pop(uid, 0)))
         self._since.pop(uid, None)
-        self._versions.pop(uid, None)
+        self._doomed.discard(uid)
         if uid not in self._places:
             return set()
         kind, namespace, name = self._places.pop(uid)
         if kind is kinds.NODES:
             if name in self.nodes and self.nodes[name].uid == uid:
                 del self.nodes[name]
+                self.disrupted_nodes.discard(name)
             return self._on_node(name)
         if kind is kinds.PODS:
             return self._drop_pod(uid)
@@ -129,6 +146,8 @@ class World:
         if kind is kinds.JOBSETS:
             self.jobsets.pop(uid, None)
             return {uid}
+        if (kind, namespace, name) in self._places.values():
+            return set()  # made anew under its name before the news of the old one's deletion came
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
             return self._of_policy((namespace, name))
@@ -145,10 +164,17 @@ class World:
         self.epochs[epoch.key] = epoch
         self._epochs_of[epoch.spec.job_set.uid].add(epoch.key)
 
-    def epochs_of(self, jobset_uid: str) -> list[Epoch]:
-        """The JobSet's epochs, oldest first."""
+    def epochs_of(self, jobset_uid: str, namespace: str | None = None) -> list[Epoch]:
+        """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
         epochs = (self.epochs[key] for key in self._epochs_of.get(jobset_uid, ()))
-        return sorted(epochs, key=lambda epoch: epoch.spec.epoch)
+        return sorted(
+            (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
+        )
+
+    def doom(self, jobset_uid: str) -> None:
+        """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
+        if jobset_uid in self.jobsets:
+            self._doomed.add(jobset_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
         """Job and JobSet of these deleted pods were looked at afresh."""
@@ -165,7 +191,14 @@ class World:
     def gang(self, jobset_uid: str) -> Gang:
         """The view on which is decided."""
         jobset = self.jobsets.get(jobset_uid)
-        pods = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(jobset_uid, ())))
+        namespace = jobset.namespace if jobset is not None else None
+        if jobset is not None and jobset_uid in self._doomed:
+            jobset = dataclasses.replace(jobset, deleted=True)
+        pods = tuple(
+            self.pods[uid]
+            for uid in sorted(self._pods_of.get(jobset_uid, ()))
+            if namespace in (None, self.pods[uid].namespace)
+        )
         nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
         since: dict[str, float] = {}
         for uid in (*(node.uid for node in nodes.values()), *(pod.uid for pod in pods)):
@@ -174,11 +207,11 @@ class World:
         return Gang(
             jobset_uid=jobset_uid,
             jobset=jobset,
-            jobs={job.name: job for job in jobs},
+            jobs={job.name: job for job in jobs if namespace in (None, job.namespace)},
             pods=pods,
             nodes=nodes,
             policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
-            epochs=tuple(self.epochs_of(jobset_uid)),
+            epochs=tuple(self.epochs_of(jobset_uid, namespace)),
             since=since,
             bound_at={pod.uid: self._bound_at[pod.uid] for pod in pods if pod.uid in self._bound_at},
             checked=frozenset(pod.uid for pod in pods if pod.uid in self._checked),
@@ -186,18 +219,23 @@ class World:
 
     def _is_old_news(self, meta: Mapping[str, Any]) -> bool:
         """True if a newer version is known: a fresh read may overtake the watch, which must not undo it."""
-        try:
-            version = int(meta["resourceVersion"])  # comparable by KEP-5504, and ever since in etcd
-        except (KeyError, ValueError):
-            return False
-        if version < self._versions.get(meta["uid"], 0):
+        uid, version = meta["uid"], version_of(meta)
+        if uid in self._gone:
+            if version <= self._gone[uid][1]:
+                return True
+            del self._gone[uid]
+        if version and version < self._versions.get(uid, 0):
             return True
-        self._versions[meta["uid"]] = version
+        self._versions[uid] = version
         return False
 
     def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = read_node(body)
         self.nodes[node.name] = node
+        if signals.is_disrupted(node):
+            self.disrupted_nodes.add(node.name)
+        else:
+            self.disrupted_nodes.discard(node.name)
         self._see(node.uid, signals.marks_of_node(node), listed)
         return self._on_node(node.name)
 
@@ -264,6 +302,14 @@ class World:
 
     def _of_policy(self, key: Key) -> set[str]:
         return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}
+
+
+def version_of(meta: Mapping[str, Any]) -> int:
+    """The resourceVersion, comparable by KEP-5504 and ever since in etcd; 0 where it is no number."""
+    try:
+        return int(meta["resourceVersion"])
+    except (KeyError, ValueError):
+        return 0
 
 
 def _discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

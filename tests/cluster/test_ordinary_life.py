@@ -41,7 +41,13 @@ def test_deleting_the_jobset_starts_no_epoch(run: TrainingRun) -> None:
 
 
 def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) -> None:
-    run.start()
+    def impatient(jobset: Json) -> None:
+        # The survivor fails at once, as its collectives do, and then waits in JAX's own shutdown for its dead peer.
+        jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = (
+            10
+        )
+
+    run.start(impatient)
     run.wait_for_step(5)
     # The failure: out of memory, say. The rest of the gang is ended by JobSet, with SIGTERM, to start again.
     trainer_process(run, run.look().running()[1].name).kill()

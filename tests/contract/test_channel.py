@@ -5,6 +5,7 @@ Only the API server is in memory (its TokenReviews too; the cluster tests ask th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -247,6 +248,7 @@ def test_a_request_without_a_token_or_with_an_unreadable_body_is_refused_and_cou
     for headers, body, status, reason in (
         ({}, subscription(0).to_json(), 401, "no_token"),
         ({"Authorization": "Bearer token-0"}, "{", 400, "bad_message"),
+        ({"Authorization": "Bearer token-0"}, "[" * 100_000, 400, "bad_message"),
         ({"Authorization": "Bearer token-0"}, json.dumps({"version": 2}), 400, "bad_message"),
     ):
         connection = http.client.HTTPSConnection("localhost", replica.server.https_port, context=context)
@@ -361,6 +363,47 @@ def test_a_renewed_certificate_is_used_for_new_connections(
     renewed.cert_chain_pems[0].write_to_path(str(tmp_path / "tls" / "tls.crt"))
     assert certificates.load()
     assert not certificates.load()
+
+
+def test_a_certificate_that_does_not_fit_its_key_leaves_the_one_in_use(
+    replica: Replica, authority: trustme.CA, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path / "tls")
+    other = authority.issue_cert("localhost")
+    other.cert_chain_pems[0].write_to_path(str(tmp_path / "tls" / "tls.crt"))
+    with pytest.raises(ssl.SSLError):
+        certificates.load()
+    ends = [
+        ssl.create_default_context(cadata=replica.ca).wrap_bio(
+            to_client := ssl.MemoryBIO(), to_server := ssl.MemoryBIO(), server_hostname="localhost"
+        ),
+        certificates.context.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(5):
+        for end in tuple(ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                ends.remove(end)
+    assert ends == []
+
+
+def test_a_body_that_no_message_is_so_large_as_is_refused_before_anybody_is_asked(replica: Replica) -> None:
+    context = ssl.create_default_context(cadata=replica.ca)
+    connection = http.client.HTTPSConnection("localhost", replica.server.https_port, context=context)
+    connection.request("POST", PATH_REPORT, body=b"x" * 300_000, headers={"Authorization": "Bearer token-0"})
+    response = connection.getresponse()
+    assert response.status == 413
+    assert b"262144" in response.read()
+    connection.close()
+    assert not [call for call in replica.api.calls if "tokenreviews" in call]
+    assert replica.refused("bad_message") == 1
+
+
+def test_a_report_with_impossible_figures_is_refused_for_good(replica: Replica) -> None:
+    message = dataclasses.replace(report(Phase.COMMITTED, preemption=""), step=-1)
+    with pytest.raises(ChannelError, match="step") as refusal:
+        replica.post("token-0", PATH_REPORT, message)
+    assert refusal.value.status == 400
 
 
 def test_probes_tell_listening_from_knowing(replica: Replica) -> None:

@@ -52,6 +52,7 @@ Uid = Annotated[str, Field(min_length=1, max_length=64)]
 #: A sentence for people.
 Text = Annotated[str, Field(max_length=1024)]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):
@@ -133,8 +134,15 @@ class Resource(Model):
     def of(cls, body: Mapping[str, Any]) -> Self:
         """Reads an object as the API server gives it.
 
+        What a status has and this version does not know is left out: during an upgrade a newer replica writes it.
+        A spec is read strictly, as a setting that is not understood must not be passed over.
+
         Raises:
             pydantic.ValidationError: It is not of this version's schema; names the fields.
         """
         # Through JSON, since frameworks hand out read-only views that are no dict all the way down.
-        return cls.model_validate_json(json.dumps(body, default=dict))
+        status = cls.part("status").model_validate_json(
+            json.dumps(body.get("status") or {}, default=dict), extra="ignore"
+        )
+        read = cls.model_validate_json(json.dumps({**body, "status": {}}, default=dict))
+        return read.model_copy(update={"status": status})

@@ -23,8 +23,11 @@ from gracepoint_operator.resources.base import (
     Model,
     ObjectName,
     Resource,
+    Seconds,
     Time,
+    Uid,
     cel,
+    list_map,
     rules,
 )
 
@@ -152,6 +155,21 @@ class LastSave(Model):
     """When it was committed."""
 
 
+class JobSetForecast(Model):
+    """What an emergency would take in one JobSet, by its newest report."""
+
+    name: ObjectName
+    uid: Uid
+    drain_seconds: Seconds
+    """For the steps in flight."""
+    save_seconds: Seconds
+    """From drained to committed, as measured by its last save."""
+    margin: Seconds
+    """The factor that it plans with."""
+    time: Time
+    """When it was reported."""
+
+
 class CheckpointPolicyStatus(Model):
     """Written by the operator."""
 
@@ -161,7 +179,10 @@ class CheckpointPolicyStatus(Model):
     """The JobSets that name the policy by label."""
     conditions: Conditions | None = None
     """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the pods' grace
-    period, by the newest figures of the JobSets; Unknown until one has reported."""
+    period, by the newest figures of the JobSets; Unknown until one has reported. Injected: every JobSet was given
+    at its creation what its pods need to be told."""
+    forecasts: Annotated[list[JobSetForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
+    """What FitsGrace is made of: at most 50, the newest."""
     last_save: LastSave | None = None
     """Absent: no emergency save was committed yet."""
 

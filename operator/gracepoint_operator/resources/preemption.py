@@ -16,14 +16,13 @@ from gracepoint_operator.resources.base import (
     Model,
     ObjectName,
     Resource,
+    Seconds,
     Text,
     Time,
     Uid,
     list_map,
 )
 from gracepoint_operator.resources.policy import CheckpointPolicySpec
-
-Seconds = Annotated[float, Field(ge=0)]
 
 
 class JobSetReference(Model):
@@ -52,7 +51,7 @@ class PreemptionSpec(Model):
     epoch: Annotated[Count, Field(json_schema_extra=IMMUTABLE)]
     """Number of the disruption: one more than the highest of this JobSet UID before."""
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
-    """Why, in one word: SpotTermination, Eviction, ... as the first signal has it."""
+    """Why, in one word: SpotTermination, Drain, ... as the first signal has it."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
     """What was seen, in words; of several signals the one that the deadline comes from."""
     confidence: Confidence
@@ -77,7 +76,7 @@ class Acknowledgements(Model):
     """Receipts of the notice: processes that have it in their mailbox."""
 
     expected: Count
-    """Pods of the gang that were subscribed, or running, at the signal."""
+    """Pods of the gang at the signal."""
     received: Count
     laggards: list[ObjectName] = Field(default=[], max_length=50)
     """At most 50 of the pods that have not acknowledged, sorted."""

@@ -72,9 +72,23 @@ def taint(key: str = GKE_TAINT, effect: str = "NoSchedule", *, added_at: float |
     return made
 
 
+def namespace(*, deleted: bool = False) -> Body:
+    made: Body = {"metadata": {"name": NAMESPACE, "uid": "uid-namespace"}}
+    if deleted:
+        made["metadata"]["deletionTimestamp"] = stamp(NOW)
+    return made
+
+
 def jobset(
-    *, restarts: int = 0, finished: str = "", deleted: bool = False, suspended: bool = False, uid: str = JOBSET_UID
+    *,
+    restarts: int = 0,
+    finished: str = "",
+    deleted: bool = False,
+    suspended: bool = False,
+    injected: bool = True,
+    uid: str = JOBSET_UID,
 ) -> Body:
+    pod_labels = {names.LABEL_POLICY: "careful"} if injected else {}
     made: Body = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -84,7 +98,12 @@ def jobset(
             "uid": uid,
             "labels": {names.LABEL_POLICY: "careful"},
         },
-        "spec": {"suspend": suspended},
+        "spec": {
+            "suspend": suspended,
+            "replicatedJobs": [
+                {"name": "workers", "template": {"spec": {"template": {"metadata": {"labels": pod_labels}}}}}
+            ],
+        },
         "status": {"restarts": restarts, "conditions": []},
     }
     if finished:

@@ -30,7 +30,8 @@ async def until(holds: Callable[[], object], what: str) -> None:
 
 
 def cluster(api: MemoryApi, **policy: object) -> None:
-    """Two nodes, a policy, a JobSet, its Job and two pods that train."""
+    """A namespace, two nodes, a policy, a JobSet, its Job and two pods that train."""
+    api.add(kinds.NAMESPACES, objects.namespace())
     api.add(kinds.POLICIES, objects.policy(**policy))
     api.add(kinds.JOBSETS, objects.jobset())
     api.add(kinds.JOBS, objects.job())

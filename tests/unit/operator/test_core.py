@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
 import pytest
+from pydantic import ValidationError
 
 from gracepoint.wire.messages import (
     Acknowledgement,
@@ -14,13 +18,13 @@ from gracepoint.wire.messages import (
     Resumption,
     Retraction,
 )
-from gracepoint_operator import kinds, kube
+from gracepoint_operator import core, kinds, kube, scribe
 from gracepoint_operator.deliver import UnknownPreemption
 from gracepoint_operator.refresh import sweep
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, running, until
+from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -371,17 +375,7 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
         assert condition(policy, "Ready")["status"] == "True"
         assert condition(policy, "FitsGrace")["status"] == "Unknown"
         assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
-        forecast = Forecast(
-            pod_uid="uid-pod-0-0",
-            session="s-0",
-            jobset_uid=JOBSET_UID,
-            state_bytes=10**9,
-            step_s=0.5,
-            drain_s=1.0,
-            save_s=save_s,
-            margin=1.25,
-        )
-        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast)
+        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
         assert found["reason"] == reason
@@ -400,5 +394,190 @@ async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryAp
 async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.world)
+        await sweep(api, replica.core.world, replica.core.world.drop)
         assert set(replica.core.world.pods) == {"uid-pod-0-0"}
+
+
+async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        api.add(kinds.NAMESPACES, objects.namespace(deleted=True))
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        gone = f"GET /api/v1/namespaces/{NAMESPACE}"
+        await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
+        replica.see(kinds.JOBSETS, objects.jobset())  # its status changes while it is still there
+        replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.pods["uid-pod-1-0"].deletion_at, "the watch")
+        assert await frames(subscriber) == []
+        await replica.report(Phase.COMMITTED, preemption="")
+        assert replica.preemptions == []
+
+
+async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "_CHECK_WITHIN_S", 0.05)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        hanging = asyncio.Event()
+
+        async def get(*_: object) -> kube.JsonObject:
+            await hanging.wait()
+            raise kube.Unavailable("too late")
+
+        monkeypatch.setattr(api, "get", get)
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.epochs, "the decision")
+        hanging.set()
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_many_events_that_waited_bring_about_one_decision(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(api, clock) as replica:
+        decided: list[str] = []
+        monkeypatch.setattr(replica.core, "_decide", decided.append)
+        for _ in range(50):
+            replica.see(kinds.PODS, objects.pod(0))
+        await until(lambda: decided, "the decision")
+        assert decided == [JOBSET_UID]
+
+
+def forecast(jobset_uid: str = JOBSET_UID, save_s: float = 10.0) -> Forecast:
+    return Forecast(
+        pod_uid="uid-pod-0-0",
+        session="s-0",
+        jobset_uid=jobset_uid,
+        state_bytes=10**9,
+        step_s=0.5,
+        drain_s=1.0,
+        save_s=save_s,
+        margin=1.25,
+    )
+
+
+def fits(api: MemoryApi) -> kube.JsonObject:
+    return condition(api.of(kinds.POLICIES)[0], "FitsGrace")
+
+
+def policy_writes(api: MemoryApi) -> int:
+    return sum(call.startswith("PATCH") and call.endswith("checkpointpolicies/careful/status") for call in api.calls)
+
+
+async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_come_to_rest(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        replicas = (first, second)
+
+        def seen_by_both() -> None:
+            for replica in replicas:
+                replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
+
+        for replica, save_s in zip(replicas, (10.0, 60.0), strict=True):
+            clock.move(1)
+            await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+            status = "True" if save_s < 30 else "False"
+            await until(lambda expected=status: fits(api)["status"] == expected, "the condition")  # type: ignore[misc]
+            seen_by_both()
+        await asyncio.sleep(0.1)  # several write intervals
+        before = policy_writes(api)
+        for _ in range(5):
+            seen_by_both()
+            await asyncio.sleep(0.05)
+        assert policy_writes(api) == before
+        assert fits(api)["reason"] == "TooSlow"
+
+
+async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gone(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=60.0))
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0] and fits(api)["status"] == "False", "the condition")
+    async with running(api, clock, "replica-b") as replica:
+        replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
+        await asyncio.sleep(0.1)
+        assert fits(api)["reason"] == "TooSlow"
+        replica.drop(kinds.JOBSETS, objects.jobset())
+        await until(lambda: fits(api)["reason"] == "NoForecast", "the condition")
+
+
+async def test_a_jobset_that_is_older_than_its_policy_is_named_on_it(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        assert condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "True"
+        replica.see(kinds.JOBSETS, objects.jobset(injected=False))
+        await until(lambda: condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "False", "the condition")
+        found = condition(api.of(kinds.POLICIES)[0], "Injected")
+        assert found["reason"] == "CreatedBeforePolicy"
+        assert "train" in found["message"]
+        assert "create them again" in found["message"]
+
+
+@pytest.mark.parametrize("phase", ["Retracted", "Expired"])
+async def test_a_gang_that_went_on_after_an_epoch_and_is_then_disrupted_unseen_gets_its_own_record(
+    api: MemoryApi, clock: Clock, phase: str
+) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(phase=phase, ended_at=NOW))
+    clock.move(1000)
+    async with running(api, clock) as replica:
+        await replica.report(Phase.COMMITTED, preemption="")
+        body = await replica.phase("Committed", 1)
+        assert body["spec"]["epoch"] == 2
+        assert replica.preemptions[0]["status"]["phase"] == phase
+
+
+async def test_the_last_word_is_written_however_long_the_api_was_away(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe, "_SAY_AFTER_S", 0.05)
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        api.failing = [kube.Unavailable("down")] * 5
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+
+
+async def test_a_record_that_lacks_the_end_is_written_again_when_it_is_seen(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        noticed = await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        replica.core.feed(kinds.PREEMPTIONS, None, api.add(kinds.PREEMPTIONS, noticed))  # restored from a backup
+        await replica.phase("Committed")
+
+
+async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        replica.core._recorder._preemptions._interval_s = 30.0
+        await asyncio.sleep(0.1)
+        before = len(api.calls)
+        for index in (0, 1):
+            await acknowledge(replica, index)
+            await asyncio.sleep(0.05)
+        assert received(replica) <= 1
+        assert sum("PATCH" in call for call in api.calls[before:]) <= 2
+
+
+async def test_what_vanished_while_nobody_watched_is_forgotten_wholly(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        api.remove(kinds.PODS, objects.pod(1))
+        await sweep(api, replica.core.world, replica.core._drop)
+        assert subscriber.closed
+        assert not replica.core.subscribers._current
+
+
+async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        pod = replica.core.world.pods["uid-pod-0-0"]
+        with pytest.raises(ValidationError, match="step"):
+            await replica.core.deliverer.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
@@ -372,3 +374,33 @@ def test_the_cluster_shows_when_pods_left_and_when_they_are_back() -> None:
     scene.clock.move(2)
     scene.restart()
     assert scene.reached() == ["exited", "podsBack"]
+
+
+def test_a_pod_whose_attempt_is_no_number_is_of_no_attempt() -> None:
+    scene = Scene()
+    odd = objects.pod(5, on="node-1")
+    odd["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] = "first"
+    scene.seen(kinds.PODS, odd)
+    scene.taint()
+    assert scene.start().expected == 2
+
+
+def test_a_large_gang_is_decided_about_well_within_the_time_to_a_notice() -> None:
+    scene = Scene()
+    for index in range(2, 600):
+        scene.listed(kinds.NODES, objects.node(f"node-{index + 1}"))
+        scene.listed(kinds.PODS, objects.pod(index))
+    scene.taint("node-599")
+    begun_at = time.process_time()
+    start = scene.start()
+    elapsed_s = time.process_time() - begun_at
+    assert start.expected == 600
+    assert elapsed_s < 0.1  # it takes 5 ms, and 500 where every pod is compared with every other
+
+
+def test_joining_signals_name_no_more_pods_than_the_record_can_hold() -> None:
+    scene = Scene()
+    names = [f"p-{i:05}" for i in range(4096)]
+    scene.recorded(deadline_at=NOW + 300, pods=names)
+    scene.taint("node-1")
+    assert len(scene.move().spec.pods) == 4096

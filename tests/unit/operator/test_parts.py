@@ -14,6 +14,7 @@ from gracepoint_operator import kinds, kube
 from gracepoint_operator.epochs import epoch_name
 from gracepoint_operator.identity import Gate, Reason, RequestRefused
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.scribe import Key, Scribe
 from gracepoint_operator.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.world import World
@@ -177,3 +178,79 @@ def test_a_twin_that_saw_the_signal_a_moment_earlier_changes_only_what_may_move(
 
     assert joined.spec.deadline == ours.spec.deadline
     assert joined.spec.observed_at == theirs.spec.observed_at  # the API server refuses any other
+
+
+async def test_a_caller_that_names_no_living_pod_costs_the_api_server_nothing(
+    gate: tuple[Gate, MemoryApi, World, Clock],
+) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit("Bearer anything", "uid-nobody")
+    assert (refusal.value.reason, api.calls) == (Reason.UNKNOWN_POD, [])
+
+
+async def test_a_bad_token_is_remembered_for_seconds(gate: tuple[Gate, MemoryApi, World, Clock]) -> None:
+    checks, api, _, clock = gate
+    for _attempt in range(3):
+        with pytest.raises(RequestRefused, match="invalid bearer token"):
+            await checks.admit("Bearer forged", "uid-pod-0-0")
+    assert len(api.calls) == 1
+    clock.move(10)
+    with pytest.raises(RequestRefused):
+        await checks.admit("Bearer forged", "uid-pod-0-0")
+    assert len(api.calls) == 2
+
+
+async def test_a_token_of_absurd_length_is_not_reviewed(gate: tuple[Gate, MemoryApi, World, Clock]) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused, match="found 5000 characters"):
+        await checks.admit("Bearer " + "x" * 5000, "uid-pod-0-0")
+    assert api.calls == []
+
+
+async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
+    gate: tuple[Gate, MemoryApi, World, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, api, world, _ = gate
+    for index in range(1, 20):
+        world.put(kinds.PODS, objects.pod(index), listed=True)
+    under_way: list[str] = []
+    go_on = asyncio.Event()
+
+    async def review(token: str, audience: str) -> kube.JsonObject:
+        under_way.append(token)
+        await go_on.wait()
+        return {"error": "bad"}
+
+    monkeypatch.setattr(api, "review_token", review)
+    calls = [asyncio.create_task(checks.admit(f"Bearer {i}", "uid-pod-0-0")) for i in range(20)]
+    await asyncio.sleep(0.01)
+    assert len(under_way) == 1
+    calls += [asyncio.create_task(checks.admit(f"Bearer p{i}", f"uid-pod-{i}-0")) for i in range(1, 20)]
+    await asyncio.sleep(0.01)
+    assert len(under_way) == 4
+    go_on.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, RequestRefused) for outcome in outcomes)
+
+
+async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refused(
+    gate: tuple[Gate, MemoryApi, World, Clock],
+) -> None:
+    checks, api, world, _ = gate
+    world.put(kinds.JOBSETS, objects.jobset(), listed=True)
+    foreign = objects.pod(8)
+    foreign["metadata"]["namespace"] = "team-b"
+    world.put(kinds.PODS, foreign, listed=True)
+    api.bind_token("foreign", "team-b", "uid-pod-8-0")
+    with pytest.raises(RequestRefused, match="namespace of the JobSet") as refusal:
+        await checks.admit("Bearer foreign", "uid-pod-8-0")
+    assert refusal.value.status == 403
+
+
+async def test_a_latency_is_observed_once_however_often_a_pod_reconnects() -> None:
+    receipts = Receipts()
+    assert [receipts.told(KEY, "uid", "pod", at) for at in (1.0, 9.0)] == [True, False]
+    assert [receipts.acknowledged(KEY, "uid", "pod", at) for at in (2.0, 9.0)] == [True, False]
+    assert receipts.told_at(KEY, "uid") == 1.0
+    assert receipts.first_acknowledged_at(KEY) == 2.0

@@ -80,3 +80,52 @@ def test_of_two_ends_the_one_in_the_api_counts() -> None:
     scene = Scene()
     scene.recorded(phase="Committed", ended_at=NOW + 1)
     assert scene.recorded(phase="Expired", ended_at=NOW + 2).phase is Phase.EXPIRED
+
+
+def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
+    scene = Scene()
+    scene.world.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 29))
+    assert JOBSET_UID not in scene.world.jobsets
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 31))
+    assert JOBSET_UID in scene.world.jobsets
+
+
+def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+    scene = Scene()
+    new = objects.policy(mode="Observe")
+    new["metadata"]["uid"] = "uid-new"
+    scene.seen(kinds.POLICIES, new)
+    scene.gone(objects.policy())
+    assert scene.world.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
+
+
+@pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
+def test_what_only_says_by_label_that_it_is_of_another_namespaces_jobset_is_none_of_its(kind: str) -> None:
+    scene = Scene()
+    if kind == "pod":
+        body = objects.pod(7, phase="Failed")
+        place = kinds.PODS
+    elif kind == "job":
+        body, place = objects.job(attempt=7, deleted=True), kinds.JOBS
+    else:
+        body, place = objects.preemption(7), kinds.PREEMPTIONS
+    body["metadata"]["namespace"] = "team-b"
+    scene.seen(place, body)
+    gang = scene.world.gang(JOBSET_UID)
+    assert len(gang.pods) == 2
+    assert not gang.jobs["train-workers-0"].deleted
+    assert gang.epochs == ()
+    scene.taint()
+    assert scene.start().spec.epoch == 1
+
+
+def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -> None:
+    scene = Scene()
+    scene.taint("node-1")
+    scene.taint("node-2")
+    scene.taint("node-3", "node.kubernetes.io/unschedulable")  # a hint only
+    assert scene.world.disrupted_nodes == {"node-1", "node-2"}
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    scene.gone(objects.node("node-2"))
+    assert scene.world.disrupted_nodes == set()

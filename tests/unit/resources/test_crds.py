@@ -76,6 +76,8 @@ def test_lists_that_several_writers_share_are_told_apart_by_a_required_key(name:
     expected = {".status.conditions": ["type"]}
     if name == "preemptions":
         expected |= {".status.timings": ["stage"], ".status.replicas": ["name"]}
+    else:
+        expected |= {".status.forecasts": ["uid"]}
     assert shared == expected
     for path, node in _nodes(_schema(name)):
         if path in shared:

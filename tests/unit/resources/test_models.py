@@ -102,3 +102,14 @@ def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microse
 def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ValidationError, match="timezone"):
         PreemptionStatus.model_validate({"replicas": [{"name": "a", "toldAt": "2026-01-02T03:04:05"}]})
+
+
+def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_a_specs_unknown_field_refused() -> None:
+    body = policy()
+    body["status"] = {"observedGeneration": 3, "ofTomorrow": 1, "jobSets": {"count": 1, "ofTomorrow": 2}}
+    read = CheckpointPolicy.of(body)
+    assert read.status.observed_generation == 3
+    assert read.status.job_sets is not None
+    assert read.status.job_sets.count == 1
+    with pytest.raises(ValidationError, match="ofTomorrow"):
+        CheckpointPolicy.of(policy(ofTomorrow=1))
