@@ -13,8 +13,10 @@ report of a failure, one for leaving. A deadline that is very near or past is no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -81,7 +83,7 @@ class Emergency:
         self._stages = Stages(clock(), clock)
         self._progress = Progress()
         self._epoch: int | None = None
-        self._deadline_floor_s = 0.0
+        self._deadline_floor_s = math.inf  # training may be held before ``epoch_opened`` has said how long
         self._reserve_s = _RESERVE_S
         self._failing = threading.Lock()
         self._failed = False
@@ -143,20 +145,18 @@ class Emergency:
             state: The train state of that step, perhaps still being computed.
             host_state: Gives the state that is no array.
         """
-        import jax
-
         try:
             agreement.confirm(step, timeout_s=max(0.001, self.time_left_s()))
-            jax.block_until_ready(state)
+            values = self._drain(state, host_state)
             self._stages.mark("drained")
             self._report(Phase.DRAINED, step=step)
             saved = saver.save(
-                step, state, host_state(), timeout_s=max(0.001, self.time_left_s()), on_stage=self._stages.mark
+                step, state, values, timeout_s=max(0.001, self.time_left_s()), on_stage=self._stages.mark
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the process leaves, and says why
             return self.failed(step, error)
         spare_s = round(self._mailbox.remaining_s(), 3)
-        reason = f"step {step} is committed, {spare_s:.1f} s before the deadline"
+        reason = f"step {step} is committed, {abs(spare_s):.1f} s {'before' if spare_s >= 0 else 'after'} the deadline"
         self._decide(self._settings.saved_exit_code)
         # That the step is committed says of all processes what was known before of this one only.
         stages = self._gathered()
@@ -166,6 +166,21 @@ class Emergency:
         self._reporter.flush(min(_FLUSH_S, max(0.0, self.time_left_s())))
         log.warning("preempted saved=True step=%d seconds_to_spare=%.1f", step, spare_s)
         return Preempted(self._settings.saved_exit_code, saved=True, step=step, reason=reason)
+
+    def _drain(self, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Waits until the devices of all processes are done; one that fails lets the others wait no longer."""
+        import jax
+
+        key = f"epoch/{self._epoch}/drained"
+        try:
+            jax.block_until_ready(state)
+            values = host_state()
+        except Exception as error:
+            with contextlib.suppress(GracepointError):  # the error itself says more
+                self._gang.fail(key, error)
+            raise
+        self._gang.barrier(key, timeout_s=max(0.001, self.time_left_s()))
+        return values
 
     def failed(self, step: int, error: Exception, steps_lost: int | None = None) -> Preempted:
         """Reports that nothing was saved, and returns what to raise."""

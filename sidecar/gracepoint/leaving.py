@@ -35,7 +35,8 @@ _HOST_LINGERS_LONGER_S = 2.0
 #: Between the word that a process is gone and its end lie a few instructions; on a starved machine, this.
 _SETTLE_S = 0.1
 _LOOK_EVERY_S = 0.5
-_FLUSH_S = 0.5
+#: For the watchdog to say what it does; it ends the process all the same.
+_LAST_WORDS_S = 1.0
 
 
 class Leaving:
@@ -46,7 +47,8 @@ class Leaving:
         service_id: This process's id in the coordination service; 0 hosts it.
         process_count: How many processes there are.
         clock: Monotonic seconds.
-        on_overdue: Called in the watchdog's thread before it ends a process whose end was not decided.
+        on_overdue: Called by the watchdog, in a thread of its own, before it ends a process whose end was not
+            decided. It is not waited for longer than a second.
         end: Ends the process.
     """
 
@@ -129,15 +131,20 @@ class Leaving:
             else:
                 return
             decided = self._code
-        if decided is None:
-            self._on_overdue()
-        log.warning("ended by the watchdog code=%d", code if decided is None else decided)
-        # In a thread of its own: whoever is stuck may be so with a stream's lock in its hand.
-        flusher = threading.Thread(target=flush_output, name="gracepoint-flush", daemon=True)
+        code = code if decided is None else decided
+
+        def last_words() -> None:
+            if decided is None:
+                self._on_overdue()
+            log.warning("ended by the watchdog code=%d", code)
+            flush_output()
+
+        # In a thread of its own: whoever is stuck may be so with the lock of a stream or a log handler in its hand.
+        speaker = threading.Thread(target=last_words, name="gracepoint-last-words", daemon=True)
         with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
-            flusher.start()
-            flusher.join(_FLUSH_S)
-        self._end(code if decided is None else decided)
+            speaker.start()
+            speaker.join(_LAST_WORDS_S)
+        self._end(code)
 
 
 def flush_output() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import secrets
 import time
@@ -38,8 +39,10 @@ log = logging.getLogger(__name__)
 
 #: Where a single process without any setting keeps its checkpoints, below the current folder.
 LOCAL_DIRECTORY = "gracepoint-checkpoints"
+_CHECK_TIMEOUT_S = 60.0
 _RESTORE_TIMEOUT_S = 3600.0
 _CLOSE_TIMEOUT_S = 600.0
+_ABANDON_TIMEOUT_S = 10.0
 _FLUSH_S = 3.0
 
 _open: Session | None = None
@@ -71,6 +74,7 @@ def attach(
 
     Raises:
         SettingsError: A setting is missing, unknown or wrong, or a session is open already.
+        CheckpointError: The directory cannot be written to, or is not the same storage for all processes.
         BarrierTimeout: A process did not come.
     """
     if _open is not None:
@@ -92,6 +96,7 @@ def attach(
     checkpointer = Checkpointer(
         where, gang=meeting.gang, attempt=meeting.attempt, keep_last=settings.keep_last, clock=time.monotonic
     )
+    checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)
     log.info(
         "attached process=%d of=%d attempt=%s directory=%s",
         meeting.gang.process_index,
@@ -120,6 +125,7 @@ class Session:
         self._host_state: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._began = False  # restore or step was called
         self._closed = False
+        self._preempted: Preempted | None = None  # what was raised
         self._step = 0
         self._restored_step: int | None = None
         self._state_bytes: int | None = None
@@ -127,6 +133,7 @@ class Session:
         self._pace = Pace()
         self._forecast_of: object = None  # the save that the last forecast was made of
         self._forecast_made = False
+        self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
 
         gang = meeting.gang
@@ -222,19 +229,22 @@ class Session:
             Preempted: This was the agreed point: the state is saved (or ``saved`` is False and ``reason`` says
                 why not), and the process is to end now.
             CheckpointError: The periodic save before this one failed.
+            SettingsError: ``step`` is no step's number, or the session is closed.
         """
+        if self._closed:
+            raise self._after_the_end()
         first = self._state_bytes is None
         self._began = True
-        self._step = step
+        self._step = _checked(step)
         self._throttle(state)
         self._pace.passed(self._clock())
         self._sync_point(state)
         if first:
-            self._state_bytes = self._checkpointer.prepare(state)
+            self._state_bytes = self._checkpointer.prepare(state, in_background=self._settings.save_every_steps > 0)
             self._reporter.resumption(self._restored_step, training=True)
         every = self._settings.save_every_steps
-        if every and step % every == 0:
-            self._checkpointer.save_in_background(step, state, self._gather_host_state())
+        if every and self._step % every == 0:
+            self._checkpointer.save_in_background(self._step, state, self._gather_host_state())
         self._forecast()
 
     def poll(self, state: Any) -> None:
@@ -243,6 +253,8 @@ class Session:
         Raises:
             Preempted: As ``step``.
         """
+        if self._closed:
+            raise self._after_the_end()
         self._sync_point(state)
 
     def close(self) -> None:
@@ -255,8 +267,10 @@ class Session:
             return
         self._closed = True
         try:
-            self._finish()
+            over = self._finish()
             self._checkpointer.close(_CLOSE_TIMEOUT_S)
+            if self._agreement.in_epoch and not over:  # it was opened after this process had passed its last sync point
+                self._emergency.over()
         finally:
             self._end_threads()
 
@@ -271,7 +285,8 @@ class Session:
         elif not isinstance(error, Preempted):
             self._break_off(f"{type(error).__name__}: {error}")
 
-    def _finish(self) -> None:
+    def _finish(self) -> bool:
+        """Passes the last sync point; True if that ended a preemption."""
         try:
             over = self._agreement.finish()
         except AgreementError as error:
@@ -280,6 +295,11 @@ class Session:
             over = True
         if over:
             self._emergency.over()
+        return over
+
+    def _after_the_end(self) -> BaseException:
+        """Code that swallowed ``Preempted`` gets it again: the process is to end."""
+        return self._preempted or SettingsError("the session is closed: call step() and poll() before close()")
 
     def _throttle(self, state: Any) -> None:
         try:
@@ -292,7 +312,9 @@ class Session:
 
     def _leave_unsaved(self, error: Exception) -> Preempted:
         self._closed = True  # all that is left to do is to leave
-        return self._emergency.failed(self._step, error, self._steps_at_risk())
+        self._preempted = self._emergency.failed(self._step, error, self._steps_at_risk())
+        self._agreement.tell_gone(str(error))
+        return self._preempted
 
     def _sync_point(self, state: Any) -> None:
         try:
@@ -302,7 +324,10 @@ class Session:
         if agreed:
             self._closed = True
             self._run_ahead.forget()
-            raise self._emergency.save(self._checkpointer, self._agreement, self._step, state, self._gather_host_state)
+            self._preempted = self._emergency.save(
+                self._checkpointer, self._agreement, self._step, state, self._gather_host_state
+            )
+            raise self._preempted
 
     def _gather_host_state(self) -> dict[str, Any]:
         return {name: get() for name, (get, _) in self._host_state.items()}
@@ -325,11 +350,12 @@ class Session:
         self._reporter.forecast(figures(self._pace, self._state_bytes, count, last), self._settings.margin)
 
     def _break_off(self, reason: str) -> None:
-        """Ends the session without waiting for anybody; the error that is on its way is not masked."""
+        """Ends the session; the error that is on its way is not masked, and waits for a save under way at most."""
         if self._closed:
             return
         self._closed = True
         self._agreement.abandon(reason)
+        self._checkpointer.abandon(reason, timeout_s=_ABANDON_TIMEOUT_S)
         self._end_threads()
 
     def _end_threads(self) -> None:
@@ -347,8 +373,21 @@ class Session:
             self._operator.close()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child that ends says nothing of its parent
         self._leaving.leave()  # does not return after a preemption
         self._break_off("the process ended without close()")
+
+
+def _checked(step: Any) -> int:
+    """The step as a plain integer: one of numpy's or JAX's could be neither compared nor written in time."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise SettingsError(f"step(): expected how many steps the state has seen, an integer from 0, found {step!r}")
+    return number
 
 
 def _directory(settings: Settings, process_count: int) -> str:

@@ -139,10 +139,10 @@ def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: 
 def test_two_notices_at_once_are_one_preemption(start: Start, operator: OperatorServer, tmp_path: Path) -> None:
     processes = start(3, [operator.environment(i, 3, tmp_path) for i in range(3)])
     all_training(processes, 3)
-    for index in (1, 2):
-        stream = operator.wait_for_stream(process_index=index)
-        stream.send_frame(notice(stream))
+    streams = [operator.wait_for_stream(process_index=index) for index in range(3)]
     processes[0].signal(signal.SIGTERM)
+    for stream in streams:
+        stream.send_frame(notice(stream))
     results = processes.wait(timeout_s=60)
     assert [r.code for r in results] == [SAVED] * 3, processes.output()
     assert len({preempted(r) for r in results}) == 1
@@ -211,6 +211,17 @@ def test_processes_that_count_steps_differently_save_nothing_and_name_both(start
     assert [r.code for r in results] == [UNSAVED, UNSAVED], processes.output()
     for result in results:
         assert re.search(r"process 0 is at step \d+ and process 1 at step \d+", result.output)
+
+
+def test_a_process_that_cannot_save_lets_the_others_go_long_before_the_deadline(start: Start) -> None:
+    processes = start(2, fail_host_state=1, grace_period_s=60.0)
+    all_training(processes, 2)
+    began = time.monotonic()
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=90)
+    assert [r.code for r in results] == [UNSAVED, UNSAVED], processes.output()
+    assert "process 1 reported RuntimeError: the iterator cannot tell where it is" in results[0].output
+    assert all(r.ended_at - began < 15 for r in results)
 
 
 def test_a_users_own_error_is_not_masked_and_lets_the_others_go_long_before_the_deadline(start: Start) -> None:

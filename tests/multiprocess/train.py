@@ -25,6 +25,7 @@ OPTIONS = {
     "stall": None,  # [process, step, seconds]: the host is stuck there
     "kill_self_in_freeze": None,  # a process that dies when it is held for the first time
     "fail": None,  # [process, step]: user code raises there
+    "fail_host_state": None,  # process whose host state cannot be had
     "step_offset": None,  # process that counts its steps wrongly
     "with": False,  # as a context manager
     **json.loads(sys.argv[2]),
@@ -69,7 +70,13 @@ def main() -> None:
 
     train_step = jax.jit(update, donate_argnums=0)
     data = {"position": 0}
-    session.host_state("data", lambda: dict(data, process=me), lambda value: data.update(value))
+
+    def get_data() -> dict[str, int]:
+        if OPTIONS["fail_host_state"] == me:
+            raise RuntimeError("the iterator cannot tell where it is")
+        return dict(data, process=me)
+
+    session.host_state("data", get_data, lambda value: data.update(value))
     state, step = session.restore(like=state)
     print("restored", step, data, flush=True)
     if step:

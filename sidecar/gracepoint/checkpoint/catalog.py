@@ -61,10 +61,7 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
             remarks += [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             break
         sleep(min(_POLL_S, deadline.remaining_s()))
-    strangers = sorted(
-        p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name[:1] not in "0123456789"
-    )
-    if strangers:
+    if strangers := paths.strangers():
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
 

@@ -24,13 +24,13 @@ from typing import Any
 from gracepoint.checkpoint import commit, layout, retention, tree
 from gracepoint.checkpoint.background import Background
 from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.files import make_folders
+from gracepoint.checkpoint.files import appears, make_folders
 from gracepoint.checkpoint.plan import Plan, make_plan
 from gracepoint.checkpoint.restore import Restored, restore_newest
 from gracepoint.checkpoint.save import Chunks, Save
 from gracepoint.checkpoint.snapshot import Snapshot, device_chunks
 from gracepoint.checkpoint.writer import Writer
-from gracepoint.errors import SaveFailed, SettingsError
+from gracepoint.errors import CheckpointError, SaveFailed, SettingsError
 from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ BACKGROUND_TIMEOUT_S = 900.0
 #: How long a save that was never finished is left alone before a start deletes it.
 UNFINISHED_KEPT_S = 3600.0
 _WARM_UP_TIMEOUT_S = 60.0
+#: How late a file of another machine may be seen on a network file system.
+_APPEARS_S = 5.0
+#: How long the thread of a save needs to notice that it is waited for no longer.
+_ABANDONED_ENDS_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Checkpointer:
         self._clock = clock
         self._writer = Writer()
         self._background = Background()
+        self._under_way: Save | None = None  # what the background was started with last
         self._sweeper = Background()
         self._prepared: _Prepared | None = None
         self._saves = 0  # begun so far; the same in all processes
@@ -119,9 +124,47 @@ class Checkpointer:
         self._committed_step: int | None = None  # which is on disk as this gang's state
         self.last_save: SaveStats | None = None
 
-    def prepare(self, state: Any) -> int:
+    def check_shared(self, *, timeout_s: float) -> None:
+        """Makes sure that the directory is one storage for all processes, and not a disk of each.
+
+        Nothing else would tell before the first save, which for a job without periodic saves is the emergency.
+
+        Raises:
+            CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
+            BarrierError: Other processes did not take part in time.
+        """
+        if self._gang.process_count == 1:
+            return
+        deadline = Deadline.after(timeout_s, self._clock)
+        probe, problem = self._paths.shared_probe(self._attempt), None
+        if self._gang.process_index == 0:
+            try:
+                make_folders(self._paths.root)
+                probe.write_bytes(b"")
+                problem = ""
+            except OSError as error:
+                problem = str(error)
+        problem = self._gang.broadcast("checkpoint/shared/written", problem, timeout_s=deadline.remaining_s())
+        if problem:
+            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {problem}")
+        sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
+        answers = self._gang.gather("checkpoint/shared/seen", sees, timeout_s=deadline.remaining_s())
+        if self._gang.process_index == 0:
+            probe.unlink(missing_ok=True)
+        blind = [str(process) for process, answer in enumerate(answers) if answer == "no"]
+        if blind:
+            raise CheckpointError(
+                f"{self._paths.root} is not the same storage in all processes: process {', '.join(blind)} does not see "
+                f"what process 0 wrote there. Mount one volume that all pods share at this path"
+            )
+
+    def prepare(self, state: Any, *, in_background: bool = True) -> int:
         """Does once what must not happen in an emergency: plans, reserves and touches memory, warms the
         writer.
+
+        Args:
+            state: Of the form that will be saved.
+            in_background: Whether there will be background saves, which need memory for a snapshot.
 
         Returns:
             Bytes of the state over all processes.
@@ -132,7 +175,8 @@ class Checkpointer:
         """
         leaves = tree.flatten(state)
         prepared = self._prepare(leaves)
-        self._snapshot(leaves, prepared)
+        if in_background:
+            self._snapshot(leaves, prepared)
         make_folders(self._paths.root)
         probe = self._paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(_WARM_UP_TIMEOUT_S, self._clock))
@@ -166,6 +210,7 @@ class Checkpointer:
             if self._gang.process_index == 0:
                 self._tidy(step)
 
+        self._under_way = save
         self._background.start(f"the save of step {step}", run)
 
     def save(
@@ -275,6 +320,24 @@ class Checkpointer:
         self.wait_until_finished(timeout_s)
         with contextlib.suppress(SaveFailed):  # the next start deletes the rest
             self._sweeper.wait(deadline.remaining_s())
+            if self._gang.process_index == 0:
+                self._sweep()  # what was made trash while it was busy
+                self._sweeper.wait(deadline.remaining_s())
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """The last call in place of ``close`` where training broke off: the save under way has ``timeout_s`` to end.
+
+        A thread that is inside of TensorStore or the coordination service while the interpreter ends would abort the
+        process, and its exit code would not be that of the error. Not collective; never raises.
+        """
+        with contextlib.suppress(SaveFailed):
+            self._background.wait(timeout_s)
+        if self._background.busy and self._under_way is not None:
+            self._under_way.fail(SaveFailed(reason))
+            with contextlib.suppress(SaveFailed):
+                self._background.wait(_ABANDONED_ENDS_S)
+        if error := self._background.take_error():
+            logger.error("the background save failed: %s", error)
 
     def _is_committed(self, step: int) -> bool:
         if self._committed_step != step:
@@ -329,5 +392,8 @@ class Checkpointer:
                 commit.give_up_old(self._paths, attempt=self._attempt, older_than_s=UNFINISHED_KEPT_S)
         except OSError as error:
             logger.warning("%s was not tidied up: %s", self._paths.root, error)
+        self._sweep()
+
+    def _sweep(self) -> None:
         if not self._sweeper.busy:  # else what is new is left to the next time
             self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gracepoint.errors import CheckpointCorrupt
+
+_LOOK_EVERY_S = 0.1
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -52,6 +54,15 @@ def folders_up_to(path: Path, top: Path) -> Iterable[Path]:
         if folder == top:
             return
     raise ValueError(f"{path} is not below {top}")
+
+
+def appears(path: Path, *, within_s: float, sleep: Callable[[float], object]) -> bool:
+    """Returns whether ``path`` is there, or comes to be in about ``within_s``."""
+    for _ in range(max(1, round(within_s / _LOOK_EVERY_S))):
+        if os.access(path, os.F_OK):
+            return True
+        sleep(_LOOK_EVERY_S)
+    return False
 
 
 def check_size(path: Path, size_bytes: int) -> None:

@@ -82,6 +82,9 @@ class Layout:
     def probe(self, attempt: str, process_index: int) -> Path:
         return self.root / f"{_HIDDEN}probe.{attempt}.{process_index}"
 
+    def shared_probe(self, attempt: str) -> Path:
+        return self.root / f"{_HIDDEN}shared.{attempt}"
+
     def clock_probe(self) -> Path:
         return self.root / f"{_HIDDEN}now.{os.uname().nodename}.{os.getpid()}"
 
@@ -103,6 +106,16 @@ class Layout:
 
     def trashed(self) -> list[Path]:
         return [path for path, _ in self._matches("trash")]
+
+    def strangers(self) -> list[str]:
+        """Names of what is none of all these and not hidden, links among them: they are never followed."""
+        folders = {p.name for p in self._folders()}
+        return sorted(
+            p.name
+            for p in self.root.iterdir()
+            if not p.name.startswith(".")
+            and not (p.name in folders and (_STEP_NAME.fullmatch(p.name) or _MARKED_NAME.fullmatch(p.name)))
+        )
 
     def _matches(self, mark: str) -> Iterator[tuple[Path, re.Match[str]]]:
         for path in self._folders():

@@ -60,11 +60,15 @@ class Save:
         try:
             yield
         except BaseException as error:
-            try:
-                self._gang.fail(self.key, error)
-            except GracepointError as unreachable:
-                logger.warning("the other processes could not be told that a save failed: %s", unreachable)
+            self.fail(error)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the wait of all processes, this one too, for the others' part. From any thread; never raises."""
+        try:
+            self._gang.fail(self.key, error)
+        except GracepointError as unreachable:
+            logger.warning("the other processes could not be told that a save failed: %s", unreachable)
 
     def describe(self, leaves: Sequence[tree.Leaf], plan: Plan, host_state: Mapping[str, Any]) -> None:
         """Takes what is to be saved; encodes the host state at once, as its owner goes on to change it.

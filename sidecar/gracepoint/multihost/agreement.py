@@ -148,15 +148,19 @@ class Agreement:
             self._leave_word(f"finished/{self._gang.process_index}", str(ordinal))
 
     def abandon(self, reason: str) -> None:
-        """This process breaks off training: those that wait for it, or will, are told why. Never raises."""
+        """This process breaks off training: it tells so, and its thread ends. Never raises."""
         if not self._leaving:
-            self._leave_word(f"gone/{self._gang.process_index}", reason)
-            if self.seat.epoch is not None:
-                try:
-                    self._gang.fail(self._steps_key(), AgreementError(reason))
-                except GracepointError as error:
-                    log.warning("could not tell the others that this process breaks off error=%s", error)
+            self.tell_gone(reason)
             self.close()
+
+    def tell_gone(self, reason: str) -> None:
+        """Lets those that wait for this process, or will, wait no longer, and tells them why. Never raises."""
+        self._leave_word(f"gone/{self._gang.process_index}", reason)
+        if self.seat.epoch is not None:
+            try:
+                self._gang.fail(self._steps_key(), AgreementError(reason))
+            except GracepointError as error:
+                log.warning("could not tell the others that this process breaks off error=%s", error)
 
     def close(self) -> None:
         """Ends the background thread. Never raises; safe to repeat."""

@@ -115,7 +115,7 @@ class Channel:
                 headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
             )
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # a token that is no header's value, say
             self.close()
             what = f"{type(error).__name__}: {error}"
             raise ChannelError(f"POST {path} to {self._host}:{self._port}: {what}") from error

@@ -117,9 +117,10 @@ def test_a_directory_with_nothing_that_looks_like_a_checkpoint_has_none_and_the_
 ) -> None:
     (tmp_path / "README").write_text("")
     (tmp_path / "5.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "500").symlink_to(tmp_path)
     assert restore(tmp_path, small_state()) is None
     assert "no checkpoint to restore" in caplog.text
-    assert "README" in caplog.text
+    assert "also has 5.orbax-checkpoint-tmp, 500, README" in caplog.text
 
 
 def test_a_directory_that_does_not_exist_has_no_checkpoint_and_the_log_says_so(

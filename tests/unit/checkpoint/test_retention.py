@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
+from gracepoint.checkpoint import commit
+from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.retention import to_delete
 from tests.unit.checkpoint.support import chunk_files, engine, flip_bit, restore, save, small_state
 
@@ -70,3 +74,25 @@ def test_the_step_that_a_damaged_one_was_given_up_for_is_kept(tmp_path: Path) ->
     restored = restore(tmp_path, small_state(), attempt="job-10")
     assert restored is not None
     assert restored.step == 2
+
+
+def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked, real = threading.Event(), commit.empty_trash
+
+    def delete_late(paths: Layout) -> None:
+        trash = paths.trashed()  # looks now, and is done only when more has become trash
+        assert blocked.wait(30)
+        for folder in trash:
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(commit, "empty_trash", delete_late)
+    checkpointer = engine(tmp_path, keep_last=1)
+    for step in range(4):
+        checkpointer.save_in_background(step, small_state(), {})
+    checkpointer.wait_until_finished(30)
+    monkeypatch.setattr(commit, "empty_trash", real)
+    blocked.set()
+    checkpointer.close(30)
+    assert [p.name for p in tmp_path.iterdir()] == ["3"]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import Checkpointer
-from gracepoint.errors import CheckpointMismatch, SaveFailed, SettingsError
+from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.gang import Gang
+from gracepoint.multihost import InMemoryStore, StoreGang
 from tests.unit.checkpoint.support import (
     assert_same,
     engine,
@@ -143,6 +144,39 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("gracepoint.checkpoint.checkpointer.Snapshot", lambda *parts: made.append(parts))
+    engine(tmp_path).prepare(small_state(), in_background=False)
+    assert made == []
+    engine(tmp_path).prepare(small_state())
+    assert len(made) == 1
+
+
+def test_a_directory_that_is_a_disk_of_each_process_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gracepoint.checkpoint.checkpointer._APPEARS_S", 0.1)
+    found = outcomes_in_gang(
+        3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).check_shared(timeout_s=30)
+    )
+    for error in found:
+        assert isinstance(error, CheckpointError)
+        assert "is not the same storage in all processes: process 2 does not see" in str(error)
+    assert list((tmp_path / "disk-0").iterdir()) == []
+
+
+def test_a_directory_that_all_share_passes_and_is_left_empty(tmp_path: Path) -> None:
+    in_gang(2, lambda gang: engine(tmp_path / "shared", gang).check_shared(timeout_s=30))
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_directory_that_process_0_cannot_write_to_is_refused_in_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    found = outcomes_in_gang(2, lambda gang: engine(tmp_path / "file", gang).check_shared(timeout_s=30))
+    assert all("process 0 cannot write to" in str(error) for error in found)
+
+
 def test_nothing_is_compiled_in_a_save_once_it_was_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = rich_state()
     # Of shapes that no other test has, so that nothing has been compiled for them.
@@ -263,6 +297,13 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
     assert len(others) == 1
     assert "process 1 reported" in others[0]
     assert "No space left" in others[0]
+
+
+def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path, StoreGang(InMemoryStore(), 0, 2))
+    checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.abandon("training broke off", timeout_s=0.1)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("gracepoint: the save")]
 
 
 def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,28 @@ def test_messages_arrive_in_order_and_flush_waits_for_them(sender: Sender, serve
     assert {token for token, _ in server.received} == {"first"}
 
 
+def test_a_token_that_cannot_be_sent_ends_neither_thread(
+    sender: Sender, listener: Listener, server: OperatorServer, token: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stream = server.wait_for_stream()
+    token.write_text("two\nlines")
+    sender.send(_resumption(1), within_s=60)
+    stream.end()
+    _wait_for_log(caplog, "trying again message=Resumption", "trying again; SIGTERM is still watched")
+    token.write_text("second")
+    assert sender.flush(30)
+    assert len(server.messages(Resumption)) == 1
+    server.wait_for_stream(number=2)
+
+
+def _wait_for_log(caplog: pytest.LogCaptureFixture, *texts: str) -> None:
+    deadline_s = time.monotonic() + 30
+    while not all("Invalid header value" in caplog.text and text in caplog.text for text in texts):
+        assert time.monotonic() < deadline_s, caplog.text
+        time.sleep(0.005)
+
+
 def test_a_message_is_sent_again_until_it_is_taken(sender: Sender, server: OperatorServer) -> None:
     server.refuse[PATH_RESUMPTION] = 503
     sender.send(_resumption(1), within_s=60)

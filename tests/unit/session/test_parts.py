@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
+import logging
 import statistics
 import threading
 import time
@@ -118,6 +120,33 @@ def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
     assert end.codes[0][0] == 78
 
 
+def test_the_watchdog_ends_a_process_that_is_stuck_with_the_logs_lock_in_its_hand() -> None:
+    end, handler = End(), logging.StreamHandler(io.StringIO())
+    log = logging.getLogger("gracepoint.leaving")
+    log.addHandler(handler)
+    assert handler.lock is not None
+    handler.lock.acquire()
+    try:
+        leaving(InMemoryStore(), 1, 2, end, lambda: log.error("overdue")).watch(lambda: 0.0, 78)
+        assert end.ended.wait(10)
+    finally:
+        handler.lock.release()
+        log.removeHandler(handler)
+    assert end.codes[0][0] == 78
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
+    end = End()
+
+    def fail() -> None:
+        raise OSError("no word gets out")
+
+    leaving(InMemoryStore(), 1, 2, end, fail).watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 78
+
+
 def test_the_watchdog_keeps_to_what_was_decided() -> None:
     end, said = End(), threading.Event()
     member = leaving(InMemoryStore(), 1, 2, end, said.set)
@@ -179,6 +208,33 @@ def test_states_of_every_kind_can_be_throttled(state: object) -> None:
     run_ahead = RunAhead()
     for _ in range(LIMIT + 2):
         run_ahead.throttle(state)
+
+
+class Counted(dict[str, jax.Array]):
+    """A container that counts how often all of it is gone through."""
+
+    walks = 0
+
+
+def _flatten_counted(node: Counted) -> tuple[list[tuple[object, jax.Array]], tuple[str, ...]]:
+    Counted.walks += 1
+    return [(jax.tree_util.DictKey(key), value) for key, value in node.items()], tuple(node)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Counted, _flatten_counted, lambda keys, values: Counted(zip(keys, values, strict=True))
+)
+
+
+def test_a_quiet_step_does_not_go_through_all_leaves() -> None:
+    run_ahead = RunAhead()
+    run_ahead.throttle(Counted(a=jnp.zeros(3), b=jnp.zeros(2)))
+    walks = Counted.walks
+    for _ in range(5):
+        run_ahead.throttle(Counted(a=jnp.zeros(3), b=jnp.zeros(2)))
+    assert Counted.walks == walks
+    run_ahead.throttle([Counted(c=jnp.zeros(3))])  # another form is noticed
+    assert Counted.walks > walks
 
 
 def test_what_is_waited_for_survives_donation() -> None:

@@ -8,16 +8,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gracepoint
 from gracepoint import session as session_module
+from gracepoint.checkpoint.writer import Writer
 from gracepoint.errors import CheckpointMismatch, Preempted, SettingsError
 from gracepoint.leaving import Leaving
 from gracepoint.wire.names import Env
@@ -44,10 +46,10 @@ def state_of(step: int) -> dict[str, Any]:
     return {"w": jnp.full((4, 4), float(step)), "step": jnp.int32(step)}
 
 
-def train_until_preempted(session: gracepoint.Session, first: int = 1) -> Preempted:
+def train_until_preempted(session: gracepoint.Session, first: int = 1, number: Callable[[int], Any] = int) -> Preempted:
     try:
         for step in range(first, first + 10_000):
-            session.step(step, state_of(step))
+            session.step(number(step), state_of(step))
     except Preempted as preempted:
         return preempted
     raise AssertionError("never preempted")
@@ -217,10 +219,91 @@ def test_poll_saves_the_last_step_in_an_evaluation(tmp_path: Path) -> None:
     assert (tmp_path / "7").is_dir()
 
 
+def test_code_that_swallows_preempted_gets_it_again(tmp_path: Path) -> None:
+    session = gracepoint.attach(tmp_path)
+    session.step(1, state_of(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    preempted = train_until_preempted(session, first=2)
+    with pytest.raises(Preempted) as stepped:
+        session.step(preempted.step + 1, state_of(1))
+    with pytest.raises(Preempted) as polled:
+        session.poll(state_of(1))
+    assert stepped.value is polled.value is preempted
+
+
+def test_a_closed_session_takes_no_step(tmp_path: Path) -> None:
+    session = gracepoint.attach(tmp_path)
+    session.close()
+    with pytest.raises(SettingsError, match="the session is closed"):
+        session.step(1, state_of(1))
+
+
+@pytest.mark.parametrize("number", [np.int64, jnp.int32])
+def test_a_step_may_be_an_integer_of_numpy_or_jax(tmp_path: Path, number: Callable[[int], Any]) -> None:
+    session = gracepoint.attach(tmp_path, save_every_steps=1)
+    session.step(number(1), state_of(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    preempted = train_until_preempted(session, first=2, number=number)
+    assert preempted.saved, preempted.reason
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "1", None])
+def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path: Path, step: Any) -> None:
+    with gracepoint.attach(tmp_path) as session, pytest.raises(SettingsError, match="an integer from 0, found"):
+        session.step(step, state_of(1))
+
+
+def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path)
+    session.step(1, state_of(1))
+
+    def close_slowly(timeout_s: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline_s = time.monotonic() + 30
+        while "phase=Agreed" not in caplog.text and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(session._checkpointer, "close", close_slowly)
+    session.close()
+    assert "phase=Agreed" in caplog.text
+    assert "phase=Retracted" in caplog.text
+
+
+def test_a_forked_child_that_ends_leaves_the_session_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        with monkeypatch.context() as in_child:
+            in_child.setattr(os, "getpid", lambda: -1)
+            session._at_exit()
+        session.step(1, state_of(1))
+
+
 def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path) as session:  # noqa: PT012
         session.step(1, state_of(1))
         raise ZeroDivisionError("the user's own")
+    assert _own_threads() == []
+
+
+def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broke_off, write = threading.Event(), Writer.write
+
+    def write_late(self: Writer, *arguments: Any) -> Any:
+        assert broke_off.wait(30)
+        return write(self, *arguments)
+
+    with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
+        session.step(1, state_of(1))  # warms the writer
+        session._checkpointer.wait_until_finished(30)
+        monkeypatch.setattr(Writer, "write", write_late)
+        session.step(2, state_of(2))
+        threading.Timer(0.2, broke_off.set).start()
+        raise ZeroDivisionError("the user's own")
+    assert (tmp_path / "2").is_dir()
     assert _own_threads() == []
 
 
@@ -274,4 +357,4 @@ def test_the_library_installs_no_log_handlers(tmp_path: Path) -> None:
 
 
 def _own_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("gracepoint-")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("gracepoint")]
