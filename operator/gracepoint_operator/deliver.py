@@ -242,13 +242,14 @@ class Deliverer:
 
     async def _place(self, pod: Pod, report: Report) -> Epoch | None:
         """The epoch of a report that names none; None where the SIGTERM was ordinary life."""
-        latest = next(reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace)), None)
-        if latest is not None and latest.includes(pod) and not _left_the_gang_training(latest):
-            return latest
+        if (known := self._known(pod)) is not None:
+            return known
         jobset = self._world.jobsets.get(pod.jobset_uid)
         if jobset is None:
             return None
         await look_afresh(self._api, self._world, jobset, [pod.job_name])
+        if (known := self._known(pod)) is not None:  # made meanwhile: by another report, or for a signal
+            return known
         gang = self._world.gang(pod.jobset_uid)
         if gang.jobset is None or gang.policy is None or is_ordinary_life(gang, pod):
             log.info("a gang ends in ordinary life", extra=about(pod=pod.name, phase=report.phase))
@@ -259,6 +260,12 @@ class Deliverer:
         epoch = Epoch(pod.namespace, name, None, spec, status.noticed(len(members(gang))))
         self._world.put_epoch(epoch)
         return epoch
+
+    def _known(self, pod: Pod) -> Epoch | None:
+        """The epoch that a report without a name is about, if there is one."""
+        latest = next(reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace)), None)
+        about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
+        return latest if about_it else None
 
 
 def _left_the_gang_training(epoch: Epoch) -> bool:

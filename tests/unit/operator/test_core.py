@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -311,6 +312,22 @@ async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: Me
         api.add(kinds.JOBSETS, objects.jobset(restarts=1))
         await replica.report(Phase.COMMITTED, preemption="")
         assert replica.core.world.epochs == {}
+
+
+async def test_nameless_reports_at_the_same_moment_are_of_one_epoch(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = api.get
+
+    async def after_a_while(*about: Any) -> kube.JsonObject:
+        await asyncio.sleep(0)  # others come in between, as they do while an API server answers
+        return await get(*about)
+
+    monkeypatch.setattr(api, "get", after_a_while)
+    async with running(api, clock) as replica:
+        await asyncio.gather(*(replica.report(phase, preemption="") for phase in (Phase.FROZEN, Phase.AGREED)))
+        await replica.phase("Agreed")
+        assert len(replica.preemptions) == 1
 
 
 async def test_a_nameless_report_goes_to_the_epoch_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
