@@ -7,6 +7,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
+# Two tests at a time: their processes wait more than they work. The cluster's tests share one cluster, one at a time.
+FAST   := -n 2 --dist worksteal -m 'not cluster'
 
 .DEFAULT_GOAL := help
 .PHONY: help env system parts lint types imports check test test-fast test-cluster demo format generate cluster-up cluster-down clean
@@ -14,11 +16,11 @@ PYTEST := $(PY) -m pytest
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
-	$(PY) -m pip install --quiet --editable '.[dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 env: $(STAMP) ## Makes the Python environment (.venv).
@@ -41,11 +43,12 @@ imports: $(STAMP)
 
 check: lint types imports ## Lint, types and the import rules.
 
-test: check parts ## All of it: checks, unit, contract, multi-process, chart and cluster tests.
-	$(PYTEST)
+test: check parts ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's.
+	$(PYTEST) $(FAST)
+	$(PYTEST) -m cluster
 
-test-fast: check ## All but the cluster.
-	$(PYTEST) -m 'not cluster'
+test-fast: check ## All but the cluster: under two minutes on two cores.
+	$(PYTEST) $(FAST)
 
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) tests/cluster

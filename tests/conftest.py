@@ -1,4 +1,7 @@
-"""What holds for all tests: a skip is a failure where nothing may be left out (``CI=true``)."""
+"""What holds for all tests: JAX in the test process, and a skip is a failure where nothing may be left out (CI=true).
+
+JAX in the test process has four CPU devices, whichever tests run in it: meshes of 2 x 2 need them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import os
 from collections.abc import Generator
 
 import pytest
+
+from tests import xla
+
+# Before the first import of JAX.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["XLA_FLAGS"] = xla.FLAGS
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 

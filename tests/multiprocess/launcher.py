@@ -7,21 +7,19 @@
     assert [r.code for r in results] == [77, 77]
 
 A script finds its place in the environment (``here()`` reads it) and joins the cluster with
-``here().initialize_jax()``, or leaves that to what it tests. Each process runs on the CPU backend, in a
-process group of its own, writing into files (a full pipe never blocks it). It dies with the test process
-(Linux' parent-death signal). On a timeout every process that is left dumps the stacks of all its threads
-(SIGABRT under faulthandler) before its group is killed, and the failure shows all output.
+``here().initialize_jax()``, or leaves that to what it tests. Each process is forked off the nursery, which has
+imported JAX already. It runs on the CPU backend, in a session of its own, writing into files (a full pipe never
+blocks it), and dies with the test process. On a timeout every process that is left dumps the stacks of all its
+threads (SIGABRT under faulthandler) before its group is killed, and the failure shows all output.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,16 +27,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests import xla
+from tests.multiprocess.nursery import Child, Nursery
+
 ROOT = Path(__file__).resolve().parents[2]
 _COORDINATOR, _INDEX, _COUNT = "TEST_COORDINATOR", "TEST_PROCESS_INDEX", "TEST_PROCESS_COUNT"
-
-# Runs the script as __main__ after asking the kernel for SIGKILL when the test process dies.
-_BOOT = """
-import ctypes, runpy, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +74,8 @@ class Result:
 class Process:
     """One started process; ``output`` may be read at any time."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
-        self._popen = popen
+    def __init__(self, child: Child, log: Path) -> None:
+        self._child = child
         self._log = log
         self._ended_at: float | None = None
         self._kept: str | None = None
@@ -97,12 +90,12 @@ class Process:
 
     @property
     def running(self) -> bool:
-        if self._popen.poll() is not None and self._ended_at is None:
+        if self._child.poll() is not None and self._ended_at is None:
             self._ended_at = time.monotonic()
         return self._ended_at is None
 
     def signal(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
+        self._child.send_signal(number)
 
     def wait_for_line(self, text: str, timeout_s: float = 60) -> str:
         """Returns the first line that contains ``text``; fails if the process ends before it prints one."""
@@ -113,23 +106,22 @@ class Process:
                 if text in line:
                     return line
             if not running or time.monotonic() > deadline:
-                how = "still runs" if running else f"ended with {self._popen.returncode}"
+                how = "still runs" if running else f"ended with {self._child.returncode}"
                 raise AssertionError(f"no line with {text!r} within {timeout_s} s ({how}):\n{self.output}")
             time.sleep(0.005)
 
     def result(self) -> Result:
         assert not self.running
         assert self._ended_at is not None
-        return Result(self._popen.returncode, self.output, self._ended_at)
+        assert self._child.returncode is not None
+        return Result(self._child.returncode, self.output, self._ended_at)
 
     def dump_stacks(self) -> None:
         if self.running:
-            self._popen.send_signal(signal.SIGABRT)
+            self._child.send_signal(signal.SIGABRT)
 
     def kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait(timeout=10)
+        self._child.kill_group()
 
 
 class Processes:
@@ -163,36 +155,20 @@ class Processes:
         """
         port = _reserve_port()
         logs = tempfile.TemporaryDirectory(prefix="gracepoint-test-")
-        inherited = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("GRACEPOINT_", "JAX_", "XLA_")) and "proxy" not in k.lower()
-        }
         processes = cls([], port, logs)
         for index in range(count):
             log = Path(logs.name) / f"{index}.log"
+            log.touch()
             own = {
-                **inherited,
-                "PYTHONPATH": str(ROOT),
-                "PYTHONUNBUFFERED": "1",
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                **_inherited(),
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {xla.FLAGS}",
                 _COORDINATOR: f"127.0.0.1:{port.getsockname()[1]}",
                 _INDEX: str(index),
                 _COUNT: str(count),
                 **(environment or {}),
                 **(environments[index] if environments else {}),
             }
-            with log.open("wb") as output:
-                popen = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-c", _BOOT, str(script), *arguments],
-                    env=own,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            processes._processes.append(Process(popen, log))
+            processes._processes.append(Process(nursery().fork(script, arguments, own, log), log))
         return processes
 
     def __getitem__(self, index: int) -> Process:
@@ -227,6 +203,29 @@ class Processes:
                 raise AssertionError(f"processes {left} still ran after {timeout_s} s:\n{self.output()}")
             time.sleep(0.005)
         return [p.result() for p in self._processes]
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """Returns the test process's one nursery."""
+    return Nursery(_inherited())
+
+
+def close_nursery() -> None:
+    """Ends the nursery, if there is one."""
+    if nursery.cache_info().currsize:
+        nursery().close()
+        nursery.cache_clear()
+
+
+def _inherited() -> dict[str, str]:
+    """What all processes have of the environment of the tests."""
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("GRACEPOINT_", "JAX_", "XLA_")) and "proxy" not in k.lower()
+    }
+    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
 def _wait_until_ended(process: Process, timeout_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,25 @@ from tests.multiprocess.launcher import Processes
 
 TRAIN = Path(__file__).parents[2] / "examples" / "transformer" / "train.py"
 SCRIPT = """
-import runpy, sys
+import os, runpy, signal, sys
+import jax
+from gracepoint.session import Session
 from tests.multiprocess.launcher import here
 
 here().initialize_jax()
+step = Session.step
+
+def terminated(self, number, state):
+    if number == int(os.environ.get("TEST_SIGTERM_AT", "0")) and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    step(self, number, state)
+
+Session.step = terminated
 sys.path.insert(0, {folder!r})
 sys.argv[0] = {train!r}
 runpy.run_path({train!r}, run_name="__main__")
 """
-STEPS = 120
+STEPS, SIGTERM_AT = 40, 10
 
 
 @pytest.fixture
@@ -31,7 +40,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(script: Path, output: Path, checkpoints: Path) -> Processes:
+def start(script: Path, output: Path, checkpoints: Path, **environment: str) -> Processes:
     flags = {
         "steps": STEPS,
         "output": output,
@@ -42,7 +51,7 @@ def start(script: Path, output: Path, checkpoints: Path) -> Processes:
         "text-bytes": 100_000,
     }
     arguments = [f"--{flag}={value}" for flag, value in flags.items()]
-    return Processes.start(script, 2, arguments=arguments, devices=1)
+    return Processes.start(script, 2, arguments=arguments, environment=environment, devices=1)
 
 
 @pytest.mark.multiprocess
@@ -52,14 +61,12 @@ def test_a_preempted_and_resumed_run_equals_an_undisturbed_one_bit_for_bit(scrip
         assert [result.code for result in processes.wait(timeout_s=100)] == [0, 0], processes.output()
 
     disturbed = tmp_path / "disturbed"
-    with start(script, disturbed, tmp_path / "checkpoints-2") as processes:
-        processes[1].wait_for_line(f"step 20 of {STEPS}")
-        processes[1].signal(signal.SIGTERM)
+    with start(script, disturbed, tmp_path / "checkpoints-2", TEST_SIGTERM_AT=str(SIGTERM_AT)) as processes:
         codes = [result.code for result in processes.wait(timeout_s=60)]
         assert codes == [DEFAULT_SAVED_EXIT_CODE] * 2, processes.output()
     saved = records.newest(disturbed)
     assert saved is not None
-    assert 20 <= saved.step < STEPS
+    assert SIGTERM_AT <= saved.step < STEPS
     with start(script, disturbed, tmp_path / "checkpoints-2") as processes:
         processes[0].wait_for_line(f"restored step={saved.step}")
         assert [result.code for result in processes.wait(timeout_s=100)] == [0, 0], processes.output()

@@ -1,4 +1,4 @@
-"""What the tests of the checkpoint engine share: four CPU devices, states of every kind, gangs of threads.
+"""What the tests of the checkpoint engine share: states of every kind on four devices, gangs of threads.
 
 A gang of threads is real (``StoreGang``), with one engine a thread; arrays are local to each of its "processes".
 Arrays over several processes are in tests/multiprocess.
@@ -20,10 +20,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint import Checkpointer, Restored, Saved
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import InMemoryStore, StoreGang
-
-# Before the first use of a device, so at import.
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
 
 Result = TypeVar("Result")
 State = Any

@@ -10,7 +10,7 @@ import logging
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +81,13 @@ class End:
 
 
 @pytest.fixture(autouse=True)
-def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("logging.shutdown", lambda: None)
+    yield
+    for thread in threading.enumerate():  # one that comes late must not shut the tests' own logging down
+        if thread.name == "gracepoint-last-words":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def leaving(
