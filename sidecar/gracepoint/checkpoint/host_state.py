@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gracepoint.checkpoint.tree import as_bytes, zarr_dtype
+from gracepoint.checkpoint.spec import as_bytes, zarr_dtype
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 
 _TAG = "__gracepoint__"

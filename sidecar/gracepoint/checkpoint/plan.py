@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint import tree
+from gracepoint.checkpoint.spec import ArraySpec
 from gracepoint.errors import CheckpointError
 
 Index = tuple[tuple[int, int], ...]  # start and stop in each dimension
@@ -77,13 +78,13 @@ def make_plan(leaves: Sequence[tree.Leaf], process_index: int, process_count: in
     return Plan(tuple(chunks), arrays, sum(load))
 
 
-def chunk_file(spec: tree.ArraySpec, index: Index) -> str:
+def chunk_file(spec: ArraySpec, index: Index) -> str:
     """Returns the file of the chunk at ``index``, below ``default/``."""
     grid = [str(start // max(1, size)) for (start, _), size in zip(index, spec.chunk, strict=True)]
     return f"{spec.name}/{'.'.join(grid) or '0'}"
 
 
-def grid(spec: tree.ArraySpec) -> list[Index]:
+def grid(spec: ArraySpec) -> list[Index]:
     """Returns the indices of all chunks of an array."""
     if 0 in spec.shape:
         return []  # zarr has no chunks of what has no data

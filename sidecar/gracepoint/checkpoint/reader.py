@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore as ts
 
-from gracepoint.checkpoint import commit, layout, plan, tree
+from gracepoint.checkpoint import commit, layout, plan
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import check_size
 from gracepoint.checkpoint.records import File, Manifest
+from gracepoint.checkpoint.spec import ArraySpec, Kind, as_bytes, zarr_dtype
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 
-_KINDS: Mapping[str, tree.Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}
+_KINDS: Mapping[str, Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class StoredStep:
     """
 
     folder: Path
-    specs: Mapping[str, tree.ArraySpec]
+    specs: Mapping[str, ArraySpec]
     manifest: Manifest | None
     _stores: Mapping[str, ts.TensorStore]
 
@@ -62,7 +63,7 @@ class StoredStep:
             if not all(a <= start and stop <= b for (start, stop), (a, b) in zip(chunk, index, strict=True)):
                 continue  # only part of the file was read
             part = values[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(chunk, index, strict=True))]
-            if zlib.crc32(tree.as_bytes(part)) != file.crc32:
+            if zlib.crc32(as_bytes(part)) != file.crc32:
                 raise CheckpointCorrupt(f"{self.folder / path}: its contents do not fit its checksum")
 
     def host_state(self, process_index: int) -> bytes | None:
@@ -129,7 +130,7 @@ def _open_orbax(folder: Path, context: ts.Context, deadline: Deadline) -> Stored
     ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
     if ocdbt and not (item / "manifest.ocdbt").is_file():
         raise CheckpointError(f"{item} has no manifest.ocdbt: Orbax's per-process OCDBT folders were never merged")
-    kinds: dict[str, tree.Kind] = {}
+    kinds: dict[str, Kind] = {}
     for leaf in metadata["tree_metadata"].values():
         name = ".".join(key["key"] for key in leaf["key_metadata"])
         value = leaf["value_metadata"]
@@ -157,11 +158,11 @@ def _open_orbax(folder: Path, context: ts.Context, deadline: Deadline) -> Stored
     stores = _opened(folder, opening, deadline)
     impls = _orbax_key_impls(item)
     specs = {
-        name: tree.ArraySpec(
+        name: ArraySpec(
             name=name,
             kind="key" if name in impls else kinds[name],
             shape=tuple(store.shape),
-            dtype=tree.zarr_dtype(np.dtype(store.dtype.numpy_dtype)) or str(store.dtype),
+            dtype=zarr_dtype(np.dtype(store.dtype.numpy_dtype)) or str(store.dtype),
             chunk=tuple(store.shape),  # only of ours are chunks looked at
             key_impl=impls.get(name),
         )

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from gracepoint.checkpoint import layout, plan, tree
+from gracepoint.checkpoint import layout, plan
+from gracepoint.checkpoint.spec import ArraySpec, tree_digest
 from gracepoint.errors import CheckpointCorrupt
 
 _CHECKSUM = "checksum"
@@ -51,7 +52,7 @@ class DoneRecord:
     process_index: int
     process_count: int
     digest: str
-    arrays: tuple[tree.ArraySpec, ...] | None
+    arrays: tuple[ArraySpec, ...] | None
     files: Mapping[str, File]
     copies: Mapping[str, int]
     host_state: tuple[str, ...]
@@ -75,7 +76,7 @@ class Manifest:
     attempt: str
     ordinal: int
     process_count: int
-    arrays: tuple[tree.ArraySpec, ...]
+    arrays: tuple[ArraySpec, ...]
     files: Mapping[str, File]
     host_state: tuple[str, ...]
     begun_ns: int
@@ -106,7 +107,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
                     f"{where}: {field} differs between processes: {found!r} in process {record.process_index}, "
                     f"{expected!r} in process 0"
                 )
-    if first.arrays is None or tree.digest(first.arrays) != first.digest:
+    if first.arrays is None or tree_digest(first.arrays) != first.digest:
         raise CheckpointCorrupt(f"{where}: process 0's record has no array list that fits its digest")
     files = {path: file for record in records for path, file in record.files.items()}
     missing = [path for path in _expected_files(first) if path not in files]
@@ -165,7 +166,7 @@ def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
     del value["format"]
     arrays = value["arrays"]
     return value | {
-        "arrays": None if arrays is None else tuple(tree.ArraySpec.from_json(spec) for spec in arrays),
+        "arrays": None if arrays is None else tuple(ArraySpec.from_json(spec) for spec in arrays),
         "files": {path: File(*file) for path, file in value["files"].items()},
         "host_state": tuple(value["host_state"]),
     }

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint.checkpoint import commit, host_state, layout, tree
+from gracepoint.checkpoint import commit, host_state, layout, orbax_metadata, tree
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import make_folders, write_durably
 from gracepoint.checkpoint.layout import Layout, Temporary
 from gracepoint.checkpoint.plan import Chunk, Plan
 from gracepoint.checkpoint.records import DoneRecord
+from gracepoint.checkpoint.spec import tree_digest
 from gracepoint.checkpoint.writer import Writer
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.gang import Gang
@@ -79,7 +80,7 @@ class Save:
         specs = tuple(tree.specs_of(leaves))
         # Arrays are let go: only their types are needed to write chunks that come from elsewhere.
         self._specs = {leaf: spec.spec for leaf, spec in enumerate(leaves) if spec.spec is not None}
-        self._digest = tree.digest(specs)
+        self._digest = tree_digest(specs)
         self._arrays = specs if self._gang.process_index == 0 else None
         self._host_state_names = tuple(host_state)
         self._small_files = self._small_files_of(leaves, plan, host_state)
@@ -156,7 +157,7 @@ class Save:
             assert spec is not None
             files[f"{item}/{spec.name}/{layout.ARRAY_SPEC}"] = json.dumps(spec.zarray).encode()
         if self._gang.process_index == 0:
-            for name, data in tree.metadata_files(leaves).items():
+            for name, data in orbax_metadata.metadata_files(leaves).items():
                 files[f"{item}/{name}"] = data
             target = self._paths.step(self.step) / item
             files[f"{item}/{layout.COMMIT_SUCCESS}"] = f"Checkpoint commit was successful to {target}".encode()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint import plan, tree
+from gracepoint.checkpoint.spec import ArraySpec, zarr_dtype
 from gracepoint.errors import CheckpointError, CheckpointMismatch
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Target:
     indices: tuple[plan.Index, ...]
     build: Callable[[Regions], Any]
 
-    def check(self, found: tree.ArraySpec) -> None:
+    def check(self, found: ArraySpec) -> None:
         """Raises CheckpointMismatch if the stored array is not what the leaf asks for."""
         stored = describe(found.shape, found.dtype, found.key_impl)
         if stored != self.expected:
@@ -90,7 +91,7 @@ def _keys(name: str, like: Any) -> Target:
     target = _whole(name, shape, dtype, jnp.asarray) if local else _sharded(name, shape, dtype, sharding)
     return dataclasses.replace(
         target,
-        expected=describe(shape, tree.zarr_dtype(dtype) or str(dtype), impl),
+        expected=describe(shape, zarr_dtype(dtype) or str(dtype), impl),
         build=lambda regions: jax.random.wrap_key_data(target.build(regions), impl=impl),
     )
 
@@ -147,4 +148,4 @@ def key_impl_of(like: Any) -> str:
 
 
 def _described(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    return describe(shape, tree.zarr_dtype(dtype) or str(dtype), None)
+    return describe(shape, zarr_dtype(dtype) or str(dtype), None)

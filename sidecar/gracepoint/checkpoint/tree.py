@@ -1,4 +1,4 @@
-"""The train state as named leaves, the way Orbax names them, and Orbax's metadata files made from them.
+"""The train state as named leaves, the way Orbax names them.
 
 A leaf's name is its keys joined by dots (``params.w``); it is also its folder below ``default/``. Containers
 are told apart only as mappings (dict, dataclass, namedtuple: by name) and sequences (list, tuple: by
@@ -7,21 +7,16 @@ position), as in Orbax; empty containers and None have a name and no data.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from gracepoint.checkpoint import layout
+from gracepoint.checkpoint.spec import ArraySpec, Kind, zarr_dtype
 from gracepoint.errors import CheckpointError
-
-Kind = Literal["array", "key", "numpy", "scalar", "empty"]
 
 # Orbax's own words for the kinds, in _METADATA.
 _VALUE_TYPES: Mapping[Kind, str] = {
@@ -32,41 +27,6 @@ _VALUE_TYPES: Mapping[Kind, str] = {
 }
 _SEQUENCE, _MAPPING = 1, 2
 _MAX_NAME_BYTES = 255  # of one part of a path, on the usual file systems
-
-
-@dataclasses.dataclass(frozen=True)
-class ArraySpec:
-    """What is stored of a leaf: the same in all processes, and enough to open its chunks."""
-
-    name: str
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: str  # of zarr2: "<f4", "bfloat16"
-    chunk: tuple[int, ...]  # shape of one chunk
-    key_impl: str | None = None  # of a typed PRNG key, whose data is uint32 with one more axis
-
-    def to_json(self) -> list[Any]:
-        return [self.name, self.kind, self.shape, self.dtype, self.chunk, self.key_impl]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> ArraySpec:
-        name, kind, shape, dtype, chunk, key_impl = value
-        return cls(name, kind, tuple(shape), dtype, tuple(chunk), key_impl)
-
-    @property
-    def zarray(self) -> dict[str, Any]:
-        """The array's metadata in zarr2, as Orbax writes it."""
-        return {
-            "chunks": [max(1, size) for size in self.chunk],
-            "compressor": None,
-            "dimension_separator": ".",
-            "dtype": self.dtype,
-            "fill_value": None,
-            "filters": None,
-            "order": "C",
-            "shape": list(self.shape),
-            "zarr_format": 2,
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,24 +85,6 @@ def flatten(state: Any) -> list[Leaf]:
 
 def specs_of(leaves: Sequence[Leaf]) -> list[ArraySpec]:
     return [leaf.spec for leaf in leaves if leaf.spec is not None]
-
-
-def digest(specs: Sequence[ArraySpec]) -> str:
-    """Returns what must be equal in all processes for their files to be of one tree."""
-    return hashlib.sha256(json.dumps([spec.to_json() for spec in specs]).encode()).hexdigest()
-
-
-def zarr_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns zarr2's name of ``dtype``, or None if it has none."""
-    if dtype.type.__module__ == "ml_dtypes":
-        return dtype.name
-    if (
-        dtype.kind in "biu"
-        or (dtype.kind == "f" and dtype.itemsize <= 8)
-        or (dtype.kind == "c" and dtype.itemsize <= 16)
-    ):
-        return dtype.newbyteorder("<").str
-    return None
 
 
 def is_typed_key(value: Any) -> bool:
@@ -220,78 +162,3 @@ def _check_names(leaves: Sequence[Leaf]) -> None:
         for inside in ("/".join(parts[:count]) for count in range(1, len(parts))):
             if inside in seen:
                 raise CheckpointError(f"leaves {inside!r} and {name!r}: one's folder lies in the other's; rename one")
-
-
-def metadata_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
-    """Returns Orbax's metadata files below ``default/`` by name."""
-    tree = {
-        str(tuple(key for key, _ in leaf.keys)): {
-            "key_metadata": [{"key": key, "key_type": key_type} for key, key_type in leaf.keys],
-            "value_metadata": {
-                "value_type": leaf.value_type,
-                "skip_deserialize": leaf.spec is None,
-                **({"write_shape": leaf.spec.chunk} if leaf.spec and leaf.spec.kind in ("array", "key") else {}),
-            },
-        }
-        for leaf in leaves
-    }
-    metadata = {
-        "tree_metadata": tree,
-        "use_ocdbt": False,
-        "use_zarr3": False,
-        "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
-    }
-    array_metadatas = [
-        {
-            "array_metadata": {
-                "param_name": leaf.name,
-                "write_shape": leaf.spec.chunk,
-                "chunk_shape": leaf.spec.chunk,
-                "ext_metadata": {"random_key_impl": leaf.spec.key_impl} if leaf.spec.key_impl else None,
-            }
-        }
-        for leaf in leaves
-        if leaf.spec and leaf.spec.kind in ("array", "key")
-    ]
-    shardings = {
-        base64.b64encode(leaf.name.encode()).decode(): sharding
-        for leaf in leaves
-        if isinstance(leaf.data, jax.Array) and (sharding := _sharding_json(leaf.data.sharding))
-    }
-    return {
-        layout.TREE_METADATA: json.dumps(metadata).encode(),
-        layout.ARRAY_METADATA: json.dumps({"array_metadatas": array_metadatas}).encode(),
-        layout.SHARDING: json.dumps(shardings).encode(),
-    }
-
-
-def _sharding_json(sharding: Any) -> str | None:
-    """Returns Orbax's text of ``sharding``; None for kinds that it does not know either."""
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        device = next(iter(sharding.device_set))
-        return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return None
-    mesh = sharding.mesh
-    ids = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
-    return json.dumps(
-        {
-            "sharding_type": "NamedSharding",
-            "shape": list(mesh.shape.values()),
-            "axis_names": list(mesh.axis_names),
-            "axis_types": [str(axis_type) for axis_type in mesh.axis_types],
-            "partition_spec": list(sharding.spec),
-            "device_mesh": {"mesh": _devices(ids)},
-        }
-    )
-
-
-def _devices(ids: Any) -> Any:
-    return [_devices(inner) for inner in ids] if isinstance(ids, list) else {"id": ids}
-
-
-def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Returns the bytes of ``array`` in C order, without a copy where they are so already."""
-    flat = np.asarray(array, order="C").reshape(-1)
-    return flat.view(np.uint8).data

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore as ts
 
-from gracepoint.checkpoint import layout, tree
+from gracepoint.checkpoint import layout
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import folders_up_to, sync_folders
 from gracepoint.checkpoint.plan import Chunk
 from gracepoint.checkpoint.records import File, file_of
+from gracepoint.checkpoint.spec import ArraySpec, as_bytes
 from gracepoint.errors import SaveFailed
 
 # Chunks that are being written at once in a process. More than cores, as writers mostly wait for the disk.
@@ -43,7 +44,7 @@ class Writer:
     def write(
         self,
         folder: Path,
-        specs: Mapping[int, tree.ArraySpec],
+        specs: Mapping[int, ArraySpec],
         chunks: Iterable[tuple[Chunk, npt.NDArray[Any]]],
         small_files: Mapping[str, bytes],
         deadline: Deadline,
@@ -80,7 +81,7 @@ class Writer:
                     arrays[chunk.leaf] = self._open(folder, specs[chunk.leaf], deadline)
                 region = arrays[chunk.leaf][tuple(slice(start, stop) for start, stop in chunk.index)]
                 pending.append(region.write(values, can_reference_source_data_indefinitely=True).commit)
-            file = file_of(tree.as_bytes(values))
+            file = file_of(as_bytes(values))
             if chunk.mine:
                 files[path] = file
             else:
@@ -92,7 +93,7 @@ class Writer:
         )
         return files, copies
 
-    def _open(self, folder: Path, spec: tree.ArraySpec, deadline: Deadline) -> ts.TensorStore:
+    def _open(self, folder: Path, spec: ArraySpec, deadline: Deadline) -> ts.TensorStore:
         opening = {
             "driver": "zarr",
             "kvstore": {"driver": "file", "path": f"{folder}/{layout.STATE_ITEM}/{spec.name}/"},
@@ -107,7 +108,7 @@ class Writer:
     def warm(self, folder: Path, deadline: Deadline) -> None:
         """Writes and removes a tiny array below ``folder``, so that code and threads are there when it
         counts."""
-        spec = tree.ArraySpec("probe", "numpy", (1,), "<f4", (1,))
+        spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
         chunk = Chunk(0, "probe/0", ((0, 1),), mine=True)
         try:
             self.write(folder, {0: spec}, [(chunk, np.zeros(1, np.float32))], {}, deadline)

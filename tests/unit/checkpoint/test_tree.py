@@ -12,6 +12,7 @@ import pytest
 
 from gracepoint.checkpoint import host_state, tree
 from gracepoint.checkpoint.plan import make_plan
+from gracepoint.checkpoint.spec import as_bytes, tree_digest
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.support import Moments, Params, rich_state, small_state
 
@@ -47,7 +48,7 @@ def test_a_state_that_cannot_be_saved_is_refused_by_the_leaf_s_path(state: Any, 
 def test_big_endian_arrays_are_stored_little_endian() -> None:
     (leaf,) = tree.flatten({"a": np.asarray([1, 2], ">i4")})
     assert leaf.spec is not None
-    assert (leaf.spec.dtype, bytes(tree.as_bytes(leaf.data))) == ("<i4", b"\1\0\0\0\2\0\0\0")
+    assert (leaf.spec.dtype, bytes(as_bytes(leaf.data))) == ("<i4", b"\1\0\0\0\2\0\0\0")
 
 
 def test_all_processes_make_the_same_plan_and_each_chunk_has_one_writer() -> None:
@@ -72,7 +73,7 @@ def test_replicated_bytes_are_spread_evenly() -> None:
 
 def test_the_digest_tells_forms_apart() -> None:
     def digest(state: Any) -> str:
-        return tree.digest(tree.specs_of(tree.flatten(state)))
+        return tree_digest(tree.specs_of(tree.flatten(state)))
 
     assert digest(small_state(1)) == digest(small_state(2))
     assert digest({"a": jnp.ones(2)}) != digest({"a": jnp.ones(3)})
