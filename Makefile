@@ -7,8 +7,10 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
-# Two tests at a time: their processes wait more than they work. The cluster's tests share one cluster, one at a time.
-FAST   := -n 2 --dist worksteal -m 'not cluster'
+# Two tests at a time: their processes wait more than they work. The tests of Gracepoint on a cluster share one, one at a
+# time; those of the cluster itself run beside them, on their own.
+FAST    := -n 2 --dist worksteal -m 'not cluster'
+CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
 .PHONY: help env system parts lint types imports check test test-fast test-cluster demo format generate cluster-up cluster-down clean
@@ -46,13 +48,13 @@ check: lint types imports ## Lint, types and the import rules.
 test: check ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's.
 	@$(MAKE) --no-print-directory parts || { [ "$$CI" != true ] && echo "What needs the cluster is skipped below, with the reason."; }
 	$(PYTEST) $(FAST)
-	$(PYTEST) -m cluster
+	$(PYTEST) $(CLUSTER)
 
 test-fast: check ## All but the cluster: under two minutes on two cores.
 	$(PYTEST) $(FAST)
 
 test-cluster: parts ## The cluster tests alone.
-	$(PYTEST) tests/cluster
+	$(PYTEST) $(CLUSTER)
 
 demo: parts ## A real cluster trains, loses a node, and goes on from the very step.
 	$(PY) -m demo

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from demo.logs import PodLogs
+from gracepoint.wire.names import LABEL_POLICY
 from tests.testcluster.api import Cluster, NotSupported
+from tests.testcluster.shell import wait_until
 
 ROOT = Path(__file__).parents[1]
 OPERATOR_NAMESPACE = "gracepoint-system"
 REGISTRY = "gracepoint.test"
+_WEBHOOKS_WITHIN_S = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ def _image(cluster: Cluster, tag: str, dockerfile: str, extra: str, say: Callabl
 
 
 def install_operator(cluster: Cluster, image: str) -> None:
-    """Installs or upgrades the operator from the project's chart and waits until both replicas are ready."""
+    """Installs or upgrades the operator from the project's chart and waits until it serves."""
     repository, _, tag = image.rpartition(":")
     cluster.helm(
         *("upgrade", "--install", "gracepoint", str(ROOT / "charts" / "gracepoint")),
@@ -56,6 +59,31 @@ def install_operator(cluster: Cluster, image: str) -> None:
         *(f"--set=image.repository={repository}", f"--set=image.tag={tag}"),
         *("--wait", "--timeout=120s"),
         timeout_s=150,
+    )
+    wait_for_webhooks(cluster)
+
+
+def wait_for_webhooks(cluster: Cluster) -> None:
+    """Waits until the API server reaches the operator's webhooks: a moment after its replicas are ready, as every
+    node has to learn first where they are."""
+    trial = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "trial", "namespace": "default", "labels": {LABEL_POLICY: "none"}},
+        "spec": {"replicatedJobs": []},
+    }
+    said = ""
+
+    def answered() -> bool:
+        nonlocal said
+        said = cluster.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(trial), check=False).stderr
+        return "expected the name of a CheckpointPolicy" in said
+
+    wait_until(
+        "the API server to reach the operator's webhooks",
+        answered,
+        timeout_s=_WEBHOOKS_WITHIN_S,
+        hint=lambda: f"\n{said}",
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from demo.logs import PodLogs
 from demo.narrator import Narrator
+from demo.snapshot import Json, Snapshot
 from demo.timeline import STAGES
-from demo.training import Json, Snapshot, TrainingRun
+from demo.training import TrainingRun
 from tests.testcluster.api import ClusterError
 
 _LOOK_EVERY_S = 0.5

@@ -15,8 +15,9 @@ from demo import install, nodes, records
 from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.observer import Observer
+from demo.snapshot import PROCESSES, Json, Snapshot
 from demo.timeline import STAGES, Stage, timeline
-from demo.training import PROCESSES, Json, Snapshot, TrainingRun, apply_policy
+from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 

@@ -6,28 +6,28 @@ storage are set. Starts no thread; every wait has a limit and says at it what th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from demo import records
+from demo.snapshot import PROCESSES, Json, Pod, Snapshot
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PROCESSES = 2
 _MOUNT = "/shared"
-_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-
-Json = dict[str, Any]
+#: A look is a process that asks the API server: not for nothing, where it shares the processors with what it looks at.
+_LOOK_EVERY_S = 1.0
+_END_EVERY_S = 5.0
+#: What trainers have recorded is read from files.
+_READ_EVERY_S = 0.2
 
 
 def apply_policy(
@@ -55,61 +55,6 @@ def apply_policy(
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pod:
-    """A trainer, as the API server shows it."""
-
-    name: str
-    node: str
-    phase: str
-    attempt: int
-    process: int
-    exit_code: int | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """All that the API server knows of a run at one moment.
-
-    Attributes:
-        jobset: The JobSet; None if there is none.
-        pods: Its pods of all attempts, sorted by attempt and process.
-        preemptions: Its Preemption objects, by epoch.
-        unix_s: When it was taken.
-    """
-
-    jobset: Json | None
-    pods: tuple[Pod, ...]
-    preemptions: tuple[Json, ...]
-    unix_s: float
-
-    @property
-    def end(self) -> str | None:
-        """``Completed`` or ``Failed``; None while the JobSet runs."""
-        return (self.jobset or {}).get("status", {}).get("terminalState") or None
-
-    @property
-    def restarts(self) -> int:
-        """How often the JobSet was restarted."""
-        return int((self.jobset or {}).get("status", {}).get("restarts", 0))
-
-    @property
-    def restarts_counted(self) -> int:
-        """How many of the restarts count towards maxRestarts."""
-        return int((self.jobset or {}).get("status", {}).get("restartsCountTowardsMax", 0))
-
-    def running(self) -> tuple[Pod, ...]:
-        """The pods of the newest attempt, if all of its processes run."""
-        newest = [pod for pod in self.pods if pod.attempt == self.restarts and pod.phase == "Running"]
-        return tuple(newest) if len(newest) == PROCESSES else ()
-
-    def describe(self) -> str:
-        """The run in a few words, for messages."""
-        pods = ", ".join(f"{pod.name} {pod.phase} on {pod.node or 'no node'}" for pod in self.pods) or "no pods"
-        end = f", {self.end}" if self.end else ""
-        return f"JobSet {'exists' if self.jobset else 'is gone'}{end}, restarts {self.restarts}, {pods}"
-
-
 class TrainingRun:
     """One JobSet that trains the example's transformer with two processes.
 
@@ -121,6 +66,7 @@ class TrainingRun:
         steps: Steps to train.
         policy: Name of the CheckpointPolicy; None leaves the label away.
         flags: Further flags of ``examples/transformer/train.py``, such as ``{"width": 256}``.
+        environment: Variables of the trainers beside the example's.
     """
 
     def __init__(
@@ -133,6 +79,7 @@ class TrainingRun:
         steps: int,
         policy: str | None = "transformer",
         flags: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.cluster = cluster
         self.name = name
@@ -141,6 +88,7 @@ class TrainingRun:
         self._image = image
         self._policy = policy
         self._flags = dict(flags or {})
+        self._environment = dict(environment or {})
 
     @property
     def output(self) -> Path:
@@ -153,7 +101,7 @@ class TrainingRun:
         return self.cluster.shared_dir / "checkpoints" / self.namespace / self.name
 
     def manifest(self) -> Json:
-        """Returns the JobSet: the example's with this run's names, image, flags and storage."""
+        """Returns the JobSet: the example's with this run's names, image, flags, environment and storage."""
         jobset: Json = yaml.safe_load((EXAMPLES / "jobset.yaml").read_text())
         labels = {names.LABEL_POLICY: self._policy} if self._policy else {}
         jobset["metadata"] = {"name": self.name, "namespace": self.namespace, "labels": labels}
@@ -168,6 +116,7 @@ class TrainingRun:
             **self._flags,
         }
         container["args"] = [f"--{flag}={value}" for flag, value in flags.items()]
+        container["env"] += [{"name": name, "value": value} for name, value in self._environment.items()]
         # One host plays all machines, so that its folder is the storage they share.
         host_path = {"path": str(self.cluster.shared_dir), "type": "Directory"}
         pod["volumes"] = [{"name": "shared", "hostPath": host_path}]
@@ -191,26 +140,17 @@ class TrainingRun:
         self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
 
     def delete(self) -> None:
-        """Deletes the JobSet and waits until it and its pods are gone."""
+        """Deletes the JobSet, if it is there, and waits until it and its pods are gone."""
         resource = f"jobsets.jobset.x-k8s.io/{self.name}"
         self.cluster.kubectl("delete", resource, f"--namespace={self.namespace}", "--ignore-not-found", timeout_s=90)
-        wait_until(f"the pods of {self.name} to go", lambda: not self.look().pods, timeout_s=90, hint=self._hint)
+        self._wait(f"the pods of {self.name} to go", lambda: not self.look().pods, timeout_s=90, may_end=True)
 
     def look(self) -> Snapshot:
         """Asks the API server once for all that belongs to the run."""
         kinds = f"jobsets.jobset.x-k8s.io,pods,preemptions.{names.GROUP}"
         unix_s = time.time()
         answer = self.cluster.kubectl("get", kinds, f"--namespace={self.namespace}", "--output=json")
-        items: list[Json] = json.loads(answer.stdout)["items"]
-        jobsets = [i for i in items if i["kind"] == "JobSet" and i["metadata"]["name"] == self.name]
-        pods = [_pod(i) for i in items if i["kind"] == "Pod" and _labels(i).get(names.JOBSET_LABEL_NAME) == self.name]
-        preemptions = [i for i in items if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == self.name]
-        return Snapshot(
-            jobset=jobsets[0] if jobsets else None,
-            pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.process))),
-            preemptions=tuple(sorted(preemptions, key=lambda item: int(item["spec"]["epoch"]))),
-            unix_s=unix_s,
-        )
+        return Snapshot.of(json.loads(answer.stdout)["items"], self.name, unix_s=unix_s)
 
     def newest(self) -> records.Step | None:
         """The step that was recorded last."""
@@ -223,7 +163,39 @@ class TrainingRun:
             newest = self.newest()
             return newest is not None and newest.step >= step
 
-        self._wait(f"step {step} of {self.name}", reached, timeout_s=timeout_s)
+        self._wait(f"step {step} of {self.name}", reached, timeout_s=timeout_s, every_s=_READ_EVERY_S)
+
+    def wait_for_pods(self) -> tuple[Pod, ...]:
+        """Waits until every pod of the newest attempt is seen running; returns them by process."""
+        found: tuple[Pod, ...] = ()
+
+        def running() -> bool:
+            nonlocal found
+            found = self.look().running()
+            return bool(found)
+
+        self._wait(f"all pods of {self.name} to run", running, timeout_s=90)
+        return found
+
+    def wait_for_trainers(self, step: int) -> tuple[Pod, ...]:
+        """Waits until the newest recorded step is at least ``step``; returns the pods that train, by process."""
+        self.wait_for_step(step)
+        return self.wait_for_pods()
+
+    def wait_for_record(self, what: str, holds: Callable[[Json], bool], *, timeout_s: float = 60) -> Json:
+        """Waits until ``holds`` is true of the newest Preemption's status; returns the Preemption.
+
+        What is known of a preemption reaches its record from several sides, each at most once a second.
+        """
+        found: list[Json] = []
+
+        def recorded() -> bool:
+            found[:] = self.look().preemptions[-1:]
+            return bool(found) and holds(found[0].get("status", {}))
+
+        hint = f"the newest Preemption of {self.name} to say {what}"
+        self._wait(hint, recorded, timeout_s=timeout_s, may_end=True, found=lambda: str(found))
+        return found[0]
 
     def wait_for_phase(self, phase: Phase | None = None, *, epoch: int = -1, timeout_s: float = 60) -> Json:
         """Waits until a Preemption of this run is at a phase or past it.
@@ -264,7 +236,7 @@ class TrainingRun:
         Raises:
             ClusterError: It failed, or is still running at the limit.
         """
-        self._wait(f"{self.name} to complete", lambda: self.look().end == "Completed", timeout_s=timeout_s, every_s=1)
+        self._wait(f"{self.name} to complete", lambda: self.look().end == "Completed", timeout_s=timeout_s)
 
     def compare(self, reference: TrainingRun) -> records.Comparison:
         """Says whether this run did bit for bit what ``reference`` did."""
@@ -276,46 +248,29 @@ class TrainingRun:
         condition: Callable[[], bool],
         *,
         timeout_s: float,
-        every_s: float = 0.5,
+        every_s: float = _LOOK_EVERY_S,
         may_end: bool = False,
+        found: Callable[[], str] = lambda: "",
     ) -> None:
         """Like ``wait_until``, and gives up at once when the JobSet has ended: nothing comes any more."""
         gave_up: list[str] = []
-        next_look_s = time.monotonic() + 2
+        next_look_s = time.monotonic() + _END_EVERY_S
 
         def reached_or_ended() -> bool:
             nonlocal next_look_s
             if condition():
                 return True
             if not may_end and time.monotonic() > next_look_s:
-                next_look_s = time.monotonic() + 2
+                next_look_s = time.monotonic() + _END_EVERY_S
                 snapshot = self.look()
                 if snapshot.end and not condition():
                     gave_up.append(snapshot.describe())
             return bool(gave_up)
 
-        wait_until(what, reached_or_ended, timeout_s=timeout_s, every_s=every_s, hint=self._hint)
+        wait_until(what, reached_or_ended, timeout_s=timeout_s, every_s=every_s, hint=lambda: self._hint() + found())
         if gave_up:
             raise ClusterError(f"waited for {what}, but the job is over: {gave_up[0]}")
 
     def _hint(self) -> str:
         newest = self.newest()
         return f"\n{self.look().describe()}; newest step recorded: {newest.step if newest else 'none'}"
-
-
-def _labels(item: Json) -> Json:
-    labels: Json = item["metadata"].get("labels", {})
-    return labels
-
-
-def _pod(item: Json) -> Pod:
-    statuses = item.get("status", {}).get("containerStatuses") or [{}]
-    ended = statuses[0].get("state", {}).get("terminated")
-    return Pod(
-        name=item["metadata"]["name"],
-        node=item["spec"].get("nodeName", ""),
-        phase=item.get("status", {}).get("phase", "Pending"),
-        attempt=int(_labels(item).get(names.JOBSET_LABEL_RESTART_ATTEMPT, 0)),
-        process=int(_labels(item).get(_COMPLETION_INDEX, 0)),
-        exit_code=ended.get("exitCode") if ended else None,
-    )

@@ -31,8 +31,9 @@ from gracepoint.wire.messages import (
     Subscription,
 )
 from gracepoint_operator import kube
-from gracepoint_operator.deliver import Deliverer, UnknownPreemption
+from gracepoint_operator.deliver import Deliverer
 from gracepoint_operator.identity import Gate, Reason, RequestRefused
+from gracepoint_operator.intake import Intake, UnknownPreemption
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.objects import Pod
@@ -56,11 +57,18 @@ class Channel:
     """The routes, on parts that live on the same event loop."""
 
     def __init__(
-        self, gate: Gate, subscribers: Subscribers, deliverer: Deliverer, metrics: Metrics, replica: str
+        self,
+        gate: Gate,
+        subscribers: Subscribers,
+        deliverer: Deliverer,
+        intake: Intake,
+        metrics: Metrics,
+        replica: str,
     ) -> None:
         self._gate = gate
         self._subscribers = subscribers
         self._deliverer = deliverer
+        self._intake = intake
         self._metrics = metrics
         self._replica = replica
 
@@ -123,7 +131,7 @@ class Channel:
             pod = await self._admit(request, message.pod_uid, message.session)
             if not isinstance(message, Acknowledgement) and message.jobset_uid != pod.jobset_uid:
                 raise _mismatch("jobset_uid", message.jobset_uid, pod.jobset_uid)
-            await self._deliverer.take(pod, message)
+            await self._intake.take(pod, message)
         except UnknownPreemption as error:
             return self._refuse(request, RequestRefused(404, Reason.UNKNOWN_PREEMPTION, str(error)))
         except kube.KubeError as error:

@@ -29,14 +29,17 @@ from gracepoint_operator.channel import Channel
 from gracepoint_operator.decide import Check, decide
 from gracepoint_operator.deliver import Deliverer
 from gracepoint_operator.identity import Gate
+from gracepoint_operator.intake import Intake
 from gracepoint_operator.kube import JsonObject, Kube
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.policy_record import PolicyRecorder
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.record import Recorder
 from gracepoint_operator.refresh import look_afresh, put, sweep
 from gracepoint_operator.subscribers import Subscribers
-from gracepoint_operator.world import World, version_of
+from gracepoint_operator.versions import version_of
+from gracepoint_operator.world import World
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +75,16 @@ class Core:
         self.subscribers = Subscribers()
         self._clock = clock
         self._receipts = Receipts()
-        self._recorder = Recorder(api, self.world, self._receipts, metrics, clock, replica, write_interval_s)
-        self.deliverer = Deliverer(api, self.world, self.subscribers, self._receipts, self._recorder, metrics, clock)
+        self._policies = PolicyRecorder(api, self.world, metrics, clock, write_interval_s)
+        self._recorder = Recorder(
+            api, self.world, self._receipts, self._policies, metrics, clock, replica, write_interval_s
+        )
+        self.deliverer = Deliverer(self.world, self.subscribers, self._receipts, self._recorder, metrics, clock)
+        self.intake = Intake(
+            api, self.world, self.deliverer, self._receipts, self._recorder, self._policies, metrics, clock
+        )
         gate = Gate(api, self.world, clock)
-        self.channel = Channel(gate, self.subscribers, self.deliverer, metrics, replica)
+        self.channel = Channel(gate, self.subscribers, self.deliverer, self.intake, metrics, replica)
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._affected: set[str] = set()  # JobSets to be decided about in the loop's next round
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,6 +118,7 @@ class Core:
             for task in list(self._checks.values()):
                 task.cancel()
             await self._recorder.close(_LAST_WRITES_S)
+            await self._policies.close(_LAST_WRITES_S)
 
     def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
         if event == "DELETED":
@@ -117,7 +127,7 @@ class Core:
             affected = put(self.world, kind, body, listed=event is None)
         if not self.ready:
             return
-        if kind is kinds.PREEMPTIONS and event != "DELETED":
+        if kind is kinds.PREEMPTIONS and affected:
             self._follow(body)
         self._note_policy(kind, body)
         if affected and not self._affected:
@@ -132,7 +142,7 @@ class Core:
         """Forgets an object and all that is kept for it."""
         place = self.world.place(uid)
         self.subscribers.forget(uid)  # if it is a pod
-        self._recorder.forget(uid)  # if it is a JobSet
+        self._policies.forget(uid)  # if it is a JobSet
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._receipts.forget(place[1:])
         return self.world.drop(uid, version)
@@ -140,18 +150,16 @@ class Core:
     def _follow(self, body: JsonObject) -> None:
         """Tells of what the twin decided, and adds what only we know to what it wrote."""
         epoch = self.world.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
-        if epoch is None:
-            return
-        self.deliverer.tell(epoch)
-        if not epoch.phase.ended or (body.get("status") or {}).get("phase") != epoch.phase:
-            self._recorder.touch(epoch)
+        if epoch is not None:
+            self.deliverer.tell(epoch)
+            self._recorder.follow(body)
 
     def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
         meta = body["metadata"]
         if kind is kinds.POLICIES:
-            self._recorder.touch_policy(meta["namespace"], meta["name"])
+            self._policies.touch(meta["namespace"], meta["name"])
         elif kind is kinds.JOBSETS:
-            self._recorder.touch_policy(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
+            self._policies.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
 
     def _react(self, jobset_uids: Iterable[str]) -> None:
         for uid in jobset_uids:
@@ -201,7 +209,7 @@ class Core:
                 log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
             self.deliverer.ready = True
             for namespace, name in list(self.world.policies):
-                self._recorder.touch_policy(namespace, name)
+                self._policies.touch(namespace, name)
             self._react(self.world.jobset_uids())
             await asyncio.sleep(SWEEP_S)
 

@@ -27,6 +27,7 @@ from typing import Any
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.epochs import LEAVING, Epoch, epoch_name
+from gracepoint_operator.gang import Gang
 from gracepoint_operator.objects import JobSet, Pod
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -37,7 +38,6 @@ from gracepoint_operator.resources import (
     SignalKind,
 )
 from gracepoint_operator.signals import Signal
-from gracepoint_operator.world import Gang
 
 #: How long after the deadline the last word of a gang is waited for.
 EXPIRE_AFTER_S = 30.0
@@ -124,24 +124,6 @@ def decide(gang: Gang, now: float) -> list[Decision]:
     return decisions
 
 
-def members(gang: Gang) -> tuple[Pod, ...]:
-    """The gang's pods of the current attempt, ended ones too; none where the JobSet is not to go on."""
-    jobset = gang.jobset
-    if jobset is None or jobset.deleted or jobset.finished or jobset.suspended:
-        return ()
-    return tuple(pod for pod in gang.pods if pod.policy and pod.restart_attempt == jobset.restarts)
-
-
-def is_ordinary_life(gang: Gang, pod: Pod) -> bool:
-    """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""
-    return all(pod.uid != member.uid for member in members(gang)) or not _job_goes_on(gang, pod)
-
-
-def _job_goes_on(gang: Gang, pod: Pod) -> bool:
-    job = gang.jobs.get(pod.job_name)
-    return job is not None and not (job.deleted or job.finished or job.suspended)
-
-
 def epoch_spec(
     jobset: JobSet, policy: CheckpointPolicy, epochs: Sequence[Epoch], items: Sequence[tuple[Signal, float]]
 ) -> PreemptionSpec:
@@ -151,12 +133,12 @@ def epoch_spec(
 
 def _counting(gang: Gang) -> list[_Timed]:
     """The signals that count, each with when it began."""
-    pods = members(gang)
+    pods = gang.members
     if gang.policy is None or any(pod.finished for pod in pods):
         return []
     timed = []
     for pod in pods:
-        if not _job_goes_on(gang, pod):
+        if not gang.job_goes_on(pod):
             continue
         for signal in _relevant(gang, pod, gang.policy.spec):
             since_at = gang.since[signal.mark]
@@ -194,7 +176,7 @@ def _started(gang: Gang, timed: Sequence[_Timed]) -> list[Decision]:
         return [Check(gang.jobset, jobs, tuple(sorted({pod.uid for pod in pods})))]
     spec = _spec(gang.jobset, gang.policy, gang.epochs, believed)
     name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
-    return [Start(gang.jobset.namespace, name, spec, len(members(gang)))]
+    return [Start(gang.jobset.namespace, name, spec, len(gang.members))]
 
 
 def _spec(jobset: JobSet, policy: CheckpointPolicy, epochs: Sequence[Epoch], timed: Sequence[_Timed]) -> PreemptionSpec:
@@ -255,7 +237,7 @@ def _ending(gang: Gang, current: Epoch, now: float, *, outlived: bool) -> End | 
 
 def _signals_went_away(gang: Gang, current: Epoch) -> bool:
     """True if the pods that were in danger are there, on nodes that are there, without any signal."""
-    pods = {pod.name: pod for pod in members(gang) if current.includes(pod)}
+    pods = {pod.name: pod for pod in gang.members if current.includes(pod)}
     for name in current.spec.pods:
         pod = pods.get(name)
         if pod is None or pod.finished or pod.deletion_at is not None or pod.node not in gang.nodes:
@@ -269,7 +251,7 @@ def _milestones(gang: Gang, latest: Epoch) -> list[Decision]:
         return []
     acknowledgements = latest.status.acknowledgements
     old = [pod for pod in gang.pods if pod.policy and latest.includes(pod)]
-    new = [pod for pod in members(gang) if not latest.includes(pod)]
+    new = [pod for pod in gang.members if not latest.includes(pod)]
     reached: list[Decision] = []
     exited = latest.timing("exited") is not None
     if not exited and all(pod.finished for pod in old) and latest.created_at is not None:

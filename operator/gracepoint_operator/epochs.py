@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.objects import Pod, parse_time
-from gracepoint_operator.resources import Preemption, PreemptionSpec, PreemptionStatus
+from gracepoint_operator.resources import Acknowledgements, Preemption, PreemptionSpec, PreemptionStatus
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
@@ -96,18 +96,20 @@ class Epoch:
 def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
     """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
 
-    The phase moves forward only, and an end is never replaced by another end; figures come from whoever is
-    further on; a stage or condition keeps the entry of ``theirs``, which was there first (of two first
-    acknowledgements, the earlier one is the first).
+    The phase moves forward only, and an end is never replaced by another end, but for one: Expired says that
+    nobody has said how it ended, so a Committed that comes later corrects it. Figures come from whoever is
+    further on; a stage keeps the entry of ``theirs``, which was there first (of two first acknowledgements,
+    the earlier one is the first); receipts never become fewer.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
+    figures["acknowledgements"] = _joined_receipts(ours.acknowledgements, theirs.acknowledgements)
     timings = _union(ours.timings, theirs.timings, lambda item: item.stage) or []
     first = [item for item in (*(ours.timings or ()), *timings) if item.stage == "firstAck"]
     timings = [item for item in timings if item.stage != "firstAck"]
     timings += sorted(first, key=lambda item: item.seconds)[:1]
     figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
-    figures["conditions"] = _union(ours.conditions, theirs.conditions, lambda item: item.type)
+    figures["conditions"] = _union(behind.conditions, ahead.conditions, lambda item: item.type)
     figures["replicas"] = theirs.replicas
     return PreemptionStatus.model_construct(**figures)
 
@@ -115,7 +117,16 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
 def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
     if ours.phase is None or theirs.phase is None:
         return theirs.phase is None
-    return not theirs.phase.ended and ours.phase.rank > theirs.phase.rank
+    if theirs.phase.ended:
+        return (ours.phase, theirs.phase) == (Phase.COMMITTED, Phase.EXPIRED)
+    return ours.phase.rank > theirs.phase.rank
+
+
+def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:
+    if ours is None or theirs is None:
+        return ours or theirs
+    more = ours if ours.received > theirs.received else theirs
+    return more.model_copy(update={"expected": max(ours.expected, theirs.expected)})
 
 
 def _given(status: PreemptionStatus) -> dict[str, Any]:

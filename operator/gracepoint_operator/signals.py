@@ -144,8 +144,12 @@ TAINTS: tuple[TaintRow, ...] = (
     TaintRow("node.kubernetes.io/unschedulable", Cause.DRAIN, _HINT, True, _grace),
 )
 
-#: Text of a signal that the gang reported. It knows already, so nobody is told of it.
+#: Texts of signals that the gang reported: one that only it had, and one of which this operator was told by nobody
+#: else any more, since all replicas that had seen it ended before one could record it.
 TOLD_BY_GANG = "SIGTERM, as the gang reports"
+TOLD_BEFORE = "a notice without a record, as the gang reports"
+#: The gang knows of these already, so nobody is told of them.
+KNOWN_TO_GANG = frozenset({TOLD_BY_GANG, TOLD_BEFORE})
 
 #: Any other NoExecute taint, where the pod does not tolerate it for good.
 _ANY_NO_EXECUTE = TaintRow("", Cause.NODE_TAINT, _SURE, True, _tolerated_and_grace, "NoExecute", obeys_toleration=True)
@@ -197,10 +201,10 @@ def of_pod(pod: Pod, node: Node | None) -> list[Signal]:
     return signals
 
 
-def told_by_gang(pod: Pod, cause: str) -> Signal:
-    """The signal of which only the gang itself knew, by a SIGTERM that nothing in the cluster explains."""
+def told_by_gang(pod: Pod, cause: str, text: str = TOLD_BY_GANG) -> Signal:
+    """The signal of which only the gang itself knows: ``text`` is one of ``KNOWN_TO_GANG``."""
     known = Cause(cause) if cause in set(Cause) else Cause.POD_DELETION
-    return Signal(SignalKind.POD_DELETION, "", known, TOLD_BY_GANG, pod.node, pod, _SURE, False, _deletion_grace(pod))
+    return Signal(SignalKind.POD_DELETION, "", known, text, pod.node, pod, _SURE, False, _deletion_grace(pod))
 
 
 def is_disrupted(node: Node) -> bool:

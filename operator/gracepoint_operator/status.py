@@ -1,4 +1,4 @@
-"""What the cluster is told: statuses, conditions, Events; all reasons and messages in one place. Pure.
+"""What the cluster is told of a preemption: its status and the Events; all reasons and messages in one place. Pure.
 
 Stages of a Preemption's timings, seconds after the signal was first observed, in the order in which they
 usually come:
@@ -15,29 +15,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption
-from gracepoint_operator import signals
 from gracepoint_operator.epochs import CONDITION_ENDED, Epoch, joined_status
-from gracepoint_operator.objects import JobSet, Node, Pod
 from gracepoint_operator.resources import (
     Acknowledgements,
-    CheckpointPolicy,
     Condition,
     ConditionStatus,
-    JobSetForecast,
-    LastSave,
     PreemptionStatus,
     Replica,
     StageTiming,
 )
-
-CONDITION_READY = "Ready"
-CONDITION_FITS_GRACE = "FitsGrace"
-CONDITION_INJECTED = "Injected"
-
-_FORECASTS = 50  # as many as the resource's schema allows
 
 #: Who writes the Events.
 EVENT_CONTROLLER = "gracepoint.dev/operator"
@@ -152,128 +141,53 @@ def resumed(epoch: Epoch, resumption: Resumption, now: float) -> PreemptionStatu
     return status
 
 
-def acknowledged(
-    status: PreemptionStatus, own: Replica, laggards: Sequence[str], observed_at: float
-) -> PreemptionStatus:
-    """The status with the receipts of all replicas: their entries of the API, and our own as of now.
+def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
+    """A replica's entry as it is to be: never less than what stands there.
 
-    ``laggards`` are the pods that this replica told and has not heard of. Listed only where no other replica
-    told anyone, as their receipts may have gone there.
+    A replica whose container was started again has its old name and has forgotten what it heard before.
     """
-    others = [replica for replica in status.replicas or () if replica.name != own.name]
-    before = status.acknowledgements or Acknowledgements(expected=0, received=0)
-    received = sum(replica.acknowledged for replica in (*others, own))
-    known = before.laggards if own.told == 0 else [] if any(other.told for other in others) else laggards
-    after = Acknowledgements(expected=max(before.expected, received), received=received, laggards=sorted(known)[:50])
-    status = status.model_copy(update={"acknowledgements": after})
-    told = [replica for replica in (*others, own) if replica.told_at is not None]
-    if told and sum(replica.told for replica in told) >= after.expected:
-        at = max(replica.told_at.timestamp() for replica in told if replica.told_at is not None)
-        status = with_stage(status, "noticeSent", observed_at, at)
-    times = [replica.acknowledged_at for replica in (*others, own) if replica.acknowledged_at is not None]
-    if times and after.received >= after.expected:
-        status = with_stage(status, "lastAck", observed_at, max(times).timestamp())
-    return status
-
-
-def readiness(policy: CheckpointPolicy, now: float) -> Condition:
-    """The condition Ready of a policy that could be read."""
-    message = "every signal is told to the JobSets that name this policy"
-    if policy.spec.mode is Mode.OBSERVE:
-        message = "signals are recorded and nobody is told (mode Observe)"
-    elif not policy.spec.signals:
-        message = "no kind of signal counts (spec.signals is empty)"
-    return _condition(CONDITION_READY, ConditionStatus.TRUE, "Watching", message, policy, now)
-
-
-def injection(policy: CheckpointPolicy, jobsets: Iterable[JobSet], now: float) -> Condition:
-    """The condition Injected."""
-    bare = [jobset.name for jobset in jobsets if not jobset.injected]
-    if not bare:
-        message = "every JobSet was given at its creation what its pods need to be told"
-        return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
-    message = (
-        f"{len(bare)} JobSets were created before the policy or its label ({', '.join(bare[:5])}): their pods "
-        "cannot be told; delete and create them again"
+    before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
+    if before is None:
+        return own
+    return Replica(
+        name=own.name,
+        told=max(before.told, own.told),
+        acknowledged=max(before.acknowledged, own.acknowledged),
+        told_at=_later(before.told_at, own.told_at),
+        acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
     )
-    return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
 
 
-def newest_forecasts(
-    ours: Iterable[JobSetForecast], theirs: Iterable[JobSetForecast], jobset_uids: Set[str]
-) -> list[JobSetForecast]:
-    """What two replicas were told as one, so that both say the same: of each JobSet that is there the newest."""
-    newest: dict[str, JobSetForecast] = {}
-    for item in sorted((*theirs, *ours), key=lambda item: item.time):
-        if item.uid in jobset_uids:
-            newest[item.uid] = item
-    kept = sorted(newest.values(), key=lambda item: item.time)[-_FORECASTS:]
-    return sorted(kept, key=lambda item: item.name)
+def acknowledged(
+    status: PreemptionStatus, replica: str, laggards: Sequence[str], observed_at: float
+) -> PreemptionStatus:
+    """The status with the receipts of all replicas, as their entries in it have them.
 
-
-def fit(policy: CheckpointPolicy, worst: tuple[JobSetForecast, float] | None, now: float) -> Condition:
-    """The condition FitsGrace.
+    From nothing but the entries: as each writes its own first and then the sum, of one version, the last one to
+    write sees them all, and no sum is less than one before.
 
     Args:
-        policy: Whose condition it is.
-        worst: Forecast and grace period of the gang with the least time to spare; None where no gang has sent a
-            forecast.
-        now: Seconds since the epoch.
+        status: As the API has it.
+        replica: This replica's name.
+        laggards: The pods that it told and has not heard of. Listed only where no other replica told anyone, as
+            their receipts may have gone there.
+        observed_at: When the signal was first observed.
     """
-    if worst is None:
-        message = "no JobSet has saved yet, so that nothing can be predicted"
-        return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
-    forecast, grace_s = worst
-    need_s = needed_s(forecast)
-    said = (
-        f"JobSet {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
-        f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
-    )
-    if need_s <= grace_s:
-        return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
-    said += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
-    return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
-
-
-def needed_s(forecast: JobSetForecast) -> float:
-    """Seconds that an emergency would take."""
-    return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
-
-
-def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
-    """The shortest grace period that any of the pods gets; None for no pods."""
-    graces = []
-    for pod in pods:
-        node = nodes.get(pod.node)
-        spot = node is not None and node.spot
-        graces.append(min(pod.grace_s, signals.GKE_SPOT_GRACE_S) if spot else pod.grace_s)
-    return min(graces, default=None)
-
-
-def last_save(epochs: Iterable[Epoch]) -> LastSave | None:
-    """The newest committed epoch."""
-    saved = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED and epoch.status.step is not None]
-    if not saved:
-        return None
-    newest = max(saved, key=lambda epoch: epoch.ended_at or 0.0)
-    return LastSave(
-        preemption=newest.name,
-        job_set=newest.spec.job_set.name,
-        step=newest.status.step or 0,
-        time=_time(newest.ended_at or 0.0),
-    )
-
-
-def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:
-    """Our conditions over theirs; the time of one whose status did not change stays."""
-    joined = {condition.type: condition for condition in theirs}
-    for condition in ours:
-        known = joined.get(condition.type)
-        if known is not None and known.status is condition.status:
-            update = {"last_transition_time": known.last_transition_time}
-            condition = condition.model_copy(update=update)
-        joined[condition.type] = condition
-    return list(joined.values())
+    entries = status.replicas or []
+    others_told = any(entry.told for entry in entries if entry.name != replica)
+    own_told = any(entry.told for entry in entries if entry.name == replica)
+    before = status.acknowledgements or Acknowledgements(expected=0, received=0)
+    received = sum(entry.acknowledged for entry in entries)
+    known = before.laggards if not own_told else [] if others_told else laggards
+    after = Acknowledgements(expected=max(before.expected, received), received=received, laggards=sorted(known)[:50])
+    status = status.model_copy(update={"acknowledgements": after})
+    told = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
+    if told and sum(entry.told for entry in entries) >= after.expected:
+        status = with_stage(status, "noticeSent", observed_at, max(told))
+    heard = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
+    if heard and after.received >= after.expected:
+        status = with_stage(status, "lastAck", observed_at, max(heard))
+    return status
 
 
 def _ended_condition(phase: Phase, message: str, now: float) -> Condition:
@@ -286,22 +200,13 @@ def _ended_condition(phase: Phase, message: str, now: float) -> Condition:
     )
 
 
-def _condition(
-    kind: str, status: ConditionStatus, reason: str, message: str, policy: CheckpointPolicy, now: float
-) -> Condition:
-    return Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message=message,
-        last_transition_time=_time(now).replace(microsecond=0),
-        observed_generation=policy.generation,
-    )
-
-
 def _seconds(value: float) -> float:
     """Never below zero: clocks of two replicas may differ by a little."""
     return round(max(value, 0.0), 4)
+
+
+def _later(one: datetime.datetime | None, other: datetime.datetime | None) -> datetime.datetime | None:
+    return max((at for at in (one, other) if at is not None), default=None)
 
 
 def _time(at: float) -> datetime.datetime:

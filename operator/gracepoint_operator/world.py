@@ -3,10 +3,8 @@
 Owned by the core's event loop: every method is called there and nowhere else, so there is no lock and no
 await. kopf's handlers, which run in another thread, only hand raw objects over (``core.Core.feed``).
 
-Beside the objects themselves two things are remembered that the API does not tell, or not exactly: since when
-each mark (something that may be a signal) is seen, and since when each pod is seen bound to its node. Of what
-comes by a watch that is now, by this replica's clock. Of what comes by a listing (at start, or after a watch
-lost its place) it began earlier: then the API's own times are taken, which are of one clock as well.
+Beside the objects themselves it is remembered since when what may be a signal is seen (``sightings``), and
+which version of each object that was (``versions``).
 """
 
 from __future__ import annotations
@@ -18,41 +16,15 @@ from typing import Any, TypeVar
 
 from gracepoint_operator import kinds, signals
 from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.gang import Gang
 from gracepoint_operator.objects import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
 from gracepoint_operator.resources import CheckpointPolicy
-
-_REMEMBER_GONE_S = 600.0
+from gracepoint_operator.sightings import Sightings
+from gracepoint_operator.versions import Versions
 
 Key = tuple[str, str]  # namespace, name
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-
-
-@dataclasses.dataclass(frozen=True)
-class Gang:
-    """Everything that matters to one JobSet, read at one moment.
-
-    Attributes:
-        jobset: None once it is gone. In a namespace that is being deleted it counts as deleted.
-        jobs: Its Jobs by name.
-        pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
-        nodes: The nodes of those pods, by name.
-        epochs: Its Preemptions, oldest first.
-        since: When each mark on those nodes and pods was first seen.
-        bound_at: When each pod was first seen bound, by UID.
-        checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
-    """
-
-    jobset_uid: str
-    jobset: JobSet | None
-    jobs: Mapping[str, Job]
-    pods: tuple[Pod, ...]
-    nodes: Mapping[str, Node]
-    policy: CheckpointPolicy | None
-    epochs: tuple[Epoch, ...]
-    since: Mapping[str, float]
-    bound_at: Mapping[str, float]
-    checked: frozenset[str]
 
 
 class World:
@@ -63,7 +35,6 @@ class World:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
         self.nodes: dict[str, Node] = {}
         self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
@@ -75,12 +46,10 @@ class World:
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
-        self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
-        self._bound_at: dict[str, float] = {}
+        self._sightings = Sightings(clock)
+        self._versions = Versions(clock)
         self._checked: set[str] = set()
         self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
-        self._versions: dict[str, int] = {}  # UID -> resourceVersion
-        self._gone: dict[str, tuple[float, int]] = {}  # UID -> when, and the version at which it went
         self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
@@ -103,7 +72,7 @@ class World:
             pydantic.ValidationError: A policy or preemption is not of this version's schema.
         """
         meta = body["metadata"]
-        if self._is_old_news(meta):
+        if not self._versions.take(meta):
             return set()
         self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
         return self._readers[kind](body, listed)
@@ -115,19 +84,12 @@ class World:
     def drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object that is gone; returns the UIDs of the JobSets that it may matter to.
 
-        Late news of it do not bring it back, but newer ones do: an object that lost the label by which it is
-        watched looks deleted, and may get the label again.
-
         Args:
             uid: The object's.
             version: Its resourceVersion when it went; 0 where that is not known.
         """
-        now = self._clock()
-        while self._gone and now - next(iter(self._gone.values()))[0] >= _REMEMBER_GONE_S:
-            del self._gone[next(iter(self._gone))]
-        before = self._gone.pop(uid, (now, 0))[1]
-        self._gone[uid] = (now, max(before, version, self._versions.pop(uid, 0)))
-        self._since.pop(uid, None)
+        self._versions.drop(uid, version)
+        self._sightings.forget(uid)
         self._doomed.discard(uid)
         if uid not in self._places:
             return set()
@@ -200,9 +162,7 @@ class World:
             if namespace in (None, self.pods[uid].namespace)
         )
         nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
-        since: dict[str, float] = {}
-        for uid in (*(node.uid for node in nodes.values()), *(pod.uid for pod in pods)):
-            since.update(self._since.get(uid, {}))
+        pod_uids = [pod.uid for pod in pods]
         jobs = [self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ())]
         return Gang(
             jobset_uid=jobset_uid,
@@ -212,22 +172,10 @@ class World:
             nodes=nodes,
             policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
             epochs=tuple(self.epochs_of(jobset_uid, namespace)),
-            since=since,
-            bound_at={pod.uid: self._bound_at[pod.uid] for pod in pods if pod.uid in self._bound_at},
-            checked=frozenset(pod.uid for pod in pods if pod.uid in self._checked),
+            since=self._sightings.since((*(node.uid for node in nodes.values()), *pod_uids)),
+            bound_at=self._sightings.bound_at(pod_uids),
+            checked=frozenset(pod_uids) & self._checked,
         )
-
-    def _is_old_news(self, meta: Mapping[str, Any]) -> bool:
-        """True if a newer version is known: a fresh read may overtake the watch, which must not undo it."""
-        uid, version = meta["uid"], version_of(meta)
-        if uid in self._gone:
-            if version <= self._gone[uid][1]:
-                return True
-            del self._gone[uid]
-        if version and version < self._versions.get(uid, 0):
-            return True
-        self._versions[uid] = version
-        return False
 
     def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = read_node(body)
@@ -236,7 +184,7 @@ class World:
             self.disrupted_nodes.add(node.name)
         else:
             self.disrupted_nodes.discard(node.name)
-        self._see(node.uid, signals.marks_of_node(node), listed)
+        self._sightings.see(node.uid, signals.marks_of_node(node), listed=listed)
         return self._on_node(node.name)
 
     def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
@@ -247,9 +195,8 @@ class World:
         self._pods_of[pod.jobset_uid].add(pod.uid)
         if pod.node:
             self._pods_on[pod.node].add(pod.uid)
-            if pod.uid not in self._bound_at:
-                self._bound_at[pod.uid] = self._beginning(pod.bound_at, listed)
-        self._see(pod.uid, signals.marks_of_pod(pod), listed)
+            self._sightings.see_bound(pod.uid, pod.bound_at, listed=listed)
+        self._sightings.see(pod.uid, signals.marks_of_pod(pod), listed=listed)
         return {pod.jobset_uid}
 
     def _drop_pod(self, uid: str) -> set[str]:
@@ -258,7 +205,6 @@ class World:
             return set()
         _discard(self._pods_of, pod.jobset_uid, uid)
         _discard(self._pods_on, pod.node, uid)
-        self._bound_at.pop(uid, None)
         self._checked.discard(uid)
         return {pod.jobset_uid}
 
@@ -287,29 +233,11 @@ class World:
         self.put_epoch(epoch if known is None else known.joined(epoch))
         return {epoch.spec.job_set.uid}
 
-    def _see(self, uid: str, marks: Mapping[str, float | None], listed: bool) -> None:
-        known = self._since.get(uid, {})
-        self._since[uid] = {
-            mark: known[mark] if mark in known else self._beginning(hint_at, listed) for mark, hint_at in marks.items()
-        }
-
-    def _beginning(self, hint_at: float | None, listed: bool) -> float:
-        now = self._clock()
-        return min(now, hint_at) if listed and hint_at is not None else now
-
     def _on_node(self, name: str) -> set[str]:
         return {self.pods[uid].jobset_uid for uid in self._pods_on.get(name, ())}
 
     def _of_policy(self, key: Key) -> set[str]:
         return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}
-
-
-def version_of(meta: Mapping[str, Any]) -> int:
-    """The resourceVersion, comparable by KEP-5504 and ever since in etcd; 0 where it is no number."""
-    try:
-        return int(meta["resourceVersion"])
-    except (KeyError, ValueError):
-        return 0
 
 
 def _discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

@@ -1,8 +1,9 @@
-"""One cluster for all cluster tests, with Gracepoint on it as a user installs it.
+"""One cluster for all tests of Gracepoint, with it on there as a user installs it.
 
 The cluster is one that is made for the tests, unless ``GRACEPOINT_CONTEXT`` names the context of another, or
 ``GRACEPOINT_CLUSTER`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
-it: nodes untainted and schedulable, the operator running.
+it: nodes untainted and schedulable, the operator running. They come one after another. Beside them, where there are
+two workers, run those of the cluster itself, which have their own (``test_harness``).
 """
 
 from __future__ import annotations
@@ -11,26 +12,45 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from demo import install
 from demo.training import TrainingRun, apply_policy
-from tests import testcluster
+from tests import testcluster, xla
+from tests.cluster import operator
 from tests.testcluster.api import Cluster
 
+_KEPT = "GRACEPOINT_CLUSTER"
 NAMESPACE = "gracepoint-test"
 POLICY = "transformer"
 #: Enough for a disturbance in the middle of training, few enough to be quick.
-STEPS = 150
+STEPS = 80
+#: A model that compiles in seconds, as what is held of a run does not depend on its size; and steps of a length that
+#: leaves time to disturb it also on a fast machine.
+FLAGS = {"width": 64, "layers": 1, "pace": 0.1}
+ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
 #: Part of every run's name, as a cluster that is used again holds the folders of earlier runs.
 MARK = secrets.token_hex(2)
+
+
+class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # which has no types
+    """Tests that share a cluster go to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(nodeid.partition("::")[0].endswith("test_harness.py"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterEach | None:
+    return OneClusterEach(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A real cluster with two nodes and JobSet."""
-    if name := os.environ.get("GRACEPOINT_CLUSTER"):
+    if name := os.environ.get(_KEPT):
         yield testcluster.attach(name)
         return
     if not os.environ.get("GRACEPOINT_CONTEXT") and (reason := testcluster.why_not_local()):
@@ -49,15 +69,31 @@ def images(cluster: Cluster) -> install.Images:
 def installed(cluster: Cluster, images: install.Images) -> Cluster:
     """The cluster with the operator installed from the chart, and a policy in the tests' namespace."""
     install.install_operator(cluster, images.operator)
+    if os.environ.get(_KEPT):
+        operator.renew(cluster)  # of an older build, under the same name
     install.make_namespace(cluster, NAMESPACE)
     apply_policy(cluster, POLICY, namespace=NAMESPACE)
     return cluster
 
 
+def training_run(cluster: Cluster, images: install.Images, name: str, policy: str | None = POLICY) -> TrainingRun:
+    """A run in the tests' namespace; not started."""
+    return TrainingRun(
+        cluster,
+        f"{name}-{MARK}",
+        namespace=NAMESPACE,
+        image=images.trainer,
+        steps=STEPS,
+        policy=policy,
+        flags=FLAGS,
+        environment=ENVIRONMENT,
+    )
+
+
 @pytest.fixture(scope="session")
 def undisturbed(installed: Cluster, images: install.Images) -> TrainingRun:
     """A run that nobody disturbed, to completion: what all others are held against."""
-    run = TrainingRun(installed, f"undisturbed-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=STEPS)
+    run = training_run(installed, images, "undisturbed")
     run.start()
     run.wait_for_end(timeout_s=300)
     return run
@@ -66,8 +102,8 @@ def undisturbed(installed: Cluster, images: install.Images) -> TrainingRun:
 @pytest.fixture
 def run(request: pytest.FixtureRequest, installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
     """A run of its own for each test, deleted at its end."""
-    name = request.node.name.removeprefix("test_").replace("_", "-")[:30].strip("-")
-    run = TrainingRun(installed, f"{name}-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=STEPS)
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")[:30].strip("-")
+    run = training_run(installed, images, name)
     yield run
     run.delete()
 

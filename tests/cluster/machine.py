@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -13,8 +14,36 @@ from gracepoint.wire.names import Env
 
 def trainer_process(run: TrainingRun, pod: str) -> psutil.Process:
     """The process of a trainer, as this machine sees it."""
+    for process in _with(run, Env.POD_NAME, pod):
+        return process
+    pytest.skip(f"the trainers' processes are not on this machine (looked for the one of pod {pod})")
+
+
+@contextlib.contextmanager
+def paused(run: TrainingRun, pod: str) -> Iterator[None]:
+    """The trainer's process does nothing inside of this: it is stopped, not dead, and its connections stay open."""
+    process = trainer_process(run, pod)
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def end_at_once(run: TrainingRun) -> None:
+    """Deletes a run and kills its processes: one that hears no SIGTERM would use up its grace period."""
+    resource = f"jobsets.jobset.x-k8s.io/{run.name}"
+    run.cluster.kubectl("delete", resource, f"--namespace={run.namespace}", "--ignore-not-found", "--wait=false")
+    for process in _with(run, Env.JOBSET_NAME, run.name):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _with(run: TrainingRun, variable: str, value: str) -> Iterator[psutil.Process]:
+    """This machine's processes that have the variable, of pods in the run's namespace."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(Env.POD_NAME) == pod and process.environ().get(Env.NAMESPACE) == run.namespace:
-                return process
-    pytest.skip(f"the trainers' processes are not on this machine (looked for the one of pod {pod})")
+            environment = process.environ()
+            if environment.get(variable) == value and environment.get(Env.NAMESPACE) == run.namespace:
+                yield process

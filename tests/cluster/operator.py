@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from demo.install import OPERATOR_NAMESPACE
+from demo.install import OPERATOR_NAMESPACE, wait_for_webhooks
 from tests.testcluster.api import Cluster
 
 DEPLOYMENT = "deployment/gracepoint"
@@ -30,12 +30,21 @@ def stopped(cluster: Cluster) -> Iterator[None]:
         ready(cluster)
 
 
-def restart_abruptly(cluster: Cluster) -> None:
-    """Kills all replicas at once, without a goodbye; the Deployment brings new ones."""
+def restart_abruptly(cluster: Cluster) -> set[str]:
+    """Kills all replicas at once, without a goodbye; the Deployment brings new ones. Returns the names of the dead."""
+    query = ("get", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}")
+    names = cluster.kubectl(*query, "--output=jsonpath={.items[*].metadata.name}").stdout.split()
     cluster.kubectl(
         *("delete", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
         *("--force", "--grace-period=0", "--wait=false"),
     )
+    return set(names)
+
+
+def renew(cluster: Cluster) -> None:
+    """Replaces every replica, one after another."""
+    cluster.kubectl("rollout", "restart", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}")
+    ready(cluster)
 
 
 def ready(cluster: Cluster) -> None:
@@ -43,6 +52,7 @@ def ready(cluster: Cluster) -> None:
     cluster.kubectl(
         *("rollout", "status", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", "--timeout=90s"), timeout_s=100
     )
+    wait_for_webhooks(cluster)
 
 
 def _scale(cluster: Cluster, replicas: int) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from demo.install import OPERATOR_NAMESPACE, Images, install_operator
-from demo.training import Json
+from demo.snapshot import Json
 from tests.cluster.conftest import NAMESPACE, POLICY
 from tests.testcluster.api import Cluster
 

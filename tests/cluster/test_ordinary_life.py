@@ -7,10 +7,11 @@ import json
 import pytest
 
 from demo.install import Images
-from demo.training import Json, TrainingRun
+from demo.snapshot import Json
+from demo.training import TrainingRun
 from gracepoint.wire.names import ENV_PREFIX, GROUP
-from tests.cluster.conftest import MARK, NAMESPACE
-from tests.cluster.machine import trainer_process
+from tests.cluster.conftest import NAMESPACE, training_run
+from tests.cluster.machine import end_at_once, trainer_process
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -29,7 +30,7 @@ def test_cleaning_up_after_its_time_starts_no_epoch(run: TrainingRun) -> None:
         args.append("--steps=3")
 
     run.start(soon)
-    wait_until(f"{run.name} to be cleaned up", lambda: run.look().jobset is None, timeout_s=120)
+    wait_until(f"{run.name} to be cleaned up", lambda: run.look().jobset is None, timeout_s=120, every_s=1)
     assert run.look().preemptions == ()
 
 
@@ -48,21 +49,22 @@ def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) 
         )
 
     run.start(impatient)
-    run.wait_for_step(5)
+    pods = run.wait_for_trainers(5)
     # The failure: out of memory, say. The rest of the gang is ended by JobSet, with SIGTERM, to start again.
-    trainer_process(run, run.look().running()[1].name).kill()
-    wait_until(f"{run.name} to be restarted", lambda: bool(run.look().restarts), timeout_s=60)
-    wait_until(f"{run.name} to run again", lambda: bool(run.look().running()), timeout_s=90)
+    trainer_process(run, pods[1].name).kill()
+    wait_until(f"{run.name} to be restarted", lambda: bool(run.look().restarts), timeout_s=60, every_s=1)
+    run.wait_for_pods()
     snapshot = run.look()
     assert (snapshot.restarts, snapshot.restarts_counted, snapshot.preemptions) == (1, 1, ())
+    end_at_once(run)
 
 
 def test_a_jobset_without_the_label_is_left_alone(installed: Cluster, images: Images) -> None:
-    run = TrainingRun(installed, f"no-label-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3, policy=None)
+    run = training_run(installed, images, "no-label", policy=None)
     manifest = run.manifest()
     run.start()
     try:
-        wait_until("a pod of no-label", lambda: bool(run.look().pods), timeout_s=60)
+        wait_until("a pod of no-label", lambda: bool(run.look().pods), timeout_s=60, every_s=1)
         pods = installed.kubectl(
             *("get", "pods", f"--namespace={NAMESPACE}", f"--selector=jobset.sigs.k8s.io/jobset-name={run.name}"),
             "--output=json",

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from demo.install import Images
-from demo.training import Json, TrainingRun
-from tests.cluster.conftest import MARK, NAMESPACE, POLICY
+from demo.snapshot import Json
+from demo.training import TrainingRun
+from tests.cluster.conftest import NAMESPACE, POLICY, training_run
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
@@ -38,7 +39,7 @@ def test_a_policy_tells_whether_a_save_would_fit_the_grace_period(run: TrainingR
 def test_a_jobset_that_contradicts_the_release_contract_is_refused_with_the_fix(
     installed: Cluster, images: Images
 ) -> None:
-    run = TrainingRun(installed, f"on-failure-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3)
+    run = training_run(installed, images, "on-failure")
 
     def in_place(jobset: Json) -> None:
         pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -49,8 +50,6 @@ def test_a_jobset_that_contradicts_the_release_contract_is_refused_with_the_fix(
 
 
 def test_a_jobset_that_names_no_policy_there_is_is_refused(installed: Cluster, images: Images) -> None:
-    run = TrainingRun(
-        installed, f"no-policy-{MARK}", namespace=NAMESPACE, image=images.trainer, steps=3, policy="absent"
-    )
+    run = training_run(installed, images, "no-policy", policy="absent")
     with pytest.raises(ClusterError, match="absent"):
         run.start()

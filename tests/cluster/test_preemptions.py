@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
 
 from demo import nodes
-from demo.training import Json, Snapshot, TrainingRun
+from demo.snapshot import Json, Snapshot
+from demo.timeline import STAGES
+from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from tests.cluster.machine import trainer_process
+from tests.cluster.machine import end_at_once, paused
 from tests.cluster.operator import restart_abruptly, stopped
+from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-MIDDLE = 40  # of the run's steps; the disturbance comes when this one was recorded
+MIDDLE = 20  # of the run's steps; the disturbance comes when this one was recorded
 
 
 def finished(run: TrainingRun, undisturbed: TrainingRun) -> Snapshot:
@@ -40,86 +40,100 @@ def committed(preemption: Json) -> Json:
     return status
 
 
+def reached(status: Json) -> dict[str, float]:
+    """Seconds from the signal to each stage that is recorded."""
+    return {timing["stage"]: timing["seconds"] for timing in status.get("timings", [])}
+
+
 def test_a_tainted_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    node = run.look().running()[0].node
+    node = run.wait_for_trainers(MIDDLE)[0].node
     nodes.taint(run.cluster, node)
-    status = committed(run.wait_for_phase(Phase.COMMITTED))
-    assert (status["acknowledgements"]["expected"], status["acknowledgements"]["received"]) == (2, 2)
+    saved = committed(run.wait_for_phase(Phase.COMMITTED))
 
     # The taint stays, and the job neither goes back there nor restarts again because of it.
     snapshot = finished(run, undisturbed)
-    assert len(snapshot.preemptions) == 1
-    assert snapshot.preemptions[0]["spec"]["cause"] == "SpotTermination"
-    assert snapshot.preemptions[0]["spec"]["nodes"] == [node]
-    assert snapshot.preemptions[0]["status"]["restoredStep"] == status["step"]
     assert node not in {pod.node for pod in snapshot.pods}
-    events = run.cluster.kubectl(
-        "get", "events", f"--namespace={run.namespace}", "--output=jsonpath={.items[*].reason}"
+    record = run.wait_for_record("every stage", lambda status: reached(status).keys() >= STAGES.keys())
+    acknowledgements = record["status"]["acknowledgements"]
+    assert (acknowledgements["expected"], acknowledgements["received"]) == (2, 2)
+    assert record["spec"]["cause"] == "SpotTermination"
+    assert record["spec"]["nodes"] == [node]
+    assert record["status"]["restoredStep"] == saved["step"]
+    assert len(run.look().preemptions) == 1
+
+    def reasons() -> set[str]:
+        query = ("get", "events", f"--namespace={run.namespace}", "--output=jsonpath={.items[*].reason}")
+        return set(run.cluster.kubectl(*query).stdout.split())
+
+    wait_until(
+        "the Events",
+        lambda: {"PreemptionNoticed", "CheckpointCommitted", "Resumed"} <= reasons(),
+        timeout_s=30,
+        hint=lambda: str(reasons()),
     )
-    assert {"PreemptionNoticed", "CheckpointCommitted", "Resumed"} <= set(events.stdout.split())
 
 
 def test_a_drained_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    node = run.look().running()[1].node
+    node = run.wait_for_trainers(MIDDLE)[1].node
     run.cluster.kubectl(
         "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s", timeout_s=100
     )
     snapshot = finished(run, undisturbed)
-    assert [p["spec"]["cause"] for p in snapshot.preemptions] == ["Drain"]
-    committed(snapshot.preemptions[0])
     assert node not in {pod.node for pod in snapshot.pods}
+    committed(run.wait_for_phase(Phase.COMMITTED))
+    assert [p["spec"]["cause"] for p in run.look().preemptions] == ["Drain"]
 
 
 def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    pod = run.look().running()[1]
+    pod = run.wait_for_trainers(MIDDLE)[1]
     run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={run.namespace}", "--wait=false")
-    snapshot = finished(run, undisturbed)
-    assert [p["spec"]["cause"] for p in snapshot.preemptions] == ["PodDeletion"]
-    committed(snapshot.preemptions[0])
+    finished(run, undisturbed)
+    committed(run.wait_for_phase(Phase.COMMITTED))
+    assert [p["spec"]["cause"] for p in run.look().preemptions] == ["PodDeletion"]
 
 
 def test_sigterm_alone_while_the_operator_is_down(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    before = run.look().running()
+    run.wait_for_pods()
     with stopped(run.cluster):
         # One process gets a SIGTERM, both must save: nobody but they themselves can spread the word.
-        run.cluster.kubectl("delete", "pod", before[0].name, f"--namespace={run.namespace}", "--wait=false")
+        pod = run.wait_for_trainers(MIDDLE)[0]
+        run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={run.namespace}", "--wait=false")
         snapshot = finished(run, undisturbed)
         assert snapshot.preemptions == ()
 
 
 def test_operator_replicas_killed_in_the_middle_of_a_preemption(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    nodes.taint(run.cluster, run.look().running()[0].node)
-    restart_abruptly(run.cluster)
-    snapshot = finished(run, undisturbed)
-    assert len(snapshot.preemptions) == 1
-    # Whoever was told last before the operator died, its end is known once it is back.
-    end = run.wait_for_phase(None, timeout_s=90)
-    assert end["status"]["phase"] == Phase.COMMITTED, end["status"]
+    pods = run.wait_for_trainers(MIDDLE)
+    # While one process does nothing, the gang cannot agree: so long it is the middle.
+    with paused(run, pods[1].name):
+        nodes.taint(run.cluster, pods[0].node, nodes.SCALE_DOWN_TAINT)  # a minute to live
+        run.wait_for_phase(Phase.NOTICED)
+        dead = restart_abruptly(run.cluster)
+        run.wait_for_record("that a new replica was heard", lambda status: heard(status) - dead != set())
+    finished(run, undisturbed)
+    committed(run.wait_for_phase(Phase.COMMITTED))
+    assert len(run.look().preemptions) == 1
+
+
+def heard(status: Json) -> set[str]:
+    """Names of the replicas to which a process has acknowledged the notice."""
+    return {entry["name"] for entry in status.get("replicas", []) if entry["acknowledged"]}
 
 
 def test_a_pod_that_does_not_answer_delays_nobody(run: TrainingRun) -> None:
     run.start()
-    run.wait_for_step(MIDDLE)
-    stuck, other = run.look().running()
-    # Stopped, not dead: its connection stays open, and nothing comes from it.
-    trainer_process(run, stuck.name).send_signal(signal.SIGSTOP)
-    tainted_unix_s = nodes.taint(run.cluster, other.node)
-    status: Json = {}
-    give_up_s = time.monotonic() + 10
-    while "firstAck" not in status and time.monotonic() < give_up_s:
-        preemptions = run.look().preemptions
-        timings = preemptions[0].get("status", {}).get("timings", []) if preemptions else []
-        status = {timing["stage"]: timing["seconds"] for timing in timings}
-        time.sleep(0.2)
-    assert "firstAck" in status, f"no acknowledgement {time.time() - tainted_unix_s:.1f} s after the taint: {status}"
-    assert "lastAck" not in status
+    stuck, other = run.wait_for_trainers(MIDDLE)
+    try:
+        with paused(run, stuck.name):
+            nodes.taint(run.cluster, other.node)
+            record = run.wait_for_record("that one process acknowledged", lambda status: "firstAck" in reached(status))
+            at = reached(record["status"])
+            assert at["firstAck"] < nodes.GRACE_S, "the acknowledgement came when it was too late to save"
+            assert "lastAck" not in at
+    finally:
+        end_at_once(run)

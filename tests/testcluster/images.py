@@ -179,7 +179,9 @@ def _bud(name: str, dockerfile: Path, context: Path, options: Sequence[str]) -> 
         manifest = _manifest_of(image_id)
         if not manifest:
             with progress(f"exporting image {name}"):
-                _buildah("push", "--quiet", "--disable-compression", image_id, f"oci:{layout()}:{image_id}")
+                # An OCI layout gets compressed layers whatever is asked for; so at least quickly.
+                level = ("--compression-format=gzip", "--compression-level=1")
+                _buildah("push", "--quiet", *level, image_id, f"oci:{layout()}:{image_id}")
             manifest = _manifest_of(image_id)
     return Image(name, manifest)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ _PROGRAMS = (
     Need("setsid", "util-linux"),
     Need("mount", "mount"),
 )
+_OTHER_TESTS = (Need("strace", "strace"),)
+"""What tests without a cluster need; no reason for a cluster not to run."""
 _GO_HINT = "install Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version itself"
 
 
@@ -98,8 +101,9 @@ def why_not_local() -> str | None:
 
 
 def missing_packages() -> list[str]:
-    """The Debian and Ubuntu packages that would mend what is wrong."""
-    return sorted({package for finding in examine() for package in finding.packages})
+    """The Debian and Ubuntu packages that would mend what is wrong, and those that other tests need."""
+    others = {need.package for need in _OTHER_TESTS if not shutil.which(need.program)}
+    return sorted(others | {package for finding in examine() for package in finding.packages})
 
 
 def install() -> None:
@@ -196,8 +200,10 @@ def _overlay() -> Finding:
     fix = "set GRACEPOINT_CACHE to a folder on ext4, xfs or btrfs"
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return Finding(what)
-    top = cache.folder("tmp", "overlay-check")
-    names = {name: cache.folder("tmp", "overlay-check", name) for name in ("lower", "upper", "work", "merged")}
+    top = Path(tempfile.mkdtemp(prefix="overlay-check-", dir=cache.folder("tmp")))  # others may look at the same time
+    names = {name: top / name for name in ("lower", "upper", "work", "merged")}
+    for folder in names.values():
+        folder.mkdir()
     options = f"lowerdir={names['lower']},upperdir={names['upper']},workdir={names['work']}"
     mount = ["unshare", "--mount", "mount", "-t", "overlay", "overlay", "-o", options, str(names["merged"])]
     try:

@@ -25,7 +25,19 @@ VOLUME = "gracepoint-token"
 TOKEN_LIFETIME_S = 3600
 
 #: Settings where a value that the container already has wins over the policy's.
-YIELDING = frozenset({Env.DIRECTORY, Env.SAVE_EVERY_STEPS, Env.KEEP_LAST, Env.MARGIN})
+YIELDING = frozenset(
+    {
+        Env.DIRECTORY,
+        Env.SAVE_EVERY_STEPS,
+        Env.SAVE_EVERY_S,
+        Env.KEEP_LAST,
+        Env.KEEP_EVERY_STEPS,
+        Env.KEEP_FOR_S,
+        Env.MARGIN,
+        Env.HEAD_START_S,
+        Env.METADATA,
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +129,14 @@ def _settings_of(policy: CheckpointPolicySpec, member: Member) -> dict[str, obje
     directory = policy.checkpoint.directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace(
         "{jobset}", f"$({Env.JOBSET_NAME})"
     )
+    # Only where they are asked for: a library from before these settings refuses what it does not know.
+    later = {
+        Env.METADATA: ",".join(policy.cloud_metadata).lower(),
+        Env.SAVE_EVERY_S: policy.checkpoint.every_seconds,
+        Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
+        Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
+    }
+    head_start_s = policy.deadline.head_start_seconds
     return {
         Env.DIRECTORY: directory,
         Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,
@@ -125,6 +145,8 @@ def _settings_of(policy: CheckpointPolicySpec, member: Member) -> dict[str, obje
         Env.UNSAVED_EXIT_CODE: policy.after_save.unsaved_exit_code,
         Env.GRACE_PERIOD_S: member.template["spec"]["terminationGracePeriodSeconds"],
         Env.MARGIN: policy.deadline.margin,
+        **{name: value for name, value in later.items() if value},
+        **({Env.HEAD_START_S: head_start_s} if head_start_s != names.DEFAULT_HEAD_START_S else {}),
     }
 
 

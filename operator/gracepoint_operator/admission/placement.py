@@ -1,7 +1,9 @@
 """Keeping new pods off nodes that are going away. Pure.
 
 A label or condition does not keep the scheduler away, and a taint may be tolerated: without this a restarted
-job can land on the very node that it left.
+job can land on the very node that it left. It is a preference and no requirement, as a pod keeps its affinity for
+life: clouds give the machine that comes in a node's place the node's name, and a pod that fits nowhere else would
+wait beside it for ever.
 """
 
 from __future__ import annotations
@@ -10,29 +12,25 @@ import copy
 
 from gracepoint_operator.admission.members import Json
 
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+#: The most that the API server takes.
+_WEIGHT = 100
+
 
 def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
-    """The pod with a required node affinity against ``nodes`` (names of Node objects).
-
-    Terms of a node selector are alternatives, so each is narrowed. One that is empty matches no node, and
-    stays as it is: a requirement in it would make it match.
-    """
+    """The pod with a preferred node affinity against ``nodes`` (names of Node objects), beside its own ones."""
     made = copy.deepcopy(pod)
     if not nodes:
         return made
-    # By the object's name, not the hostname label, which some clouds set to something else. The API server
-    # takes one name a requirement.
-    requirements = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
     spec = made.setdefault("spec", {})
     affinity = spec["affinity"] = spec.get("affinity") or {}
     node_affinity = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
-    key = "requiredDuringSchedulingIgnoredDuringExecution"
-    selector = node_affinity.get(key)
-    if selector is None:
-        node_affinity[key] = {"nodeSelectorTerms": [{"matchFields": requirements}]}
-        return made
-    for term in selector["nodeSelectorTerms"]:
-        if term.get("matchExpressions") or term.get("matchFields"):
-            present: list[Json] = term.get("matchFields") or []
-            term["matchFields"] = present + [new for new in requirements if new not in present]
+    preferred: list[Json] = node_affinity.get(_PREFERRED) or []
+    present = [field for term in preferred for field in term["preference"].get("matchFields") or []]
+    # By the object's name, not the hostname label, which some clouds set to something else. The API server
+    # takes one name a requirement.
+    requirements = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
+    if new := [requirement for requirement in requirements if requirement not in present]:
+        preferred = [*preferred, {"weight": _WEIGHT, "preference": {"matchFields": new}}]
+    node_affinity[_PREFERRED] = preferred
     return made

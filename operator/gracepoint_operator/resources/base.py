@@ -70,6 +70,11 @@ class Model(BaseModel):
         """This part as the API server takes it: camelCase, plain JSON values, absent fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+    def changes_since(self, before: Self) -> dict[str, Any]:
+        """The fields that have another value than in ``before``, as ``to_json`` gives them."""
+        then = before.to_json()
+        return {name: value for name, value in self.to_json().items() if value != then.get(name)}
+
 
 class ConditionStatus(StrEnum):
     TRUE = "True"

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gracepoint.wire.messages import Mode
-from gracepoint.wire.names import DEFAULT_SAVED_EXIT_CODE, DEFAULT_UNSAVED_EXIT_CODE
+from gracepoint.wire.names import DEFAULT_HEAD_START_S, DEFAULT_SAVED_EXIT_CODE, DEFAULT_UNSAVED_EXIT_CODE
 from gracepoint_operator.resources.base import (
     LIST_SET,
     Conditions,
@@ -36,6 +36,7 @@ _DIRECTORY_MESSAGE = (
     "expected an absolute path or a file:// URI of letters, digits and ._~@%+=,:/- "
     "in which only the placeholders {namespace} and {jobset} stand in braces"
 )
+_AUTO_MESSAGE = "Auto must stand alone: it finds out which of the others this is"
 _CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the two outcomes apart"
 
 
@@ -45,6 +46,15 @@ class SignalKind(StrEnum):
     NODE_TAINT = "NodeTaint"
     DISRUPTION_TARGET = "DisruptionTarget"
     POD_DELETION = "PodDeletion"
+
+
+class CloudMetadata(StrEnum):
+    """A cloud whose metadata server the pods can watch themselves."""
+
+    GCE = "GCE"
+    AWS = "AWS"
+    AZURE = "Azure"
+    AUTO = "Auto"
 
 
 class Training(Model):
@@ -73,9 +83,16 @@ class Checkpoint(Model):
     gang has mounted. {namespace} and {jobset} become the JobSet's namespace and name. Without {jobset}, all
     JobSets of the policy share one directory: only right when one runs at a time."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
-    """Training steps between periodic saves. 0: none, only the emergency save."""
+    """Training steps between periodic saves. 0: none for that reason."""
+    every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Seconds after the last save at which the next periodic one is due. 0: none for that reason. With everySteps 0,
+    too, there is only the emergency save."""
     keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
+    keep_every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Also kept, for good: checkpoints of steps that are a multiple of it. 0: none for that reason."""
+    keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Also kept: checkpoints that are younger than that. 0: none for that reason."""
 
     @field_validator("directory")
     @classmethod
@@ -90,6 +107,9 @@ class Deadline(Model):
 
     margin: Annotated[float, Field(ge=1, le=10)] = 1.25
     """Factor on the predicted duration of drain and save: the save starts that long before the deadline."""
+    head_start_seconds: Annotated[float, Field(ge=0, le=86_400)] = DEFAULT_HEAD_START_S
+    """The save starts no later than so many seconds before the deadline, however short it is predicted to be. Up to
+    that much training time is given for safety; shorter notices are acted upon at once. 0: by the prediction alone."""
 
 
 ExitCode = Annotated[int, Field(ge=3, le=125)]
@@ -120,7 +140,7 @@ class AfterSave(Model):
 class CheckpointPolicySpec(Model):
     """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
 
-    mode: Mode = Mode.ENFORCE
+    mode: Literal[Mode.ENFORCE, Mode.OBSERVE] = Mode.ENFORCE
     """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
     told. An edit counts for the next signal."""
     training: Training = Training()
@@ -130,10 +150,24 @@ class CheckpointPolicySpec(Model):
     signals: list[SignalKind] = Field(default=list(SignalKind), max_length=8, json_schema_extra=LIST_SET)
     """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
     the next signal."""
+    cloud_metadata: list[CloudMetadata] = Field(
+        default=[],
+        max_length=4,
+        json_schema_extra=LIST_SET | rules(cel("self.size() < 2 || !('Auto' in self)", _AUTO_MESSAGE)),
+    )
+    """Clouds whose metadata server each pod watches by itself, so that it hears of its machine's end while the
+    operator is down. Auto, alone: the pod finds out. Empty: none. An edit counts for JobSets created later."""
     deadline: Deadline = Deadline()
     """How careful the emergency plan is. An edit counts for JobSets created later."""
     after_save: AfterSave = AfterSave()
     """How processes leave. An edit counts for JobSets created later."""
+
+    @field_validator("cloud_metadata")
+    @classmethod
+    def _auto_stands_alone(cls, value: list[CloudMetadata]) -> list[CloudMetadata]:
+        if len(value) > 1 and CloudMetadata.AUTO in value:
+            raise ValueError(f"{_AUTO_MESSAGE}; found {[str(cloud) for cloud in value]}")
+        return value
 
 
 class PolicyJobSets(Model):

@@ -66,7 +66,7 @@ class PreemptionSpec(Model):
     """When the first signal was first observed: zero of all timings."""
     deadline: Time
     """When the first of the pods is expected to die. The earliest of all signals; it may move."""
-    mode: Annotated[Mode, Field(json_schema_extra=IMMUTABLE)]
+    mode: Annotated[Literal[Mode.ENFORCE, Mode.OBSERVE], Field(json_schema_extra=IMMUTABLE)]
     """Enforce: the gang is told. Observe: recorded only."""
     policy: Annotated[PolicyCopy, Field(json_schema_extra=IMMUTABLE)]
     """What the gang was told by."""
@@ -115,8 +115,8 @@ class PreemptionStatus(Model):
     """Written by the operator's replicas, at most once a second; figures come from the primary process."""
 
     phase: Phase | None = None
-    """How far it is; moves forward only. Committed, Promoted, Retracted, Expired and Failed are ends. Absent:
-    just created."""
+    """How far it is; moves forward only. Committed, Promoted, Retracted, Expired and Failed are ends, of which only
+    Expired may still change: to Committed, by a report that came late. Absent: just created."""
     message: Text | None = None
     """The phase in words; at an end, why it ended so."""
     ordinal: Count | None = None

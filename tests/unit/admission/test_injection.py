@@ -41,7 +41,13 @@ def injected(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
 
 def test_every_variable_of_the_wire_is_set() -> None:
     wanted = {value for name, value in vars(Env).items() if not name.startswith("_")}
-    assert set(environment(pod_of(injected(jobset()))["containers"][0])) == wanted
+    wanted -= {Env.HOST_MEMORY_LIMIT_BYTES}  # the container's own business
+    policy = policy_spec(
+        cloudMetadata=["Auto"],
+        checkpoint={"directory": "/c", "everySeconds": 600, "keepEverySteps": 10, "keepForSeconds": 60},
+        deadline={"headStartSeconds": 10},
+    )
+    assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 
 
 def test_the_library_reads_what_is_injected() -> None:
@@ -98,15 +104,31 @@ def test_settings_come_from_the_policy_and_the_grace_period_from_the_pod() -> No
     body = jobset()
     pod_of(body)["terminationGracePeriodSeconds"] = 300
     policy = policy_spec(
-        checkpoint={"directory": "file:///c", "everySteps": 0, "keepLast": 5},
-        deadline={"margin": 2},
+        checkpoint={
+            "directory": "file:///c",
+            "everySteps": 0,
+            "everySeconds": 600,
+            "keepLast": 5,
+            "keepEverySteps": 1000,
+            "keepForSeconds": 3600,
+        },
+        deadline={"margin": 2, "headStartSeconds": 0},
         afterSave={"savedExitCode": 50, "unsavedExitCode": 51},
         training={"coordinatorPort": 1234},
     )
     env = environment(pod_of(injected(body, policy))["containers"][0])
     assert (env[Env.SAVE_EVERY_STEPS], env[Env.KEEP_LAST], env[Env.MARGIN]) == ("0", "5", "2.0")
+    assert (env[Env.SAVE_EVERY_S], env[Env.KEEP_EVERY_STEPS], env[Env.KEEP_FOR_S]) == ("600", "1000", "3600")
+    assert env[Env.HEAD_START_S] == "0.0"
     assert (env[Env.SAVED_EXIT_CODE], env[Env.UNSAVED_EXIT_CODE]) == ("50", "51")
     assert (env[Env.GRACE_PERIOD_S], env[Env.COORDINATOR_PORT]) == ("300", "1234")
+
+
+def test_pods_are_told_of_cloud_metadata_only_where_the_policy_asks_for_it() -> None:
+    body = jobset()
+    told = environment(pod_of(injected(body, policy_spec(cloudMetadata=["GCE", "Azure"])))["containers"][0])
+    assert told[Env.METADATA] == "gce,azure"
+    assert Env.METADATA not in environment(pod_of(injected(body))["containers"][0])
 
 
 def test_settings_that_the_container_has_win_over_the_policys() -> None:

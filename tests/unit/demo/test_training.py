@@ -99,6 +99,12 @@ def test_a_run_without_a_policy_has_no_label(tmp_path: Path) -> None:
     assert run.manifest()["metadata"]["labels"] == {}
 
 
+def test_variables_of_a_run_stand_beside_the_examples(tmp_path: Path) -> None:
+    run = TrainingRun(Answers(tmp_path), "one", namespace="here", image="i", steps=7, environment={"XLA_FLAGS": "-x"})
+    container = run.manifest()["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["env"] == [{"name": "JAX_PLATFORMS", "value": "cpu"}, {"name": "XLA_FLAGS", "value": "-x"}]
+
+
 def test_a_test_may_change_the_jobset_before_it_is_created(tmp_path: Path) -> None:
     cluster = Answers(tmp_path)
     run_on(cluster).start(change=lambda jobset: jobset["spec"].update(ttlSecondsAfterFinished=5))
@@ -139,6 +145,32 @@ def test_waiting_for_the_second_preemption_is_not_content_with_the_first(tmp_pat
     run = run_on(Answers(tmp_path, jobset(), preemption(0, "Committed")))
     with pytest.raises(ClusterError, match="in vain"):
         run.wait_for_phase(epoch=1, timeout_s=0)
+
+
+def test_what_a_record_is_waited_to_say_may_come_after_the_jobs_end(tmp_path: Path) -> None:
+    class Slowly(Answers):
+        """Tells more at each look."""
+
+        def kubectl(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+            (_, record) = self.items
+            record["status"]["received"] = record["status"].get("received", 0) + 1
+            return super().kubectl(*args, **kwargs)
+
+    run = run_on(Slowly(tmp_path, jobset(terminalState="Completed"), preemption(0, "Committed")))
+    record = run.wait_for_record("both", lambda status: status["received"] == 2, timeout_s=10)
+    assert record["status"]["received"] == 2
+
+
+def test_waiting_for_a_record_tells_what_it_said_last(tmp_path: Path) -> None:
+    run = run_on(Answers(tmp_path, jobset(), preemption(0, "Expired")))
+    with pytest.raises(ClusterError, match=r"the newest Preemption of one to say that it ended(.|\n)*'Expired'"):
+        run.wait_for_record("that it ended well", lambda status: status["phase"] == "Committed", timeout_s=0)
+
+
+def test_the_trainers_are_returned_once_they_are_seen_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_on(Answers(tmp_path, jobset(), pod(1), pod(0)))
+    monkeypatch.setattr(run, "wait_for_step", lambda step: None)
+    assert [trainer.process for trainer in run.wait_for_trainers(3)] == [0, 1]
 
 
 def test_waiting_tells_how_the_job_looked(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class Replica:
     async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
         """The primary process reports."""
         pod = self.core.world.pods[f"uid-pod-{index}-0"]
-        await self.core.deliverer.take(pod, report(phase, preemption=preemption))
+        await self.core.intake.take(pod, report(phase, preemption=preemption))
 
 
 def subscription(index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscription:

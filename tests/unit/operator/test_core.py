@@ -20,7 +20,7 @@ from gracepoint.wire.messages import (
     Retraction,
 )
 from gracepoint_operator import core, kinds, kube, scribe
-from gracepoint_operator.deliver import UnknownPreemption
+from gracepoint_operator.intake import UnknownPreemption
 from gracepoint_operator.refresh import sweep
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -158,7 +158,7 @@ async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api
 async def acknowledge(replica: Replica, index: int) -> None:
     pod = replica.core.world.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
-    await replica.core.deliverer.take(pod, message)
+    await replica.core.intake.take(pod, message)
 
 
 def acknowledgements(replica: Replica) -> kube.JsonObject:
@@ -367,7 +367,7 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
                 training=training,
                 age_s=0.5,  # on its way, while the replica that it was sent to had gone
             )
-            await replica.core.deliverer.take(pod, message)
+            await replica.core.intake.take(pod, message)
         await until(lambda: "training" in timings(replica.preemptions[0]), "the stage")
         body = replica.preemptions[0]
         assert body["status"]["restoredStep"] == 40
@@ -392,7 +392,7 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
         assert condition(policy, "Ready")["status"] == "True"
         assert condition(policy, "FitsGrace")["status"] == "Unknown"
         assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
-        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
         assert found["reason"] == reason
@@ -494,7 +494,7 @@ async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_com
 
         for replica, save_s in zip(replicas, (10.0, 60.0), strict=True):
             clock.move(1)
-            await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+            await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
             status = "True" if save_s < 30 else "False"
             await until(lambda expected=status: fits(api)["status"] == expected, "the condition")  # type: ignore[misc]
             seen_by_both()
@@ -509,7 +509,7 @@ async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_com
 
 async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gone(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await replica.core.deliverer.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=60.0))
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=60.0))
         await until(lambda: "status" in api.of(kinds.POLICIES)[0] and fits(api)["status"] == "False", "the condition")
     async with running(api, clock, "replica-b") as replica:
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
@@ -572,7 +572,7 @@ async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: 
         await replica.phase("Noticed")
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
-        replica.core._recorder._preemptions._interval_s = 30.0
+        replica.core._recorder._scribe._interval_s = 30.0
         await asyncio.sleep(0.1)
         before = len(api.calls)
         for index in (0, 1):
@@ -597,4 +597,4 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
         await replica.phase("Noticed")
         pod = replica.core.world.pods["uid-pod-0-0"]
         with pytest.raises(ValidationError, match="step"):
-            await replica.core.deliverer.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
+            await replica.core.intake.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))

@@ -78,8 +78,17 @@ def test_an_old_record_from_the_api_does_not_undo_what_is_known() -> None:
 
 def test_of_two_ends_the_one_in_the_api_counts() -> None:
     scene = Scene()
-    scene.recorded(phase="Committed", ended_at=NOW + 1)
+    scene.recorded(phase="Failed", ended_at=NOW + 1)
     assert scene.recorded(phase="Expired", ended_at=NOW + 2).phase is Phase.EXPIRED
+
+
+@pytest.mark.parametrize("phases", [("Committed", "Expired"), ("Expired", "Committed")])
+def test_a_commit_corrects_what_expired_whichever_is_known_first(phases: tuple[str, str]) -> None:
+    scene = Scene()
+    for ended_at, phase in enumerate(phases, start=1):
+        epoch = scene.recorded(phase=phase, ended_at=NOW + ended_at)
+    assert epoch.phase is Phase.COMMITTED
+    assert epoch.ended_at == NOW + 1 + phases.index("Committed")
 
 
 def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:

@@ -53,6 +53,7 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
         pytest.param({"checkpoint": {"directory": "/c\n"}}, "checkpoint.directory", id="a line break"),
         pytest.param({"mode": "enforce"}, "mode", id="mode in lower case"),
         pytest.param({"signals": ["Nodetaint"]}, "signals", id="unknown signal"),
+        pytest.param({"cloudMetadata": ["Auto", "GCE"]}, "cloudMetadata", id="auto and more"),
         pytest.param({"deadline": {"margin": 0.5}}, "deadline.margin", id="margin below 1"),
         pytest.param({"afterSave": {"savedExitCode": 1}}, "afterSave.savedExitCode", id="a shell's code"),
         pytest.param({"afterSave": {"savedExitCode": 78}}, "afterSave", id="both exit codes alike (one by default)"),
@@ -67,7 +68,14 @@ def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: s
 
 def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
     spec = CheckpointPolicySpec.model_validate({"checkpoint": {"directory": "file:///c"}})
-    assert spec.to_json()["checkpoint"] == {"directory": "file:///c", "everySteps": 100, "keepLast": 3}
+    assert spec.to_json()["checkpoint"] == {
+        "directory": "file:///c",
+        "everySteps": 100,
+        "everySeconds": 0,
+        "keepLast": 3,
+        "keepEverySteps": 0,
+        "keepForSeconds": 0,
+    }
     assert PreemptionStatus(phase=Phase.NOTICED).to_json() == {"phase": "Noticed"}
 
 

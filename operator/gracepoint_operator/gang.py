@@ -1,0 +1,54 @@
+"""Everything that matters to one JobSet, as one value. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.objects import Job, JobSet, Node, Pod
+from gracepoint_operator.resources import CheckpointPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class Gang:
+    """Everything that matters to one JobSet, read at one moment.
+
+    Attributes:
+        jobset: None once it is gone. In a namespace that is being deleted it counts as deleted.
+        jobs: Its Jobs by name.
+        pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
+        nodes: The nodes of those pods, by name.
+        epochs: Its Preemptions, oldest first.
+        since: When each mark on those nodes and pods was first seen.
+        bound_at: When each pod was first seen bound, by UID.
+        checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
+    """
+
+    jobset_uid: str
+    jobset: JobSet | None
+    jobs: Mapping[str, Job]
+    pods: tuple[Pod, ...]
+    nodes: Mapping[str, Node]
+    policy: CheckpointPolicy | None
+    epochs: tuple[Epoch, ...]
+    since: Mapping[str, float]
+    bound_at: Mapping[str, float]
+    checked: frozenset[str]
+
+    @property
+    def members(self) -> tuple[Pod, ...]:
+        """The pods of the current attempt, ended ones too; none where the JobSet is not to go on."""
+        jobset = self.jobset
+        if jobset is None or jobset.deleted or jobset.finished or jobset.suspended:
+            return ()
+        return tuple(pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts)
+
+    def job_goes_on(self, pod: Pod) -> bool:
+        """True if the Job of this pod is there and is to go on."""
+        job = self.jobs.get(pod.job_name)
+        return job is not None and not (job.deleted or job.finished or job.suspended)
+
+    def is_ordinary_life(self, pod: Pod) -> bool:
+        """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""
+        return all(pod.uid != member.uid for member in self.members) or not self.job_goes_on(pod)

@@ -1,0 +1,60 @@
+"""When this replica first saw what the API gives no, or no exact, time for. No locks: see ``world``.
+
+Of what comes by a watch that is now, by this replica's clock. Of what comes by a listing (at start, or after a
+watch lost its place) it began earlier: then the API's own times are taken, which are of one clock as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+
+class Sightings:
+    """Of marks (things that may be signals) and of pods' bindings, by the UID of the object.
+
+    Args:
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
+        self._bound_at: dict[str, float] = {}
+
+    def see(self, uid: str, marks: Mapping[str, float | None], *, listed: bool) -> None:
+        """The object has these marks now and no others.
+
+        Args:
+            uid: The object's.
+            marks: Each mark, with the time at which it began where the API tells one.
+            listed: They come from a listing.
+        """
+        known = self._since.get(uid, {})
+        self._since[uid] = {
+            mark: known[mark] if mark in known else self._beginning(hint_at, listed) for mark, hint_at in marks.items()
+        }
+
+    def see_bound(self, uid: str, hint_at: float | None, *, listed: bool) -> None:
+        """The pod is bound to its node; ``hint_at`` and ``listed`` as for ``see``."""
+        if uid not in self._bound_at:
+            self._bound_at[uid] = self._beginning(hint_at, listed)
+
+    def since(self, uids: Iterable[str]) -> dict[str, float]:
+        """When each mark on these objects was first seen."""
+        found: dict[str, float] = {}
+        for uid in uids:
+            found.update(self._since.get(uid, {}))
+        return found
+
+    def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
+        """When each of these pods was first seen bound; those that are not bound are left out."""
+        return {uid: self._bound_at[uid] for uid in uids if uid in self._bound_at}
+
+    def forget(self, uid: str) -> None:
+        """The object is gone."""
+        self._since.pop(uid, None)
+        self._bound_at.pop(uid, None)
+
+    def _beginning(self, hint_at: float | None, listed: bool) -> float:
+        now = self._clock()
+        return min(now, hint_at) if listed and hint_at is not None else now
