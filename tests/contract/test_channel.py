@@ -13,152 +13,26 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import Subscriber
-from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Message, Notice, Phase
+from gracepoint.wire.messages import Acknowledgement, Hello, Phase
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator import kinds, kube
-from gracepoint_operator.core import Core
-from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.server import Certificates, Server
+from gracepoint_operator.server import Certificates
+from tests.contract.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Clock
-from tests.unit.operator.replica import cluster, report, subscription
-
-NAME = f"train-{JOBSET_UID[:8]}-1"
-_WAIT_S = 20.0
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    """Waits for a state that other threads bring about."""
-    give_up_at = time.monotonic() + _WAIT_S
-    while not holds():
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"waited {_WAIT_S:.0f} s for: {what}")
-        time.sleep(0.005)
-
-
-@dataclasses.dataclass
-class Replica:
-    """A running server and what a pod needs to reach it."""
-
-    server: Server
-    core: Core
-    api: MemoryApi
-    ca: str
-    tokens: Path
-
-    def channel(self, token: str) -> Channel:
-        path = self.tokens / f"file-of-{token}"
-        path.write_text(token)
-        return Channel(f"https://localhost:{self.server.https_port}", self.ca, str(path))
-
-    def post(self, token: str, path: str, message: Message) -> None:
-        channel = self.channel(token)
-        try:
-            channel.post(path, message, timeout_s=_WAIT_S)
-        finally:
-            channel.close()
-
-    def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://localhost:{self.server.health_port}/metrics") as response:
-            return str(response.read().decode())
-
-    def refused(self, reason: str) -> float:
-        name = f'gracepoint_channel_requests_refused_total{{reason="{reason}"}} '
-        lines = [line for line in self.metrics().splitlines() if line.startswith(name)]
-        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
-
-    def taint(self, name: str = "node-1") -> None:
-        body = self.api.add(kinds.NODES, objects.node(name, taints=[objects.taint()]))
-        self.core.feed(kinds.NODES, "MODIFIED", body)
-
-    def stream(self, index: int = 0, session: str = "s-0") -> Stream:
-        return Stream(self.channel(f"token-{index}"), subscription(index, session))
-
-
-class Stream:
-    """A subscription whose frames a test reads one by one."""
-
-    def __init__(self, channel: Channel, who: Message) -> None:
-        self.channel = channel
-        self._response = channel.stream(PATH_SUBSCRIBE, who)
-        channel.set_timeout_s(_WAIT_S)
-
-    def next(self) -> Frame:
-        line = self._response.readline()
-        if not line:
-            raise EOFError("the operator ended the stream")
-        return Frame.read(line)
-
-    def notice(self) -> Notice:
-        while not isinstance(frame := self.next(), Notice):
-            pass
-        return frame
-
-    def close(self) -> None:
-        self.channel.interrupt()
-        self._response.close()
-        self.channel.close()
-
-
-@pytest.fixture(scope="session")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
-    """Starts replicas; stops them all in the end."""
-    servers: list[Server] = []
-    tls = tmp_path / "tls"
-    tls.mkdir()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
-    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
-    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
-
-    def make(api: MemoryApi, name: str = "replica-a") -> Replica:
-        metrics = Metrics()
-        core = Core(api, metrics, time.time, name, write_interval_s=0.05)
-        server = Server(
-            core,
-            api,
-            metrics,
-            Certificates(tls),
-            service_url="https://localhost",
-            https_port=0,
-            health_port=0,
-            host="localhost",
-        )
-        servers.append(server)
-        server.start(lambda: None)
-        until(lambda: core.ready, "the replica to know the cluster")
-        return Replica(server, core, api, authority.cert_pem.bytes().decode(), tmp_path)
-
-    yield make
-    for server in servers:
-        server.stop()
-
-
-@pytest.fixture
-def api() -> MemoryApi:
-    """A cluster that trains, and the tokens of its pods."""
-    made = MemoryApi(Clock(time.time()))
-    cluster(made)
-    for index in (0, 1):
-        made.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
-    return made
+from tests.unit.operator.objects import NAMESPACE
+from tests.unit.operator.replica import report, subscription
 
 
 @pytest.fixture
@@ -172,7 +46,7 @@ def test_the_librarys_own_receiver_gets_the_notice_and_its_sender_is_heard(repli
     who = subscription(0)
     receiver = Subscriber(replica.channel("token-0"), who, mailbox, lambda message: sender.send(message, within_s=10))
     try:
-        assert receiver.wait_until_connected(_WAIT_S)
+        assert receiver.wait_until_connected(WAIT_S)
         replica.taint()
         until(lambda: mailbox.current, "the notice")
         disruption = mailbox.current
@@ -180,7 +54,7 @@ def test_the_librarys_own_receiver_gets_the_notice_and_its_sender_is_heard(repli
         assert (disruption.preemption, disruption.cause) == (NAME, "SpotTermination")
         assert 0 < disruption.remaining_s <= 15
         sender.send(report(Phase.COMMITTED), within_s=10)
-        assert sender.flush(_WAIT_S)
+        assert sender.flush(WAIT_S)
         until(lambda: recorded(replica).get("phase") == "Committed", "the record")
         assert recorded(replica)["acknowledgements"]["received"] == 1
     finally:

@@ -1,7 +1,8 @@
 """The wire format of every released version is kept in files: images live longer than operators.
 
-``wire/v1/*.json`` hold one message each, as its sender wrote it. They are never edited, only added to; a
-failure here means that a library in the field and a new operator would misunderstand each other.
+``wire/v1/*.json`` hold one message each, as its sender wrote it; what follows a dash in the name is what it says.
+They are never edited, only added to; a failure here means that a library in the field and a new operator would
+misunderstand each other.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ GOLDEN = Path(__file__).parent / "wire"
 FILES = sorted(GOLDEN.glob("v*/*.json"))
 
 
+def kind(path: Path) -> str:
+    return path.stem.partition("-")[0]
+
+
 def read(path: Path) -> Message:
-    cls: type[Message] = getattr(messages, path.stem)
+    cls: type[Message] = getattr(messages, kind(path))
     text = path.read_text()
     return Frame.read(text) if issubclass(cls, Frame) else cls.from_json(text)
 
@@ -40,4 +45,4 @@ def test_every_message_has_a_golden_file() -> None:
         for name, value in vars(messages).items()
         if isinstance(value, type) and issubclass(value, Message) and dataclasses.is_dataclass(value)
     }
-    assert names - parts == {path.stem for path in FILES if path.parent.name == f"v{messages.VERSION}"}
+    assert names - parts == {kind(path) for path in FILES if path.parent.name == f"v{messages.VERSION}"}

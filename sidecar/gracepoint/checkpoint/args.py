@@ -12,9 +12,9 @@ class SaveArgs:
 
     Attributes:
         dtype: Its values are cast to this type on the way; None keeps the leaf's own.
-        chunk_byte_size: A chunk file has at most this many bytes: shards are cut further, evenly, along their axes.
-            None: one chunk a shard (or slice of one, where replicas share the work).
-        shard_axes: Axes that are cut first for that, in this order.
+        chunk_byte_size: A chunk has at most this many bytes: shards (or slices of them, where replicas share the
+            work) are cut further, evenly, along their axes. None: as ``WriteOptions.target_chunk_bytes`` says.
+        shard_axes: Axes that are cut before all others; without a ``chunk_byte_size``, into single elements.
     """
 
     dtype: Any = None

@@ -52,18 +52,51 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
     """
     if not paths.root.is_dir():
         return Listing((), (), (f"there is no folder {paths.root}",))
-    while True:
-        remarks = commit.salvage(paths)
-        steps, refused = _sort_out(paths)
-        live = [t for t in paths.temporaries() if t.attempt != attempt and t.step > max(steps, default=-1)]
-        live = [t for t in live if _is_live(paths, t)]
-        if not live or deadline.passed():
-            remarks += [f"{t.path} was still being written when the time to wait for it was over" for t in live]
-            break
-        sleep(min(_POLL_S, deadline.remaining_s()))
+    remarks = settle(
+        paths,
+        attempt=attempt,
+        is_wanted=lambda step: step is not None and step > max(complete_steps(paths), default=-1),
+        deadline=deadline,
+        sleep=sleep,
+    )
+    steps, refused = _sort_out(paths)
     if strangers := paths.strangers():
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
+
+
+def settle(
+    paths: Layout,
+    *,
+    attempt: str,
+    is_wanted: Callable[[int | None], bool],
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+) -> list[str]:
+    """Salvages what can be salvaged, and waits for what other attempts are still writing; returns remarks, in words.
+
+    Args:
+        paths: Where.
+        attempt: This one, whose saves are not waited for.
+        is_wanted: Whether a save of a step that is still incomplete is worth waiting for.
+        deadline: Until when, at the longest.
+        sleep: Waits.
+    """
+    while True:
+        others = [t for t in paths.temporaries() if t.attempt != attempt]
+        live = [t for t in others if is_wanted(t.step) and _is_live(paths, t)]
+        # After that look: what its writer has finished since then is committed by one of us.
+        remarks = commit.salvage(paths)
+        live = [t for t in live if t.path.is_dir()]
+        if not live or deadline.passed():
+            late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
+            return remarks + late
+        sleep(min(_POLL_S, deadline.remaining_s()))
+
+
+def complete_steps(paths: Layout) -> list[int]:
+    """Returns the steps whose folders look complete, oldest first."""
+    return sorted(step for step in paths.steps() if why_not(paths.step(step), step) is None)
 
 
 def why_not(folder: Path, step: int) -> str | None:
@@ -83,7 +116,7 @@ def why_not(folder: Path, step: int) -> str | None:
             f"{folder} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
             f"{layout.STATE_ITEM}/{layout.TREE_METADATA} (Orbax's, in an item named {layout.STATE_ITEM!r})"
         )
-    if not (folder / layout.COMMIT_SUCCESS).is_file() and not _orbax_says_committed(folder):
+    if not finished_by_orbax(folder):
         return f"{folder} was written by Orbax, and not finished"
     return None
 
@@ -114,7 +147,10 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
     return age_s < QUIET_S
 
 
-def _orbax_says_committed(folder: Path) -> bool:
+def finished_by_orbax(folder: Path) -> bool:
+    """True if the folder of a checkpoint has one of the marks that Orbax makes last."""
+    if (folder / layout.COMMIT_SUCCESS).is_file():
+        return True
     try:
         metadata = json.loads((folder / layout.STEP_METADATA).read_bytes())
     except (FileNotFoundError, ValueError):

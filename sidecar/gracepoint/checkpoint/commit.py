@@ -24,7 +24,7 @@ import shutil
 import time
 from pathlib import Path
 
-from gracepoint.checkpoint import layout
+from gracepoint.checkpoint import layout, ocdbt
 from gracepoint.checkpoint.files import check_size, sync_folders, write_durably
 from gracepoint.checkpoint.layout import Layout, Temporary
 from gracepoint.checkpoint.records import DoneRecord, Manifest, merge
@@ -59,6 +59,15 @@ def done_records(folder: Path) -> list[DoneRecord] | None:
     return list(records.values())
 
 
+def is_durable(paths: Layout, temporary: Temporary) -> bool:
+    """True if all processes' parts of the save are on the disk, committed or not.
+
+    Raises:
+        CheckpointCorrupt: A done-record cannot be read.
+    """
+    return done_records(temporary.path) is not None or is_committed(paths, temporary)
+
+
 def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
     """Commits ``temporary`` if it is durable.
 
@@ -74,7 +83,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
     Raises:
         CheckpointCorrupt: The records contradict each other.
     """
-    target = paths.step(temporary.step)
+    target = temporary.target
     try:
         records = done_records(temporary.path)
         if records is None:
@@ -91,15 +100,15 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
         raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False  # a folder that is not empty is never renamed over
+            return is_committed(paths, temporary)  # a folder that is not empty is never renamed over
         raise
     return True
 
 
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
-    """True if the step's folder is this very save."""
+    """True if what has the final name is this very save."""
     try:
-        manifest = read_manifest(paths.step(temporary.step))
+        manifest = read_manifest(temporary.target)
     except CheckpointCorrupt:
         return False
     return manifest is not None and (manifest.attempt, manifest.ordinal) == (
@@ -137,9 +146,9 @@ def salvage(paths: Layout) -> list[str]:
             for path, file in merge(records).files.items():
                 check_size(temporary.path / path, file.bytes)
             if finalize(paths, temporary, replace=False):
-                logger.warning("salvaged step %d: %s was complete, not committed", temporary.step, temporary.path)
+                logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
             else:
-                remarks.append(f"{temporary.path} is left, as there is a folder for step {temporary.step} already")
+                remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
         except CheckpointCorrupt as error:
             remarks.append(f"{temporary.path} is not salvaged: {error}")
         except FileNotFoundError:
@@ -164,9 +173,11 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
 
 
 def discard(folder: Path, trash: Path) -> None:
-    """Makes ``folder`` trash, so that no crash leaves half of something that looks whole."""
+    """Makes ``folder`` trash, durably, so that no crash leaves half of something that looks whole."""
     with contextlib.suppress(FileNotFoundError):  # another process did
         os.rename(folder, trash)
+    # Otherwise a crash might take the new name back and not what was deleted under it.
+    sync_folders([trash.parent])
 
 
 def empty_trash(paths: Layout) -> None:
@@ -203,13 +214,15 @@ def file_system_now_s(paths: Layout) -> float:
 def _complete(folder: Path, manifest: Manifest, target: Path) -> None:
     """Adds what makes the folder a committed step: our manifest, and Orbax's marks."""
     metadata = {
-        "item_handlers": _ITEM_HANDLERS,
+        "item_handlers": _ITEM_HANDLERS if manifest.item else _ITEM_HANDLERS[layout.STATE_ITEM],
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": manifest.begun_ns,
         "commit_timestamp_nsecs": time.time_ns(),
         "custom_metadata": {},
     }
+    if manifest.arrays and manifest.arrays[0].format.ocdbt:
+        ocdbt.merge(folder / manifest.item, manifest.process_count)
     write_durably(folder / layout.MANIFEST, manifest.to_bytes())
     write_durably(folder / layout.STEP_METADATA, json.dumps(metadata).encode())
     write_durably(folder / layout.COMMIT_SUCCESS, f"Checkpoint commit was successful to {target}".encode())
@@ -222,10 +235,10 @@ def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
     """
     if not target.is_dir() or is_committed(paths, temporary):
         return
-    if (target / layout.MANIFEST).exists():
-        logger.warning("step %d is saved again: %s is replaced", temporary.step, target)
+    if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
+        logger.warning("%s is saved again: %s is replaced", temporary.what, target)
         discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
     elif any(target.iterdir()):
         aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-        logger.warning("%s is in the way of step %d and not ours: moved to %s", target, temporary.step, aside)
+        logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
         os.rename(target, aside)

@@ -32,7 +32,7 @@ def encode(host_state: Mapping[str, Any]) -> bytes:
     return json.dumps({key: _encode(value, f"host_state[{key!r}]") for key, value in host_state.items()}).encode()
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes | bytearray) -> dict[str, Any]:
     """Returns what ``encode`` was given.
 
     Raises:

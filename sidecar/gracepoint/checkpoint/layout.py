@@ -1,10 +1,13 @@
-"""Names and paths of what a checkpoint directory holds, and nothing else.
+"""Names and paths of what a folder of checkpoints holds, and nothing else.
+
+Checkpoints of steps, in a root of their own:
 
 <root>/
   <step>/                                    a committed checkpoint
     _CHECKPOINT_METADATA, commit_success.txt   Orbax's marks of a finished step
     _GRACEPOINT                                ours: every file of the step with its size and checksum
     done.process_<N>.json                      what process N said that it had made durable
+    _GRACEPOINT_DAMAGED                        only if a restore went back from this step: why
     default/                                   the train state: Orbax's item of that name
       _METADATA, _sharding, array_metadatas/process_0, commit_success.txt
       <leaf>/.zarray, <leaf>/<chunk>             zarr2, uncompressed, one file per chunk
@@ -13,7 +16,12 @@
   <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save under way, or what is left of one
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
   <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder that stood where a step had to go
-  .gracepoint-*                              probes, gone in a moment
+  .gracepoint-lease                          which job uses the folder
+  .gracepoint-*                              probes, and marks of readers, gone in a moment
+
+A checkpoint that has a path to itself is the train state alone, without items: what lies below ``default/`` above
+lies in its own folder, with the marks, the manifest and the done-records. Its temporary folders are its siblings,
+``<name>.gracepoint-tmp.<attempt>.<ordinal>`` and so on.
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -31,52 +40,86 @@ STEP_METADATA = "_CHECKPOINT_METADATA"
 COMMIT_SUCCESS = "commit_success.txt"
 MANIFEST = "_GRACEPOINT"
 STATE_ITEM = "default"
+#: In the place of an item's name where the train state is the checkpoint's own folder.
+NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
-ARRAY_METADATA = "array_metadatas/process_0"
-ARRAY_SPEC = ".zarray"
+STRINGS = "_strings.json"
 
-#: First names below ``default/`` that a leaf of the state must not take.
-RESERVED_LEAF_NAMES = frozenset(
-    {TREE_METADATA, SHARDING, "array_metadatas", COMMIT_SUCCESS, "manifest.ocdbt", "_strings.json"}
+#: Names beside the leaves' folders, which a leaf of the state must not take as its first.
+_RESERVED = frozenset(
+    {
+        TREE_METADATA,
+        SHARDING,
+        "array_metadatas",
+        COMMIT_SUCCESS,
+        "manifest.ocdbt",
+        STRINGS,
+        STEP_METADATA,
+        MANIFEST,
+    }
 )
+_OF_A_PROCESS = re.compile(r"done\.process_\d+\.json|ocdbt\.process_\d+", re.ASCII)
 
 _HIDDEN = ".gracepoint-"
-_STEP_NAME = re.compile(r"0|[1-9]\d*")
-_MARKED_NAME = re.compile(
-    r"(?P<step>0|[1-9]\d*)\.gracepoint-(?P<mark>tmp|trash|aside)\.(?P<attempt>[\w-]+)\.(?P<ordinal>\d+)",
-    re.ASCII,
-)
+_STEP = r"0|[1-9]\d*"
+_MARK = r"\.gracepoint-(?P<mark>tmp|trash|aside)\.(?P<attempt>[\w-]+)\.(?P<ordinal>\d+)"
 _ATTEMPT = re.compile(r"[\w-]{1,128}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Temporary:
-    """The folder of one save that is not committed: ``ordinal`` counts the saves of the attempt."""
+    """The folder of one save that is not committed.
+
+    Attributes:
+        path: Of the folder.
+        target: Its name once it is committed.
+        step: That is saved; None where the checkpoint has a path to itself.
+        attempt: Of the gang that saves.
+        ordinal: Counts the saves of the attempt.
+    """
 
     path: Path
-    step: int
+    target: Path
+    step: int | None
     attempt: str
     ordinal: int
 
+    @property
+    def what(self) -> str:
+        """What is saved, in words."""
+        return str(self.target) if self.step is None else f"step {self.step}"
+
 
 class Layout:
-    """The paths below one checkpoint directory."""
+    """The paths of the checkpoints below one folder: those of steps, or the one with a path to itself.
 
-    def __init__(self, root: Path) -> None:
+    Attributes:
+        root: The folder that checkpoints and temporary folders lie in.
+        item: The train state's folder below a checkpoint's; ``NO_ITEM`` where they are one.
+    """
+
+    def __init__(self, root: Path, *, name: str | None = None) -> None:
+        """Paths of the steps below ``root``; with ``name``, of the checkpoint ``root/name``."""
         self.root = root
+        self.item = STATE_ITEM if name is None else NO_ITEM
+        self._name = name
+        final = _STEP if name is None else re.escape(name)
+        self._final = re.compile(final, re.ASCII)
+        self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
 
-    def step(self, step: int) -> Path:
-        return self.root / str(step)
+    def step(self, step: int | None) -> Path:
+        """The folder of a committed step; of the one checkpoint there is for None."""
+        return self.root / self._final_name(step)
 
-    def temporary(self, step: int, attempt: str, ordinal: int) -> Temporary:
-        return Temporary(self._marked(step, "tmp", attempt, ordinal), step, attempt, ordinal)
+    def temporary(self, step: int | None, attempt: str, ordinal: int) -> Temporary:
+        return Temporary(self._marked(step, "tmp", attempt, ordinal), self.step(step), step, attempt, ordinal)
 
-    def trash(self, step: int, attempt: str, ordinal: int) -> Path:
+    def trash(self, step: int | None, attempt: str, ordinal: int) -> Path:
         return self._marked(step, "trash", attempt, ordinal)
 
-    def aside(self, step: int, attempt: str, ordinal: int) -> Path:
+    def aside(self, step: int | None, attempt: str, ordinal: int) -> Path:
         return self._marked(step, "aside", attempt, ordinal)
 
     def probe(self, attempt: str, process_index: int) -> Path:
@@ -86,23 +129,44 @@ class Layout:
         return self.root / f"{_HIDDEN}shared.{attempt}"
 
     def clock_probe(self) -> Path:
-        return self.root / f"{_HIDDEN}now.{os.uname().nodename}.{os.getpid()}"
+        return self.root / f"{_HIDDEN}now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
+
+    def lease(self) -> Path:
+        return self.root / f"{_HIDDEN}lease"
+
+    def damage_mark(self, step: int) -> Path:
+        return self.step(step) / "_GRACEPOINT_DAMAGED"
+
+    def reading_mark(self, step: int) -> Path:
+        """A new mark of one reader."""
+        return self.root / f"{_HIDDEN}reading.{step}.{secrets.token_hex(4)}"
+
+    def reading_marks(self, step: int) -> list[Path]:
+        return list(self.root.glob(f"{_HIDDEN}reading.{step}.*"))
 
     def hidden(self) -> list[Path]:
-        """Probes, under way or left by a crash."""
+        """Probes and marks, in use or left by a crash."""
         return list(self.root.glob(f"{_HIDDEN}*"))
 
-    def _marked(self, step: int, mark: str, attempt: str, ordinal: int) -> Path:
-        return self.root / f"{step}.gracepoint-{mark}.{attempt}.{ordinal}"
+    def _final_name(self, step: int | None) -> str:
+        if (step is None) == (self._name is None):
+            raise ValueError(f"step {step} in {self.root}: steps have numbers, and a checkpoint with a path has none")
+        return str(step) if self._name is None else self._name
+
+    def _marked(self, step: int | None, mark: str, attempt: str, ordinal: int) -> Path:
+        return self.root / f"{self._final_name(step)}.gracepoint-{mark}.{attempt}.{ordinal}"
 
     def steps(self) -> list[int]:
         """The steps that have a folder, newest first, whatever is in it."""
-        return sorted((int(p.name) for p in self._folders() if _STEP_NAME.fullmatch(p.name)), reverse=True)
+        return sorted((int(p.name) for p in self._folders() if self._final.fullmatch(p.name)), reverse=True)
 
     def temporaries(self) -> list[Temporary]:
         """The saves that are not committed, newest step first."""
-        found = [Temporary(path, int(m["step"]), m["attempt"], int(m["ordinal"])) for path, m in self._matches("tmp")]
-        return sorted(found, key=lambda t: (t.step, t.ordinal, t.attempt), reverse=True)
+        found = [
+            self.temporary(None if self._name else int(match["final"]), match["attempt"], int(match["ordinal"]))
+            for _, match in self._matches("tmp")
+        ]
+        return sorted(found, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
 
     def trashed(self) -> list[Path]:
         return [path for path, _ in self._matches("trash")]
@@ -114,12 +178,12 @@ class Layout:
             p.name
             for p in self.root.iterdir()
             if not p.name.startswith(".")
-            and not (p.name in folders and (_STEP_NAME.fullmatch(p.name) or _MARKED_NAME.fullmatch(p.name)))
+            and not (p.name in folders and (self._final.fullmatch(p.name) or self._marked_name.fullmatch(p.name)))
         )
 
     def _matches(self, mark: str) -> Iterator[tuple[Path, re.Match[str]]]:
         for path in self._folders():
-            match = _MARKED_NAME.fullmatch(path.name)
+            match = self._marked_name.fullmatch(path.name)
             if match and match["mark"] == mark:
                 yield path, match
 
@@ -157,6 +221,20 @@ def checked_attempt(attempt: str) -> str:
             f"attempt {attempt!r}: expected 1 to 128 letters, digits, '-' or '_', as it names temporary folders"
         )
     return attempt
+
+
+def is_reserved(name: str) -> bool:
+    """True if a leaf's folder must not have ``name``, as there may be a file of that name beside it."""
+    return name in _RESERVED or _OF_A_PROCESS.fullmatch(name) is not None
+
+
+def in_item(item: str, name: str) -> str:
+    """Returns the path below a checkpoint's folder of ``name`` in one of its items."""
+    return f"{item}/{name}" if item else name
+
+
+def array_metadata(process_index: int) -> str:
+    return f"array_metadatas/process_{process_index}"
 
 
 def done_record(process_index: int) -> str:

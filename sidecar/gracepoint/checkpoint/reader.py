@@ -1,207 +1,278 @@
-"""Reads arrays of a committed step, ours or Orbax's, slice by slice, and checks what it reads.
+"""Reads regions of arrays in parallel, with a bound on the bytes in flight.
 
-Ours: every chunk file that is touched must be there with the size in the manifest, and a chunk that is read
-as a whole must have the manifest's checksum. Orbax's have no checksums of ours: TensorStore's own checks
-(OCDBT's, a missing or short chunk) are all there is.
+The calling thread hands out the work, one group of regions after the other: regions of an array that share pieces
+are one group. It takes the group's bytes from the limit first; whoever finishes the group gives them back. Reading
+threads live as long as the call. Each reads a piece, checks it, and copies it to the regions that it is part of
+unless it could be read in place; who reads the last piece of a region delivers that. After an error nothing more is
+begun. The threads are daemons: storage that hangs keeps nobody from raising in time, or from leaving.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-import zlib
-from collections.abc import Mapping
-from pathlib import Path
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorstore as ts
 
-from gracepoint.checkpoint import commit, layout, plan
+from gracepoint.checkpoint.byte_limit import ByteLimit
 from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.files import check_size
-from gracepoint.checkpoint.records import File, Manifest
-from gracepoint.checkpoint.spec import ArraySpec, Kind, as_bytes, zarr_dtype
-from gracepoint.errors import CheckpointCorrupt, CheckpointError
+from gracepoint.checkpoint.sources import Source
+from gracepoint.checkpoint.spec import Index
 
-_KINDS: Mapping[str, Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}
+#: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk.
+CONCURRENT_READS = 32
+# JAX's CPU backend takes over host memory with this alignment instead of copying it.
+_ALIGNMENT_BYTES = 64
+# Small pieces are handed out together, as handing over costs about as much as reading one.
+_JOB_BYTES = 1 << 20
+_JOB_PIECES = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredStep:
-    """An opened step.
+class Request:
+    """What is wanted of one array.
 
     Attributes:
-        folder: Of the step.
-        specs: Its arrays by name.
-        manifest: None if Orbax wrote it.
+        name: Of the leaf.
+        shape: Of the stored array.
+        dtype: Of the stored array.
+        regions: In its coordinates. What lies outside of the stored array is zero.
+        deliver: Called once with each region and its values, whose memory is handed over, from any thread.
     """
 
-    folder: Path
-    specs: Mapping[str, ArraySpec]
-    manifest: Manifest | None
-    _stores: Mapping[str, ts.TensorStore]
-
-    def read(self, name: str, index: plan.Index) -> ts.Future[npt.NDArray[Any]]:
-        """Starts to read part of an array.
-
-        Raises:
-            CheckpointCorrupt: A chunk file of it is missing or has another size.
-        """
-        for path, file, _ in self._chunks(name, index):
-            check_size(self.folder / path, file.bytes)
-        return self._stores[name][tuple(slice(start, stop) for start, stop in index)].read(order="C")
-
-    def check(self, name: str, index: plan.Index, values: npt.NDArray[Any]) -> None:
-        """Checks what ``read`` gave against the manifest.
-
-        Raises:
-            CheckpointCorrupt: A chunk has another checksum; names its file.
-        """
-        for path, file, chunk in self._chunks(name, index):
-            if not all(a <= start and stop <= b for (start, stop), (a, b) in zip(chunk, index, strict=True)):
-                continue  # only part of the file was read
-            part = values[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(chunk, index, strict=True))]
-            if zlib.crc32(as_bytes(part)) != file.crc32:
-                raise CheckpointCorrupt(f"{self.folder / path}: its contents do not fit its checksum")
-
-    def host_state(self, process_index: int) -> bytes | None:
-        """Returns the saved host state of a process; None if Orbax wrote the step, which has none.
-
-        Raises:
-            CheckpointCorrupt: The file is missing or damaged.
-        """
-        if self.manifest is None:
-            return None
-        path = layout.host_state_file(process_index)
-        file = self.manifest.files[path]
-        check_size(self.folder / path, file.bytes)
-        data = (self.folder / path).read_bytes()
-        if zlib.crc32(data) != file.crc32:
-            raise CheckpointCorrupt(f"{self.folder / path}: its contents do not fit its checksum")
-        return data
-
-    def _chunks(self, name: str, index: plan.Index) -> list[tuple[str, File, plan.Index]]:
-        """Returns path, file and index of the chunks that ``index`` touches, as far as the manifest tells."""
-        if self.manifest is None:
-            return []
-        spec = self.specs[name]
-        touched = [
-            chunk
-            for chunk in plan.grid(spec)
-            if all(start < b and a < stop for (start, stop), (a, b) in zip(chunk, index, strict=True))
-        ]
-        paths = [f"{layout.STATE_ITEM}/{plan.chunk_file(spec, chunk)}" for chunk in touched]
-        return [(path, self.manifest.files[path], chunk) for path, chunk in zip(paths, touched, strict=True)]
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    regions: tuple[Index, ...]
+    deliver: Callable[[Index, npt.NDArray[Any]], None]
 
 
-def open_step(folder: Path, deadline: Deadline) -> StoredStep:
-    """Opens a step's arrays.
+def read_all(requests: Iterable[Request], source: Source, *, limit_bytes: int | None, deadline: Deadline) -> int:
+    """Reads all ``requests``; returns how many bytes of values that were.
+
+    Args:
+        requests: Each array once.
+        source: Of the arrays.
+        limit_bytes: At most so much host memory is in use at once, for regions that are not delivered yet and for
+            decoding. A group of regions that needs more goes alone. None: no bound.
+        deadline: Until when.
 
     Raises:
-        CheckpointCorrupt: Its metadata is missing or damaged.
-        CheckpointError: Orbax wrote it in a way that is not supported.
+        CheckpointCorrupt: Something is missing or damaged.
+        TimeoutError: The deadline passed; names the leaf that was waited for.
     """
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    manifest = commit.read_manifest(folder)
-    if manifest is not None:
-        specs = {spec.name: spec for spec in manifest.arrays}
-        opening = {
-            name: ts.open(
-                {
-                    "driver": "zarr",
-                    "kvstore": _files(folder, name),
-                    "metadata": spec.zarray,
-                    "assume_metadata": True,
-                    "fill_missing_data_reads": False,
-                },
-                context=context,
-            )
-            for name, spec in specs.items()
-        }
-        return StoredStep(folder, specs, manifest, _opened(folder, opening, deadline))
-    return _open_orbax(folder, context, deadline)
+    limit = ByteLimit(limit_bytes)
+    total_bytes = 0
+    with _threads(deadline) as threads:
+        for request in requests:
+            for pieces_of in _groups(request, source):
+                group = _Group(request, pieces_of, source, limit)
+                if not limit.take_if_room(group.bytes):
+                    threads.flush()
+                    if not limit.take(group.bytes, deadline):
+                        raise TimeoutError(f"leaf {request.name!r}")
+                if threads.error is not None:
+                    raise threads.error
+                group.begin()
+                for piece in group.pieces:
+                    threads.hand_out(group, piece)
+                total_bytes += group.own_bytes
+    return total_bytes
 
 
-def _open_orbax(folder: Path, context: ts.Context, deadline: Deadline) -> StoredStep:
-    item = folder / layout.STATE_ITEM
-    metadata = _json_of(item / layout.TREE_METADATA)
-    ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
-    if ocdbt and not (item / "manifest.ocdbt").is_file():
-        raise CheckpointError(f"{item} has no manifest.ocdbt: Orbax's per-process OCDBT folders were never merged")
-    kinds: dict[str, Kind] = {}
-    for leaf in metadata["tree_metadata"].values():
-        name = ".".join(key["key"] for key in leaf["key_metadata"])
-        value = leaf["value_metadata"]
-        if value["skip_deserialize"]:
-            continue
-        if value["value_type"] not in _KINDS:
-            raise CheckpointError(f"{item}: leaf {name!r} is a {value['value_type']}, which is not supported")
-        kinds[name] = _KINDS[value["value_type"]]
-    opening = {
-        name: ts.open(
-            {
-                "driver": "zarr3" if zarr3 else "zarr",
-                "kvstore": {"driver": "ocdbt", "base": _files(folder, ""), "path": f"{name}/"}
-                if ocdbt
-                else _files(folder, name),
-                # Absent from older metadata, where chunks equal to the fill value were left out.
-                "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
-            },
-            open=True,
-            read=True,
-            context=context,
-        )
-        for name in kinds
-    }
-    stores = _opened(folder, opening, deadline)
-    impls = _orbax_key_impls(item)
-    specs = {
-        name: ArraySpec(
-            name=name,
-            kind="key" if name in impls else kinds[name],
-            shape=tuple(store.shape),
-            dtype=zarr_dtype(np.dtype(store.dtype.numpy_dtype)) or str(store.dtype),
-            chunk=tuple(store.shape),  # only of ours are chunks looked at
-            key_impl=impls.get(name),
-        )
-        for name, store in stores.items()
-    }
-    return StoredStep(folder, specs, None, stores)
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns an array of undefined values whose memory JAX can take over where host memory is the device's."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT_BYTES
+    return memory[start : start + size_bytes].view(dtype).reshape(shape)
 
 
-def _orbax_key_impls(item: Path) -> dict[str, str]:
-    """Returns the implementation of each typed PRNG key by its leaf's name."""
-    found = {}
-    for path in sorted(item.glob("array_metadatas/process_*")):
-        for entry in _json_of(path)["array_metadatas"]:
-            array = entry["array_metadata"]
-            if impl := (array.get("ext_metadata") or {}).get("random_key_impl"):
-                found[array["param_name"]] = impl
-    return found
+class _Group:
+    """Regions of one array that have pieces in common, or one region."""
+
+    def __init__(
+        self, request: Request, pieces_of: Mapping[Index, Sequence[Index]], source: Source, limit: ByteLimit
+    ) -> None:
+        self.name = request.name
+        self._request = request
+        self._source = source
+        self._limit = limit
+        self._regions = tuple(pieces_of)
+        self._regions_of: dict[Index, list[Index]] = {}
+        for region, pieces in pieces_of.items():
+            for piece in pieces:
+                self._regions_of.setdefault(piece, []).append(region)
+        self.own_bytes = sum(_bytes_of(region, request.dtype) for region in pieces_of)
+        beside = [source.extra_bytes(request.name, piece) + self._copied_bytes(piece) for piece in self._regions_of]
+        self.bytes = self.own_bytes + sum(sorted(beside)[-CONCURRENT_READS:])
+        self._lock = threading.Lock()
+        self._regions_left = len(pieces_of)
+        self._left = {region: len(pieces) for region, pieces in pieces_of.items()}
+        self._values: dict[Index, npt.NDArray[Any]] = {}
+
+    @property
+    def pieces(self) -> Iterable[Index]:
+        return self._regions_of
+
+    def begin(self) -> None:
+        """Reserves memory for the regions, and delivers those that nothing is read for."""
+        for region in self._regions:
+            shape = [stop - start for start, stop in region]
+            self._values[region] = values = aligned_empty(shape, self._request.dtype)
+            if region != _clipped(region, self._request.shape):
+                values[...] = np.zeros((), self._request.dtype)
+        for region in [region for region, left in self._left.items() if left == 0]:
+            self._deliver(region)
+
+    def read(self, piece: Index, deadline: Deadline) -> None:
+        """Reads ``piece``, and delivers the regions that are complete with it."""
+        regions = self._regions_of[piece]
+        if self._in_place(piece):
+            out = self._values[regions[0]][_within(piece, regions[0])]
+            self._source.read(self.name, piece, out, deadline)
+        else:
+            read = np.empty([stop - start for start, stop in piece], self._request.dtype)
+            self._source.read(self.name, piece, read, deadline)
+            for region in regions:
+                self._values[region][_within(piece, region)] = read[_within(region, piece)]
+        for region in regions:
+            with self._lock:
+                self._left[region] -= 1
+                complete = self._left[region] == 0
+            if complete:
+                self._deliver(region)
+
+    def give_up(self) -> None:
+        """Gives back what was taken, as not all of it will be read; may be called again."""
+        with self._lock:
+            given_up, self._regions_left = self._regions_left > 0, 0
+        if given_up:
+            self._limit.give_back(self.bytes)
+
+    def _deliver(self, region: Index) -> None:
+        self._request.deliver(region, self._values.pop(region))
+        with self._lock:
+            self._regions_left -= 1
+            last = self._regions_left == 0
+        if last:
+            self._limit.give_back(self.bytes)
+
+    def _copied_bytes(self, piece: Index) -> int:
+        return 0 if self._in_place(piece) else _bytes_of(piece, self._request.dtype)
+
+    def _in_place(self, piece: Index) -> bool:
+        """True if ``piece`` is all in one region, whose memory has it as a whole."""
+        regions = self._regions_of[piece]
+        if len(regions) > 1 or _clipped(piece, [stop for _, stop in regions[0]]) != piece:
+            return False
+        inner_axes_must_be_whole = False
+        for part, region in zip(piece, regions[0], strict=True):
+            if part[0] < region[0] or (inner_axes_must_be_whole and part != region):
+                return False
+            inner_axes_must_be_whole |= part[1] - part[0] > 1
+        return True
 
 
-def _files(folder: Path, name: str) -> dict[str, str]:
-    return {"driver": "file", "path": f"{folder}/{layout.STATE_ITEM}/{name}{'/' if name else ''}"}
+def _groups(request: Request, source: Source) -> Iterator[dict[Index, list[Index]]]:
+    """Yields the regions of each group, each with its pieces."""
+    boxes = {region: _clipped(region, request.shape) for region in request.regions}
+    full = [region for region, box in boxes.items() if all(start < stop for start, stop in box)]
+    found = source.pieces(request.name, [boxes[region] for region in full])
+    pieces_of: dict[Index, list[Index]] = {region: [] for region in boxes} | dict(zip(full, found, strict=True))
+    if len({piece for pieces in found for piece in pieces}) < sum(map(len, found)):
+        yield pieces_of
+    else:
+        for region, pieces in pieces_of.items():
+            yield {region: pieces}
 
 
-def _opened(
-    folder: Path, opening: Mapping[str, ts.Future[ts.TensorStore]], deadline: Deadline
-) -> dict[str, ts.TensorStore]:
-    stores = {}
-    for name, future in opening.items():
-        try:
-            stores[name] = future.result(timeout=deadline.remaining_s())
-        except ValueError as error:
-            raise CheckpointCorrupt(
-                f"{folder / layout.STATE_ITEM}: array {name!r} cannot be opened: {error}"
-            ) from error
-    return stores
+def _clipped(region: Index, shape: Sequence[int]) -> Index:
+    return tuple((start, min(stop, length)) for (start, stop), length in zip(region, shape, strict=True))
 
 
-def _json_of(path: Path) -> dict[str, Any]:
+def _within(part: Index, region: Index) -> tuple[Any, ...]:
+    """Returns the slices, in ``region``'s own coordinates, of what it has in common with ``part``."""
+    slices = [
+        slice(max(start, first) - first, min(stop, last) - first)
+        for (start, stop), (first, last) in zip(part, region, strict=True)
+    ]
+    return (*slices, ...)  # without the last, numpy gives the value of an array without axes, and no view of it
+
+
+def _bytes_of(index: Index, dtype: np.dtype[Any]) -> int:
+    return math.prod(stop - start for start, stop in index) * dtype.itemsize
+
+
+class _Threads:
+    """Threads that read pieces in order until a read fails."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._jobs: queue.SimpleQueue[list[tuple[_Group, Index]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._packed: list[tuple[_Group, Index]] = []
+        self._packed_bytes = 0
+        self._last = ""
+        self.error: BaseException | None = None  # the first, or one that came about then
+
+    def hand_out(self, group: _Group, piece: Index) -> None:
+        """Has ``piece`` read; small ones wait until some are together, or ``flush``."""
+        self._packed.append((group, piece))
+        self._packed_bytes += group.own_bytes
+        self._last = group.name
+        if self._packed_bytes >= _JOB_BYTES or len(self._packed) == _JOB_PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._packed:
+            self._jobs.put(self._packed)
+            self._packed, self._packed_bytes = [], 0
+            if len(self._threads) < CONCURRENT_READS:
+                thread = threading.Thread(target=self._run, name="gracepoint: reading", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def end(self) -> None:
+        """Waits for all pieces, and raises the error of one that could not be read."""
+        self.flush()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(self._deadline.remaining_s())
+        if self.error is None and any(thread.is_alive() for thread in self._threads):
+            self.error = TimeoutError(f"leaf {self._last!r} or one before it")
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        while (jobs := self._jobs.get()) is not None:
+            for group, piece in jobs:
+                try:
+                    if self.error is None:
+                        group.read(piece, self._deadline)
+                except BaseException as error:  # noqa: BLE001 - raised by the calling thread
+                    if isinstance(error, TimeoutError):
+                        error = TimeoutError(f"leaf {group.name!r}")
+                    self.error = self.error or error
+                if self.error is not None:
+                    group.give_up()
+
+
+@contextlib.contextmanager
+def _threads(deadline: Deadline) -> Iterator[_Threads]:
+    threads = _Threads(deadline)
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be read: {error!r}") from error
+        yield threads
+    except BaseException as error:
+        threads.error = threads.error or error
+        with contextlib.suppress(BaseException):
+            threads.end()
+        raise
+    threads.end()

@@ -37,16 +37,22 @@ class DoneRecord:
     """``done.process_N.json``: process N has made ``files`` durable.
 
     Attributes:
+        step: None for a checkpoint that has a path to itself.
+        item: The train state's folder below the checkpoint's; ``layout.NO_ITEM`` where they are one. Only a
+            checkpoint with items has host state.
         attempt: Of the gang that saved; with ``ordinal`` it tells this save from every other.
         digest: Of the array list; equal in all processes.
         arrays: The array list; only in process 0's record, as it is equal in all.
         files: Everything that this process wrote, by path below the step's folder.
-        copies: Checksums of this process's copies of chunks that another process wrote.
+        values: CRC-32 of the values of chunks whose file holds something else (compressed) or that have none (in
+            OCDBT), by the path that their file has or would have.
+        copies: Checksums of this process's copies of what another process wrote.
         host_state: Names of the host state's values; equal in all processes.
         begun_ns: When the save began, nanoseconds since the epoch by this process's clock.
     """
 
-    step: int
+    step: int | None
+    item: str
     attempt: str
     ordinal: int
     process_index: int
@@ -54,6 +60,7 @@ class DoneRecord:
     digest: str
     arrays: tuple[ArraySpec, ...] | None
     files: Mapping[str, File]
+    values: Mapping[str, int]
     copies: Mapping[str, int]
     host_state: tuple[str, ...]
     begun_ns: int
@@ -72,12 +79,14 @@ class DoneRecord:
 class Manifest:
     """``_GRACEPOINT``: what a committed step consists of."""
 
-    step: int
+    step: int | None
+    item: str
     attempt: str
     ordinal: int
     process_count: int
     arrays: tuple[ArraySpec, ...]
     files: Mapping[str, File]
+    values: Mapping[str, int]
     host_state: tuple[str, ...]
     begun_ns: int
 
@@ -98,9 +107,9 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
         CheckpointCorrupt: They contradict each other, or do not cover all chunks.
     """
     first = records[0]
-    where = f"step {first.step} of attempt {first.attempt}"
+    where = f"save {first.ordinal} of attempt {first.attempt}" + ("" if first.step is None else f", step {first.step}")
     for record in records:
-        for field in ("step", "attempt", "ordinal", "process_count", "digest", "host_state"):
+        for field in ("step", "item", "attempt", "ordinal", "process_count", "digest", "host_state"):
             found, expected = getattr(record, field), getattr(first, field)
             if found != expected:
                 raise CheckpointCorrupt(
@@ -110,24 +119,27 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
     if first.arrays is None or tree_digest(first.arrays) != first.digest:
         raise CheckpointCorrupt(f"{where}: process 0's record has no array list that fits its digest")
     files = {path: file for record in records for path, file in record.files.items()}
-    missing = [path for path in _expected_files(first) if path not in files]
+    values = {path: checksum for record in records for path, checksum in record.values.items()}
+    missing = [path for path in _expected_files(first) if path not in files and path not in values]
     if missing:
         raise CheckpointCorrupt(f"{where}: nobody wrote {len(missing)} of its files, as {missing[0]}")
     for record in records:
         for path, checksum in record.copies.items():
-            if files[path].crc32 != checksum:
-                leaf = path.removeprefix(f"{layout.STATE_ITEM}/").rpartition("/")[0]
+            if values.get(path, files[path].crc32 if path in files else None) != checksum:
+                leaf = path.removeprefix(layout.in_item(first.item, "")).rpartition("/")[0] or "of type str"
                 raise CheckpointCorrupt(
                     f"{where}: leaf {leaf!r} is local to each process, and process {record.process_index} has other "
                     "values than the process that wrote it; make it equal, or one array over all processes"
                 )
     return Manifest(
         step=first.step,
+        item=first.item,
         attempt=first.attempt,
         ordinal=first.ordinal,
         process_count=first.process_count,
         arrays=first.arrays,
         files=files,
+        values=values,
         host_state=first.host_state,
         begun_ns=first.begun_ns,
     )
@@ -136,9 +148,10 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
 def _expected_files(first: DoneRecord) -> list[str]:
     assert first.arrays is not None
     chunks = [
-        f"{layout.STATE_ITEM}/{plan.chunk_file(spec, index)}" for spec in first.arrays for index in plan.grid(spec)
+        layout.in_item(first.item, spec.chunk_file(index)) for spec in first.arrays for index in plan.grid(spec)
     ]
-    return chunks + [layout.host_state_file(process) for process in range(first.process_count)]
+    with_host_state = range(first.process_count) if first.item else ()
+    return chunks + [layout.host_state_file(process) for process in with_host_state]
 
 
 def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:

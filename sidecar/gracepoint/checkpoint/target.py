@@ -1,4 +1,7 @@
-"""What a leaf of ``like`` asks of a checkpoint, and how the leaf is made from what was read."""
+"""How one leaf is restored: what is read for it, and how it is made of that.
+
+A shape or type that no argument asks to change must be the stored one.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint import plan, tree
-from gracepoint.checkpoint.spec import ArraySpec, zarr_dtype
+from gracepoint.checkpoint import sharding_file
+from gracepoint.checkpoint.args import ArrayRestoreArgs, RestoreArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.placement import OnDefaultDevice, OnDevices, OnHost, Placement
+from gracepoint.checkpoint.reader import Request
+from gracepoint.checkpoint.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica
+from gracepoint.checkpoint.spec import Index
+from gracepoint.checkpoint.stored import StoredLeaf
+from gracepoint.checkpoint.wanted import (
+    ANYWHERE,
+    NUMBERS,
+    Wanted,
+    as_args_say,
+    as_like,
+    as_stored,
+    describe_leaf,
+    dtype_name,
+)
 from gracepoint.errors import CheckpointError, CheckpointMismatch
 
 logger = logging.getLogger(__name__)
-
-Regions = Mapping[plan.Index, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,95 +41,142 @@ class Target:
     """One leaf to restore.
 
     Attributes:
-        name: Of the leaf.
-        expected: Its type in words, as ``ArraySpec`` values are put by ``describe``.
-        indices: Regions to read; all lie in this process.
-        build: Makes the leaf from their values.
+        stored: The leaf in the checkpoint.
+        dtype: That values are cast to; None for none.
+        placement: Of its array; None if it is none.
+        finish: Makes the leaf of the array.
+        from_file: The sharding is the one that was saved, by the ids of that time's devices.
     """
 
-    name: str
-    expected: str
-    indices: tuple[plan.Index, ...]
-    build: Callable[[Regions], Any]
+    stored: StoredLeaf
+    dtype: np.dtype[Any] | None = None
+    placement: Placement | None = None
+    finish: Callable[[Any], Any] = lambda value: value
+    from_file: bool = False
 
-    def check(self, found: ArraySpec) -> None:
-        """Raises CheckpointMismatch if the stored array is not what the leaf asks for."""
-        stored = describe(found.shape, found.dtype, found.key_impl)
-        if stored != self.expected:
-            raise CheckpointMismatch(f"leaf {self.name!r}: expected {self.expected}, found {stored} in the checkpoint")
+    def request(self, parts: dict[Index, Any]) -> Request | None:
+        """Returns what is to be read into ``parts``; None if nothing is."""
+        spec, placement, dtype = self.stored.spec, self.placement, self.dtype
+        if placement is None:
+            return None
+        assert spec is not None
+
+        def deliver(region: Index, values: npt.NDArray[Any]) -> None:
+            parts[region] = placement.put(region, values if dtype is None else values.astype(dtype, copy=False))
+
+        return Request(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver)
+
+    def build(self, parts: Mapping[Index, Any]) -> Any:
+        """Makes the leaf."""
+        return self.finish(self.stored.text if self.placement is None else self.placement.build(parts))
 
 
-def describe(shape: tuple[int, ...], dtype: str, key_impl: str | None) -> str:
-    return f"{dtype}{list(shape)}" + (f" (typed PRNG keys, {key_impl})" if key_impl else "")
+def target_of(
+    stored: StoredLeaf, like: Any, args: RestoreArgs, single_replica: SingleReplica = DEFAULT_REPLICA
+) -> Target:
+    """Returns how ``stored`` is restored.
 
-
-def target_of(path: tuple[Any, ...], like: Any) -> Target:
-    """Returns what ``like``, the leaf at ``path``, asks for.
+    Args:
+        stored: The leaf in the checkpoint.
+        like: The leaf of ``like``; None to restore it as it was saved.
+        args: Its own.
+        single_replica: How one replica reads for all, where ``args`` ask for that.
 
     Raises:
-        CheckpointError: Nothing can be restored into a leaf of this type.
+        CheckpointMismatch: It is not of the shape or type that is asked for.
+        CheckpointError: It cannot be restored so.
     """
-    name = tree.name_of(tree.path_of(path))
-    if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        return _keys(name, like) if tree.is_typed_key(like) else _array(name, like)
-    if isinstance(like, np.ndarray):
-        return _whole(name, like.shape, like.dtype, lambda values: values.astype(like.dtype))
-    if isinstance(like, np.generic):
-        return _whole(name, (), like.dtype, lambda values: values[()])
-    if isinstance(like, bool | int | float):
-        return _whole(name, (), np.asarray(like).dtype, lambda values: type(like)(values.item()))
-    raise CheckpointError(f"leaf {name!r}: cannot restore into a {type(like).__qualname__}")
+    found = as_stored(stored)
+    wanted = found if like is None else as_like(stored.name, like)
+    wanted = as_args_say(stored, wanted, args, as_saved=like is None)
+    if (wanted.restore_type is str) != (found.restore_type is str):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type is str:
+        return Target(stored)
+    _check(stored, wanted, found, args)
+    assert stored.spec is not None
+    shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
+    dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
+    if wanted.restore_type is not jax.Array:
+        return Target(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
+    placement: Placement
+    from_file = False
+    if isinstance(args, SingleReplicaArrayRestoreArgs):
+        placement = _on_one_replica(stored, wanted, shape, single_replica)
+    else:
+        placement, from_file = _on_devices(stored, wanted, shape)
+    impl = wanted.key_impl
+    if impl is not None:
+        return Target(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
+    return Target(stored, dtype, placement, from_file=from_file)
 
 
-def _whole(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], build: Callable[[npt.NDArray[Any]], Any]) -> Target:
-    index = tuple((0, size) for size in shape)
-    return Target(name, _described(shape, dtype), (index,), lambda regions: build(regions[index]))
+def _check(stored: StoredLeaf, wanted: Wanted, found: Wanted, args: RestoreArgs) -> None:
+    assert stored.spec is not None
+    as_data = wanted.key_impl is None and found.key_impl is not None and wanted.restore_type is not jax.Array
+    if as_data and args.restore_type is not None:
+        found = dataclasses.replace(found, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None)
+    may_be_cut = isinstance(args, ArrayRestoreArgs) and not args.strict and len(wanted.shape) == len(found.shape)
+    if (
+        wanted.key_impl != found.key_impl
+        or (wanted.shape != found.shape and not may_be_cut)
+        or (args.dtype is None and not wanted.key_impl and dtype_name(wanted.dtype) != dtype_name(found.dtype))
+    ):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type in NUMBERS and wanted.shape != ():
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
 
 
-def _array(name: str, like: Any) -> Target:
-    shape, dtype, sharding = tuple(like.shape), np.dtype(like.dtype), _sharding_of(like)
-    weak = bool(like.weak_type)
-    if sharding is None:
-        return _whole(name, shape, dtype, lambda values: _local(name, values, weak))
-    target = _sharded(name, shape, dtype, sharding)
-    if weak:
-        _warn_of_weak_type(name)
-    return target
-
-
-def _keys(name: str, like: Any) -> Target:
-    impl = key_impl_of(like)
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
-    shape, dtype = tuple(data.shape), np.dtype(data.dtype)
-    sharding = _data_sharding(name, _sharding_of(like))
-    local = sharding is None
-    target = _whole(name, shape, dtype, jnp.asarray) if local else _sharded(name, shape, dtype, sharding)
-    return dataclasses.replace(
-        target,
-        expected=describe(shape, zarr_dtype(dtype) or str(dtype), impl),
-        build=lambda regions: jax.random.wrap_key_data(target.build(regions), impl=impl),
-    )
-
-
-def _sharded(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Target:
-    slices = sharding.addressable_devices_indices_map(shape).values()
-    indices = tuple(dict.fromkeys(plan.normal_index(index, shape) for index in slices))
-
-    def build(regions: Regions) -> Any:
-        return jax.make_array_from_callback(
-            shape, sharding, lambda index: regions[plan.normal_index(index, shape)], dtype=dtype
+def _on_devices(stored: StoredLeaf, wanted: Wanted, shape: tuple[int, ...]) -> tuple[Placement, bool]:
+    where = f"leaf {stored.name!r}"
+    if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
+        raise CheckpointError(
+            f"{where}: JAX has no {wanted.dtype} without jax_enable_x64: give another dtype, or restore_type "
+            f"numpy.ndarray"
         )
+    if wanted.sharding is ANYWHERE:
+        if wanted.weak and shape:
+            _warn_of_weak_type(stored.name)
+        return OnDefaultDevice(shape, weak_scalar=wanted.weak), False
+    if wanted.weak:
+        _warn_of_weak_type(stored.name)
+    if wanted.sharding is None:
+        raise CheckpointError(
+            f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
+        )
+    from_file = isinstance(wanted.sharding, Mapping)
+    sharding = sharding_file.to_jax(wanted.sharding, where) if from_file else wanted.sharding
+    if wanted.key_impl and not isinstance(
+        sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
+    ):  # others tell the number of axes, and keys' data has one more
+        raise CheckpointError(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
+    return OnDevices(shape, sharding, wanted.layout), from_file
 
-    return Target(name, _described(shape, dtype), indices, build)
+
+def _on_one_replica(
+    stored: StoredLeaf, wanted: Wanted, shape: tuple[int, ...], single_replica: SingleReplica
+) -> OnOneReplica:
+    assert stored.spec is not None
+    where = f"leaf {stored.name!r}"
+    if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
+        raise CheckpointError(f"{where}: give a sharding, by which one replica reads it for all")
+    dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
+    return OnOneReplica(shape, dtype, single_replica.check(where, wanted.sharding), single_replica)
 
 
-def _local(name: str, values: npt.NDArray[Any], weak: bool) -> Any:
-    """Makes an array that, as ``like``'s leaf, is not bound to a device: JAX may still move it."""
-    if weak and values.ndim == 0:
-        return jnp.asarray(values.item())  # weakly typed, as Python's numbers are
-    if weak:
-        _warn_of_weak_type(name)
-    return jnp.asarray(values)
+def _finish_on_host(stored: StoredLeaf, wanted: Wanted) -> Callable[[Any], Any]:
+    restore_type = wanted.restore_type
+    if restore_type is np.ndarray:
+        return lambda values: values
+    if restore_type is np.generic:
+        return lambda values: values[()]
+    if restore_type == "scalar":
+        return lambda values: values.item() if values.ndim == 0 else values
+    return lambda values: restore_type(values.item())
+
+
+def _mismatch(stored: StoredLeaf, wanted: Wanted) -> CheckpointMismatch:
+    return CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {describe_leaf(stored)}")
 
 
 def _warn_of_weak_type(name: str) -> None:
@@ -123,29 +185,3 @@ def _warn_of_weak_type(name: str) -> None:
         "give it a dtype where it is made",
         name,
     )
-
-
-def _sharding_of(like: Any) -> Any:
-    """Returns where the leaf shall be, or None for the default device, without being bound to it."""
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return like.sharding
-    return like.sharding if like.committed else None
-
-
-def _data_sharding(name: str, sharding: Any) -> Any:
-    """Returns the sharding of typed keys' uint32 data: the keys' own, as the axis that it has more is never split."""
-    if sharding is None or isinstance(sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding):
-        return sharding
-    raise CheckpointError(f"leaf {name!r}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
-
-
-def key_impl_of(like: Any) -> str:
-    """Returns the implementation's name of typed keys, given or abstract."""
-    found: list[str] = []
-    # Only a key, or a traced one, tells; nothing is computed here.
-    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), like)
-    return found[0]
-
-
-def _described(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    return describe(shape, zarr_dtype(dtype) or str(dtype), None)

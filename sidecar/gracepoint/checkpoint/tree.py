@@ -25,19 +25,22 @@ _VALUE_TYPES: Mapping[Kind, str] = {
     "numpy": "np.ndarray",
     "scalar": "scalar",
 }
-_SEQUENCE, _MAPPING = 1, 2
+#: The same of a string, which is no array.
+STRING = "string"
+SEQUENCE, MAPPING = 1, 2
 _MAX_NAME_BYTES = 255  # of one part of a path, on the usual file systems
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One leaf of the state with its data; ``spec`` is None for an empty container or None."""
+    """One leaf of the state with its data; ``spec`` is None for what is no array: empty containers, None, strings."""
 
     name: str
     keys: tuple[tuple[str, int], ...]  # each key with Orbax's key type
     value_type: str
     spec: ArraySpec | None
-    data: Any = None  # jax.Array (of a typed key: its uint32 data) or numpy.ndarray
+    data: Any = None  # jax.Array (of a typed key: its uint32 data), numpy.ndarray or str
+    path: tuple[Any, ...] = ()  # JAX's key path
 
     @property
     def is_global(self) -> bool:
@@ -51,9 +54,9 @@ def path_of(keys: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     for key in keys:
         match key:
             case jax.tree_util.SequenceKey(idx=name) | jax.tree_util.FlattenedIndexKey(key=name):
-                found.append((str(name), _SEQUENCE))
+                found.append((str(name), SEQUENCE))
             case jax.tree_util.DictKey(key=name) | jax.tree_util.GetAttrKey(name=name):
-                found.append((str(name), _MAPPING))
+                found.append((str(name), MAPPING))
             case _:
                 raise CheckpointError(f"state{jax.tree_util.keystr(tuple(keys))}: unknown kind of key {key!r}")
     return tuple(found)
@@ -107,6 +110,8 @@ def _leaf(path: Sequence[Any], value: Any) -> Leaf:
         kind = "numpy"
     elif isinstance(value, np.generic | bool | int | float):
         kind, data = "scalar", np.asarray(value)
+    elif isinstance(value, str):
+        return Leaf(name, keys, STRING, None, value)
     elif not jax.tree_util.tree_leaves(value):
         return Leaf(name, keys, _empty_value_type(value), None)
     else:
@@ -122,7 +127,7 @@ def _leaf(path: Sequence[Any], value: Any) -> Leaf:
         data = np.asarray(data, data.dtype.newbyteorder(order), order="C")
     shape = tuple(data.shape)
     spec = ArraySpec(name, kind, shape, dtype, _chunk_shape(where, data, shape), key_impl)
-    return Leaf(name, keys, _VALUE_TYPES[kind], spec, data)
+    return Leaf(name, keys, _VALUE_TYPES[kind], spec, data, tuple(path))
 
 
 def _chunk_shape(where: str, data: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -154,7 +159,7 @@ def _check_names(leaves: Sequence[Leaf]) -> None:
                 f"a leaf of the state is named {leaf.name!r}: each part of it between slashes becomes a folder, so "
                 f"must not be empty, '.' or '..' and have at most {_MAX_NAME_BYTES} bytes"
             )
-        if parts[0] in layout.RESERVED_LEAF_NAMES or "\0" in leaf.name:
+        if layout.is_reserved(parts[0]) or "\0" in leaf.name:
             raise CheckpointError(f"a leaf of the state is named {leaf.name!r}: the name is reserved")
         seen.add(leaf.name)
     for name in seen:

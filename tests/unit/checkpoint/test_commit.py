@@ -32,7 +32,7 @@ class DyingGang(SingleProcess):
         self.process_index = process_index
         self.process_count = process_count
 
-    def barrier(self, key: str, *, timeout_s: float, on_last: Any = None) -> None:
+    def barrier(self, key: str, *, timeout_s: float, on_last: Any = None, **_: Any) -> None:
         raise SystemExit("killed")
 
 
@@ -133,12 +133,10 @@ def test_salvage_never_replaces_a_committed_step(tmp_path: Path) -> None:
 
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:
     def run(gang: Gang) -> Any:
-        checkpointer = engine(tmp_path, gang)
         if gang.process_index == 1:
-            checkpointer._gang = DyingGang(1)
-            return save(checkpointer, 4, small_state(4))
+            return save(engine(tmp_path, DyingGang(1)), 4, small_state(4))
         # Long enough for process 1 to write; the barrier cannot be met.
-        return save(checkpointer, 4, small_state(4), timeout_s=3.0)
+        return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=3.0)
 
     survivor, dead = outcomes_in_gang(2, run)
     assert isinstance(dead, SystemExit)
@@ -198,6 +196,21 @@ def test_a_newer_save_that_an_earlier_attempt_is_still_writing_is_waited_for(tmp
     clock.while_sleeping = [lambda: None, lambda: leave_uncommitted(tmp_path, 4, (1,), attempt="job-0-z")]
     assert list_steps(tmp_path, clock).steps == (4, 1)
     assert 100 < clock.now_s < 101
+
+
+def test_a_save_that_is_finished_just_while_it_is_looked_at_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    real = catalog._is_live
+
+    def finished_meanwhile(*arguments: Any) -> bool:
+        leave_uncommitted(tmp_path, 4, (1,), attempt="job-0-z")
+        return real(*arguments)
+
+    monkeypatch.setattr(catalog, "_is_live", finished_meanwhile)
+    assert list_steps(tmp_path, Clock()).steps == (4, 1)
 
 
 def test_a_save_that_keeps_changing_is_waited_for_until_the_deadline_only(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gracepoint.checkpoint.checkpointer.Snapshot", lambda *parts: made.append(parts))
+    monkeypatch.setattr("gracepoint.checkpoint.planner.Snapshot", lambda *parts: made.append(parts))
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []
     engine(tmp_path).prepare(small_state())
@@ -156,7 +156,7 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
 def test_a_directory_that_is_a_disk_of_each_process_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.checkpointer._APPEARS_S", 0.1)
+    monkeypatch.setattr("gracepoint.checkpoint.sharing._APPEARS_S", 0.1)
     found = outcomes_in_gang(
         3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).check_shared(timeout_s=30)
     )
@@ -281,7 +281,7 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
     def run(gang: Gang) -> list[str]:
         checkpointer = engine(tmp_path, gang)
         if gang.process_index == 1:
-            monkeypatch.setattr(checkpointer._writer, "write", _no_space)
+            monkeypatch.setattr(checkpointer._saver._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         raised = []
         for _ in range(2):
@@ -309,7 +309,7 @@ def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(tmp_path: Pat
 def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = engine(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._writer, "write", _no_space)
+        patch.setattr(checkpointer._saver._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         with pytest.raises(SaveFailed):
             checkpointer.wait_until_finished(30)
@@ -338,7 +338,7 @@ def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(
 ) -> None:
     release = threading.Event()
     checkpointer = engine(tmp_path)
-    monkeypatch.setattr(checkpointer._writer, "write", lambda *_: release.wait(30))
+    monkeypatch.setattr(checkpointer._saver._writer, "write", lambda *_, **__: release.wait(30))
     checkpointer.save_in_background(1, small_state(), {})
     with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
         save(checkpointer, 2, small_state(), timeout_s=0.05)
@@ -382,5 +382,5 @@ def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
     assert (folder / "1").is_dir()
 
 
-def _no_space(*arguments: Any) -> Any:
+def _no_space(*arguments: Any, **options: Any) -> Any:
     raise OSError(28, "No space left on device")

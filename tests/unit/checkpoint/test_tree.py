@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,7 +24,9 @@ def test_leaves_are_named_by_their_keys_joined_with_dots() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"a": "text"}, "state['a']: cannot save a str"),
+    ({"a": b"text"}, "state['a']: cannot save a bytes"),
+    ({"a": "text"}, "the state has no arrays"),
+    ({"a": np.zeros(1, ml_dtypes.uint4)}, "state['a']: cannot save arrays of dtype uint4"),
     ({"a": {"b": object()}}, "state['a']['b']: cannot save a object"),
     ({"a": np.asarray(["x"])}, "state['a']: cannot save arrays of dtype <U1"),
     ({"a": 2**80}, "state['a']: cannot save arrays of dtype object"),
@@ -32,6 +35,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"a/../b": 1}, "named 'a/../b'"),
     ({"": 1}, "named ''"),
     ({"_METADATA": 1}, "named '_METADATA': the name is reserved"),
+    ({"ocdbt.process_0": 1}, "named 'ocdbt.process_0': the name is reserved"),
     ({"x" * 300: 1}, "at most 255 bytes"),
     ({"a": 1, "a/b": 2}, "leaves 'a' and 'a/b'"),
     ({}, "the state has no arrays"),

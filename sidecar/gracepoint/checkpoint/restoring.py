@@ -8,26 +8,30 @@ collective call has what is left of the timeout.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-import jax
-
-from gracepoint.checkpoint import catalog, host_state
+from gracepoint.checkpoint import catalog, host_state, retention
 from gracepoint.checkpoint.catalog import Listing
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
-from gracepoint.checkpoint.reader import StoredStep, open_step
-from gracepoint.checkpoint.target import Target, target_of
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
+from gracepoint.checkpoint.stored import StoredTree, open_tree
+from gracepoint.checkpoint.together import Together
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointNotFound
 from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
 
-_NAMES_SHOWN = 5
+Result = TypeVar("Result")
+
+#: Makes a process's value of the host state where another number of processes saved it, of the values of those: it is
+#: called with them, this process's index and the number of processes that there are now.
+Reshard = Callable[[Sequence[Any], int, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +43,14 @@ class Restored:
         step: That it was saved at.
         host_state: This process's, by name; empty if the step has none.
         by_orbax: Orbax wrote the step, so that it has no host state.
+        passed_over: Newer steps that are damaged, each with what was found.
     """
 
     state: Any
     step: int
     host_state: dict[str, Any]
     by_orbax: bool
+    passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 def restore_newest(
@@ -56,10 +62,28 @@ def restore_newest(
     attempt: str,
     deadline: Deadline,
     sleep: Callable[[float], object],
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULTS,
+    reshard: Mapping[str, Reshard] | None = None,
+    only: int | None = None,
 ) -> Restored | None:
     """Restores the newest step that all processes can; None if there is nothing that looks like a checkpoint.
 
+    Args:
+        paths: Where.
+        like: As ``read_tree`` takes it, with ``restore_args`` and ``options``.
+        gang: The processes that restore together.
+        key: Of their calls to each other.
+        attempt: This one, whose saves are not waited for.
+        deadline: Until when.
+        sleep: Waits.
+        restore_args: See ``like``.
+        options: See ``like``.
+        reshard: What makes the host state's values fit another number of processes, by name.
+        only: This step, and no other.
+
     Raises:
+        CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
         CheckpointMismatch: The newest readable one does not fit ``like``.
         CheckpointError: It cannot be read, for reasons that are not damage.
@@ -67,17 +91,32 @@ def restore_newest(
     listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep)
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
+    if only is not None:
+        listing = _without_others(listing, only, paths)
     refused = list(listing.refused)
     for reason in refused:
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
+    passed_over: dict[int, str] = {}
     for step in listing.steps:
-        restored, damage = _try_step(paths, step, like, gang, key, deadline)
+
+        def read(step: int = step) -> Restored:
+            together = Together(gang, f"{key}/step/{step}/read")
+            return read_step(
+                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}
+            )
+
+        what = f"step {step} of {paths.root}"
+        with retention.reading(paths, step) if gang.process_index == 0 else contextlib.nullcontext():
+            restored, damage = read_together(what, read, gang=gang, key=f"{key}/step/{step}", deadline=deadline)
         if restored is not None:
             if refused:
                 logger.error("restore: went back to step %d, as newer ones cannot be restored", step)
-            return restored
+            return dataclasses.replace(restored, passed_over=passed_over)
         logger.error("restore: step %d is not restored: %s", step, damage)
         refused.append(damage)
+        passed_over[step] = damage
+    if only is not None:
+        raise CheckpointCorrupt(f"step {only} of {paths.root} cannot be restored: {'; '.join(refused)}")
     if refused:
         raise CheckpointCorrupt(
             f"{paths.root} has checkpoints, but none that can be restored; training from the start would lose them, so "
@@ -85,6 +124,13 @@ def restore_newest(
         )
     logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return None
+
+
+def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
+    if step not in listing.steps:
+        why = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
+        raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {why}")
+    return dataclasses.replace(listing, steps=(step,), refused=())
 
 
 def _agree_on_listing(
@@ -105,27 +151,32 @@ def _agree_on_listing(
     return listing
 
 
-def _try_step(
-    paths: Layout, step: int, like: Any, gang: Gang, key: str, deadline: Deadline
-) -> tuple[Restored | None, str]:
-    """Returns what was restored, or None and what is damaged, the same in all processes."""
+def read_together(
+    what: str, read: Callable[[], Result], *, gang: Gang, key: str, deadline: Deadline
+) -> tuple[Result | None, str]:
+    """Calls ``read`` in every process; returns its result, or None and what is damaged, the same in all processes.
+
+    Raises:
+        CheckpointMismatch: ``read`` raised one in some process; what they say.
+        CheckpointError: It raised something else that is no damage.
+    """
     failure: Exception | None = None
-    restored = None
+    result = None
     try:
-        restored = read_step(paths, step, like, gang.process_index, gang.process_count, deadline)
+        result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
     mine = json.dumps([] if failure is None else [_kind(failure), str(failure) or repr(failure)])
-    answers = gang.gather(f"{key}/step/{step}", mine, timeout_s=deadline.remaining_s())
+    answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
     failures = [(f"process {i}: ", *answer) for i, text in enumerate(answers) if (answer := json.loads(text))]
     if gang.process_count == 1:
         failures = [("", kind, text) for _, kind, text in failures]
     for raised, kind in ((CheckpointError, "error"), (CheckpointMismatch, "mismatch")):
         if found := [who + text for who, k, text in failures if k == kind]:
-            raise raised(f"step {step} of {paths.root} cannot be restored: {'; '.join(found)}") from failure
+            raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
     if failures:
         return None, "; ".join(who + text for who, _, text in failures)
-    return restored, ""
+    return result, ""
 
 
 def _kind(error: Exception) -> str:
@@ -135,7 +186,15 @@ def _kind(error: Exception) -> str:
 
 
 def read_step(
-    paths: Layout, step: int, like: Any, process_index: int, process_count: int, deadline: Deadline
+    paths: Layout,
+    step: int,
+    like: Any,
+    restore_args: Any,
+    together: Together,
+    deadline: Deadline,
+    *,
+    options: RestoreOptions,
+    reshard: Mapping[str, Reshard],
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -143,62 +202,33 @@ def read_step(
         CheckpointCorrupt: What it reads is damaged.
         CheckpointMismatch: It does not fit ``like`` or the number of processes.
     """
-    stored = open_step(paths.step(step), deadline)
-    nodes, structure = jax.tree_util.tree_flatten_with_path(like)
-    targets = [target_of(path, leaf) for path, leaf in nodes]
-    _check_tree(targets, stored)
-    own_host_state = _host_state(stored, process_index, process_count)
-    reads = [[(index, stored.read(target.name, index)) for index in target.indices] for target in targets]
-    leaves = []
-    for target, pending in zip(targets, reads, strict=True):
-        regions = {}
-        for index, future in pending:
-            try:
-                values = future.result(timeout=deadline.remaining_s())
-            except TimeoutError as error:
-                raise CheckpointError(
-                    f"{stored.folder}: leaf {target.name!r} was not read within {deadline.timeout_s:.1f} s"
-                ) from error
-            except ValueError as error:
-                raise CheckpointCorrupt(f"{stored.folder}: leaf {target.name!r}: {error}") from error
-            stored.check(target.name, index, values)
-            regions[index] = values
-        pending.clear()  # the values go as soon as the leaf is made
-        leaves.append(target.build(regions))
-    return Restored(jax.tree_util.tree_unflatten(structure, leaves), step, own_host_state, stored.manifest is None)
+    folder = paths.step(step)
+    with in_time(folder, deadline), telling(together, restore_args, deadline):
+        stored = open_tree(folder, deadline)
+        own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
+    return Restored(state, step, own, stored.manifest is None)
 
 
-def _check_tree(targets: Sequence[Target], stored: StoredStep) -> None:
-    wanted = {target.name for target in targets}
-    problems = []
-    if missing := sorted(wanted - stored.specs.keys()):
-        problems.append(f"the state has leaves that the checkpoint has not: {_shown(missing)}")
-    if extra := sorted(stored.specs.keys() - wanted):
-        problems.append(f"the checkpoint has leaves that the state has not: {_shown(extra)}")
-    if problems:
-        raise CheckpointMismatch(f"{stored.folder}: {'; '.join(problems)}")
-    for target in targets:
-        target.check(stored.specs[target.name])
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(repr(name) for name in names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _host_state(stored: StoredStep, process_index: int, process_count: int) -> dict[str, Any]:
+def _host_state(
+    stored: StoredTree, process_index: int, process_count: int, reshard: Mapping[str, Reshard]
+) -> dict[str, Any]:
     manifest = stored.manifest
     if manifest is None:
         logger.warning("%s was written by Orbax: it has no host state of Gracepoint's", stored.folder)
         return {}
     if not manifest.host_state:
         return {}
-    if manifest.process_count != process_count:
+    if manifest.process_count == process_count:
+        return host_state.decode(stored.host_state(process_index))
+    if fixed := [name for name in manifest.host_state if name not in reshard]:
         raise CheckpointMismatch(
-            f"{stored.folder}: the host state ({', '.join(manifest.host_state)}) was saved by "
-            f"{manifest.process_count} processes, each its own, and cannot be restored into {process_count}: "
-            f"start with {manifest.process_count} processes"
+            f"{stored.folder}: the host state ({', '.join(fixed)}) was saved by {manifest.process_count} processes, "
+            f"each its own, and cannot be restored into {process_count}: start with {manifest.process_count} "
+            f"processes, or say how with reshard="
         )
-    data = stored.host_state(process_index)
-    assert data is not None
-    return host_state.decode(data)
+    saved = [host_state.decode(stored.host_state(index)) for index in range(manifest.process_count)]
+    return {
+        name: reshard[name]([values[name] for values in saved], process_index, process_count)
+        for name in manifest.host_state
+    }

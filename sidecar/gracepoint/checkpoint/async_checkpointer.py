@@ -1,0 +1,323 @@
+"""Checkpoints with a path of their own, written in the background: in Orbax's words, an ``AsyncCheckpointer``.
+
+One thread owns it and makes all calls, which are collective: the same ones in the same order in all processes that
+save. For it work the threads of ``saver``; the one of the save under way also calls ``post_finalization_callback`` and
+deletes what was replaced. At the interpreter's end a save under way is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Self
+
+from gracepoint.checkpoint import at_path, commit, layout, tidying
+from gracepoint.checkpoint.at_exit import AtExit
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.joined import Joined, Joining
+from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.measures import SaveStats
+from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions
+from gracepoint.checkpoint.saver import Saver
+from gracepoint.checkpoint.saving import Save
+from gracepoint.checkpoint.sync_fn import SyncFnBarrier
+from gracepoint.errors import CheckpointError, CheckpointExists, SaveFailed, SettingsError
+from gracepoint.gang import Gang
+from gracepoint.multihost.utilities import BarrierSyncFn
+
+logger = logging.getLogger(__name__)
+
+_ABANDON_S = 10.0
+
+
+class AsyncCheckpointer:
+    """Saves to paths and restores from them. Every call but ``metadata`` is collective.
+
+    Works in a single process, in any initialised JAX cluster, and beside an open session. Those that are alive at the
+    same time never meet each other's keys; every process makes its own in the same order.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 900.0,
+        primary_host: int | None = 0,
+        active_processes: Collection[int] | None = None,
+        barrier_sync_fn: BarrierSyncFn | None = None,
+        post_finalization_callback: Callable[[], None] | None = None,
+        options: WriteOptions | None = None,
+        gang: Gang | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches neither files nor JAX's backend.
+
+        Args:
+            timeout_s: For what a save does in the background, and for each of the other calls.
+            primary_host: ``jax.process_index()`` of the process that calls ``post_finalization_callback``; None:
+                each does.
+            active_processes: ``jax.process_index()`` of those that save; only they make the calls, and what is saved
+                must be held by them. None: all.
+            barrier_sync_fn: How processes meet in the background, in place of the built-in way, in which the last to
+                come commits. With it the primary process does, between two calls; a process that fails can then not
+                tell the others, who wait out the timeout.
+            post_finalization_callback: Called once a save is committed, before its end is known in any process.
+            options: How arrays are written.
+            gang: Processes that are together already; for ``active_processes`` in other ways than JAX's.
+            clock: Monotonic seconds.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        if timeout_s <= 0:
+            raise SettingsError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
+        self._timeout_s = timeout_s
+        self._primary_host = primary_host
+        self._barrier_sync_fn = barrier_sync_fn
+        self._callback = post_finalization_callback
+        self._options = options
+        self._clock = clock
+        self._joining = Joining(active_processes, gang)
+        self._joined: Joined | None = None
+        self._saver: Saver | None = None
+        self._last_save: SaveStats | None = None
+        self._restores = 0
+        self._closed = False
+        self._at_exit = AtExit(self)
+
+    @property
+    def last_save(self) -> SaveStats | None:
+        """What the last committed save took in this process; None before the first."""
+        return self._last_save if self._saver is None else self._saver.last_save
+
+    def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+        """Copies ``tree`` to host memory, and writes it while the caller goes on.
+
+        Waits for the save before it. On return the tree may be donated. The path exists once the save is
+        committed: as a whole, by one rename.
+
+        Args:
+            path: Absolute path or ``file://`` URI on a file system that all processes share.
+            tree: Of arrays, numbers and strings.
+            force: A checkpoint that is there is replaced; it stays until the new one is durable.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them.
+
+        Raises:
+            SaveFailed: The save before this one failed; this one was not begun.
+            CheckpointExists: There is something at ``path``, and ``force`` is not set, or it is no checkpoint.
+            CheckpointError: The tree cannot be saved; names the leaf.
+            BarrierError: Other processes did not take part in time.
+        """
+        began_s = self._clock()
+        self.wait_until_finished()
+        save, saver, paths = self._begin(path, force)
+        saver.in_background(
+            save,
+            tree,
+            {},
+            save_args=save_args,
+            timeout_s=self._timeout_s,
+            began_s=began_s,
+            then=lambda: self._after_commit(save, paths),
+        )
+
+    def save_and_wait(
+        self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None
+    ) -> None:
+        """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
+
+        Raises:
+            SaveFailed: It is not committed in time, or a process failed.
+            CheckpointExists: As in ``save``.
+            CheckpointError: As in ``save``.
+            BarrierError: As in ``save``.
+        """
+        self.wait_until_finished()
+        save, saver, paths = self._begin(path, force)
+        deadline = Deadline.after(self._timeout_s, self._clock)
+        saver.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
+        self._after_commit(save, paths)
+
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        like: Any = None,
+        *,
+        restore_args: Any = None,
+        options: RestoreOptions = DEFAULTS,
+    ) -> Any:
+        """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
+
+        A save there that all processes finished and nobody committed is committed first; one that another start of
+        the job is still writing is waited for if there is nothing else.
+
+        Args:
+            path: Of the checkpoint; a step's folder, or one of its items', will do too.
+            like: A tree with the shapes, dtypes and shardings that are wanted; its arrays may be
+                ``jax.ShapeDtypeStruct``. None: the tree as it was saved, of dicts and lists.
+            restore_args: ``RestoreArgs`` for all leaves, or a tree of them.
+            options: What may be missing, and how much memory reading may take.
+
+        Returns:
+            The tree.
+
+        Raises:
+            CheckpointNotFound: There is none.
+            CheckpointCorrupt: It is torn or damaged.
+            CheckpointMismatch: It does not fit ``like``.
+            BarrierError: Other processes did not take part in time.
+        """
+        self.wait_until_finished()
+        joined, _ = self._join()
+        self._restores += 1
+        paths = _paths_of(path)
+        return at_path.restore(
+            paths,
+            paths.step(None),
+            like,
+            restore_args,
+            gang=joined.gang,
+            key=f"checkpoint/{joined.attempt}/restore/{self._restores}",
+            attempt=joined.attempt,
+            deadline=Deadline.after(self._timeout_s, self._clock),
+            sleep=time.sleep,
+            options=options,
+        )
+
+    def metadata(self, path: str | os.PathLike[str]) -> TreeMetadata:
+        """Returns what is saved at ``path``, without reading any array. Not collective.
+
+        Raises:
+            CheckpointNotFound: There is no checkpoint.
+            CheckpointCorrupt: Its metadata are damaged.
+        """
+        self.wait_until_finished()
+        return metadata_of(at_path.folder_of(_paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock))
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        if self._closed:
+            raise SettingsError("the checkpointer is closed")
+        if self._saver is not None:
+            self._saver.check_for_errors()
+
+    def wait_until_finished(self) -> None:
+        """Waits for the background save under way.
+
+        Raises:
+            SaveFailed: It failed.
+        """
+        if self._closed:
+            raise SettingsError("the checkpointer is closed")
+        if self._saver is not None:
+            self._saver.wait_until_finished(None)  # the save itself is bounded
+
+    def close(self) -> None:
+        """Waits for the background save under way, and lets its memory go. Safe to repeat.
+
+        Raises:
+            SaveFailed: It failed.
+        """
+        if self._closed:
+            return
+        try:
+            self.wait_until_finished()
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            if self._saver is not None:
+                self._saver.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+            self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._at_exit.forget()
+        self._last_save, self._saver = self.last_save, None
+
+    def _join(self) -> tuple[Joined, Saver]:
+        if self._joined is None or self._saver is None:
+            joined = self._joining.join(timeout_s=self._timeout_s)
+            if self._primary_host is not None:
+                joined.rank(self._primary_host)  # raises where it takes no part
+            self._joined = joined
+            self._saver = Saver(
+                joined.gang, joined.attempt, clock=self._clock, processes=joined.processes, options=self._options
+            )
+        return self._joined, self._saver
+
+    def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[Save, Saver, Layout]:
+        joined, saver = self._join()
+        paths = _paths_of(path)
+        save = saver.begin(paths, None, replace=force, barrier=self._barrier(joined))
+        with save.failing_together():
+            self._check_target(save, joined.gang, force)
+        return save, saver, paths
+
+    def _check_target(self, save: Save, gang: Gang, force: bool) -> None:
+        """Raises in all processes alike if the save must not go where it should."""
+        target, word, key = save.temporary.target, None, f"{save.key}/target"
+        if gang.process_index == 0:
+            try:
+                word = json.dumps([str(target), at_path.why_not_to(target, force)])
+            except OSError as error:
+                gang.fail(key, error)
+                raise
+        word = gang.broadcast(key, word, timeout_s=self._timeout_s)
+        theirs, problem = json.loads(word)
+        if theirs != str(target):
+            raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
+        if problem is not None:
+            raise CheckpointExists(problem)
+
+    def _barrier(self, joined: Joined) -> SyncFnBarrier | None:
+        if self._barrier_sync_fn is None:
+            return None
+        committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
+        return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
+
+    def _is_primary(self, joined: Joined) -> bool:
+        return self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
+
+    def _after_commit(self, save: Save, paths: Layout) -> None:
+        """Runs in the thread of the save."""
+        joined, _ = self._join()
+        if self._callback is not None:
+            self._call_back(self._callback, f"{save.key}/callback", joined)
+        if joined.gang.process_index == 0:
+            try:
+                commit.give_up_old(paths, attempt=joined.attempt, older_than_s=tidying.UNFINISHED_KEPT_S)
+                commit.empty_trash(paths)
+            except OSError as error:
+                logger.warning("beside %s was not tidied up: %s", save.temporary.target, error)
+
+    def _call_back(self, callback: Callable[[], None], key: str, joined: Joined) -> None:
+        if self._is_primary(joined):
+            try:
+                callback()
+            except Exception as error:
+                joined.gang.fail(key, error)
+                raise SaveFailed(
+                    f"the checkpoint is committed, but post_finalization_callback failed: {error}"
+                ) from error
+        joined.gang.barrier(key, timeout_s=self._timeout_s)
+
+
+def _paths_of(path: str | os.PathLike[str]) -> Layout:
+    root = layout.root_of(os.fspath(path))
+    if not root.name:
+        raise SettingsError(f"checkpoint path {os.fspath(path)!r}: expected a folder's name at its end")
+    return Layout(root.parent, name=root.name)

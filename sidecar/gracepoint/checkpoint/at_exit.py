@@ -1,0 +1,42 @@
+"""Has a save that is under way waited for when the interpreter ends: its thread would be killed, silently."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from typing import Protocol
+
+from gracepoint.errors import GracepointError
+
+logger = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """What is to be closed."""
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+
+
+class AtExit:
+    """Closes ``what`` when the interpreter ends, unless it is gone by then, or ``forget`` was called."""
+
+    def __init__(self, what: Closable) -> None:
+        self._what = weakref.ref(what)
+        self._pid = os.getpid()
+        atexit.register(self._close)
+
+    def forget(self) -> None:
+        """There is nothing to close any more."""
+        atexit.unregister(self._close)
+
+    def _close(self) -> None:
+        what = self._what()
+        if what is None or os.getpid() != self._pid:  # a forked child has none of its parent's threads
+            return
+        try:
+            what.close()
+        except GracepointError as error:
+            logger.error("the last save failed: %s", error)

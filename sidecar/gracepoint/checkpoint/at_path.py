@@ -1,0 +1,151 @@
+"""The checkpoint that has a path to itself: what may be saved there, which folder is meant, and restoring it together.
+
+A path may also name a step's folder, or one of its items.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gracepoint.checkpoint import catalog, commit, layout
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions, read_tree
+from gracepoint.checkpoint.restoring import read_together
+from gracepoint.checkpoint.together import Together
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from gracepoint.gang import Gang
+
+_MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+
+
+def why_not_to(target: Path, force: bool) -> str | None:
+    """Returns why nothing must be saved at ``target``, or None if it may."""
+    if not os.path.lexists(target):
+        return None
+    if not force:
+        return f"{target} exists already: save to another path, or replace it with force=True"
+    if target.is_symlink() or not target.is_dir():
+        return f"{target} is not a folder: remove it yourself if it may go"
+    if any(target.iterdir()) and not any((target / mark).exists() for mark in _MARKS):
+        return f"{target} is not a checkpoint, and force=True replaces nothing else: remove it yourself if it may go"
+    return None
+
+
+def folder_of(path: Path) -> Path:
+    """Returns the folder to open for the checkpoint that ``path`` names: itself, a step or an item.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        CheckpointCorrupt: It is torn, or it holds several items and does not say which is meant.
+    """
+    if not path.is_dir():
+        raise CheckpointNotFound(f"there is no checkpoint at {path}")
+    above = commit.read_manifest(path.parent)
+    if above is not None and above.item == path.name:
+        return path.parent  # where the checksums are
+    if commit.read_manifest(path) is not None:
+        return path
+    if not any((path / mark).exists() for mark in _MARKS):
+        if not any(item.is_dir() and (item / layout.TREE_METADATA).is_file() for item in path.iterdir()):
+            raise CheckpointNotFound(
+                f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
+                f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
+            )
+    elif not catalog.finished_by_orbax(path):
+        raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")
+    if any((path / item / layout.TREE_METADATA).is_file() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
+        return path
+    items = sorted(item for item in path.iterdir() if (item / layout.TREE_METADATA).is_file())
+    if len(items) == 1:
+        return items[0]
+    raise CheckpointCorrupt(
+        f"{path} has {'several items' if items else 'no item'} with a tree of arrays: expected the path of one"
+        + (f", as {items[0]}" if items else "")
+    )
+
+
+def restore(
+    paths: Layout,
+    path: Path,
+    like: Any,
+    restore_args: Any,
+    *,
+    gang: Gang,
+    key: str,
+    attempt: str,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    options: RestoreOptions = DEFAULTS,
+) -> Any:
+    """Restores the checkpoint at ``path`` in all processes, or in none. Collective.
+
+    Args:
+        paths: Of saves to ``path``.
+        path: Of a checkpoint, a step or an item.
+        like: As ``read_tree`` takes it.
+        restore_args: As ``read_tree`` takes it.
+        gang: The processes.
+        key: Below which they meet.
+        attempt: Whose own saves are not waited for.
+        deadline: For all of it.
+        sleep: To wait for another attempt's writer with.
+        options: As ``read_tree`` takes them.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        CheckpointCorrupt: It is torn or damaged.
+        CheckpointMismatch: It does not fit ``like``.
+        CheckpointError: It cannot be read for another reason.
+        BarrierError: Other processes did not take part in time.
+    """
+    word = None
+    if gang.process_index == 0:
+        word = json.dumps(_found(paths, path, attempt, deadline, sleep))
+    kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
+    if kind != "folder":
+        raise _ERRORS[kind](found)
+    tree, damage = read_together(
+        found,
+        lambda: (
+            read_tree(
+                Path(found),
+                like,
+                restore_args,
+                options=options,
+                deadline=deadline,
+                together=Together(gang, f"{key}/leaves"),
+            ),
+        ),
+        gang=gang,
+        key=f"{key}/read",
+        deadline=deadline,
+    )
+    if tree is None:
+        raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
+    return tree[0]
+
+
+_ERRORS = {"not found": CheckpointNotFound, "corrupt": CheckpointCorrupt, "error": CheckpointError}
+
+
+def _found(
+    paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
+) -> tuple[str, str]:
+    """Returns the folder to read, or what is wrong: for all processes, so nothing is raised."""
+    try:
+        # Waiting for another attempt's writer must leave time to read.
+        catalog.settle(
+            paths, attempt=attempt, is_wanted=lambda _: not path.exists(), deadline=deadline.part(0.5), sleep=sleep
+        )
+        return "folder", str(folder_of(path))
+    except CheckpointNotFound as error:
+        return "not found", str(error)
+    except CheckpointCorrupt as error:
+        return "corrupt", str(error)
+    except (OSError, CheckpointError) as error:
+        return "error", f"process 0 could not look at {path}: {error}"

@@ -1,0 +1,231 @@
+"""Steps in a directory for loops that have no session: when to save, what to keep, which is the newest.
+
+It is ``Checkpointer``, which the session uses too, with processes that it brings together itself. One thread owns it
+and makes all calls, the same ones in the same order in all processes (``all_steps``, ``latest_step`` and ``metadata``
+are anybody's). Its threads are ``Checkpointer``'s. At the interpreter's end a save under way is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Self
+
+from gracepoint.checkpoint import at_path, catalog, layout
+from gracepoint.checkpoint.at_exit import AtExit
+from gracepoint.checkpoint.checkpointer import Checkpointer
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.joined import Joining
+from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.measures import SaveStats
+from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions
+from gracepoint.checkpoint.restoring import Restored
+from gracepoint.errors import CheckpointNotFound, SettingsError
+from gracepoint.gang import Gang
+
+_ABANDON_S = 10.0
+
+
+class CheckpointManager:
+    """Saves and restores the steps of one directory."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_every_steps: int | None = None,
+        save_every_s: float = 0.0,
+        keep_last: int = 3,
+        keep_every_steps: int = 0,
+        keep_for_s: float = 0.0,
+        timeout_s: float = 900.0,
+        active_processes: Collection[int] | None = None,
+        options: WriteOptions | None = None,
+        gang: Gang | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches neither files nor JAX's backend.
+
+        Args:
+            directory: Absolute path or ``file://`` URI on a file system that all processes share.
+            save_every_steps: Multiples of it are due; 0: none for that reason. None: 1 without ``save_every_s``, with
+                it 0.
+            save_every_s: A step is due when so many seconds have passed since the last save; 0: not for that reason.
+            keep_last: The newest so many steps are kept.
+            keep_every_steps: Also multiples of it; 0: none for that reason.
+            keep_for_s: Also steps that were committed less than so many seconds ago; 0: none for that reason.
+            timeout_s: For what a save does in the background, and for each of the other calls.
+            active_processes: As in ``AsyncCheckpointer``.
+            options: How arrays are written.
+            gang: As in ``AsyncCheckpointer``.
+            clock: Monotonic seconds; of the first process, that by which steps are due.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        if save_every_steps is None:
+            save_every_steps = 0 if save_every_s else 1
+        self._directory = os.fspath(directory)
+        self._paths = Layout(layout.root_of(self._directory))
+        self._timeout_s = timeout_s
+        self._joining = Joining(active_processes, gang)
+        # All but the processes, which are brought together when they are needed first.
+        self._make = functools.partial(
+            Checkpointer,
+            self._directory,
+            save_every_steps=save_every_steps,
+            save_every_s=save_every_s,
+            keep_last=keep_last,
+            keep_every_steps=keep_every_steps,
+            keep_for_s=keep_for_s,
+            options=options,
+            clock=clock,
+        )
+        self._checkpointer: Checkpointer | None = None
+        self._claimed = False
+        self._closed = False
+        self._at_exit = AtExit(self)
+
+    @property
+    def last_save(self) -> SaveStats | None:
+        """What the last committed save took in this process; None before the first."""
+        return None if self._checkpointer is None else self._checkpointer.last_save
+
+    def all_steps(self) -> list[int]:
+        """Returns the steps that have a complete checkpoint, oldest first."""
+        return catalog.complete_steps(self._paths)
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step that has a complete checkpoint; None if there is none."""
+        return max(self.all_steps(), default=None)
+
+    def should_save(self, step: int) -> bool:
+        """True if it is time to save this step, alike in all processes.
+
+        Where steps are due by seconds, ask at every step (``save`` does).
+        """
+        return self._open().is_due(step)
+
+    def save(self, step: int, tree: Any, *, force: bool = False, save_args: Any = None) -> bool:
+        """Saves if ``should_save``: copies to host memory, and writes while the caller goes on.
+
+        Waits for the save before it. On return the tree may be donated.
+
+        Args:
+            step: Of the tree.
+            tree: Of arrays, numbers and strings.
+            force: Whether to save a step that is not due, too.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them.
+
+        Returns:
+            True if a save was begun, or the step is on disk as this manager's state already.
+
+        Raises:
+            SaveFailed: The save before this one failed; this one was not begun.
+            CheckpointError: The tree cannot be saved, naming the leaf; or another job uses the directory.
+            BarrierError: Other processes did not take part in time.
+        """
+        checkpointer = self._open()
+        if not (checkpointer.is_due(step) or force):
+            return False
+        if not self._claimed:
+            checkpointer.check_shared(timeout_s=self._timeout_s)
+            checkpointer.claim(self._job, timeout_s=self._timeout_s)
+            self._claimed = True
+        checkpointer.save_in_background(step, tree, {}, save_args=save_args, timeout_s=self._timeout_s)
+        return True
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        restore_args: Any = None,
+        options: RestoreOptions = DEFAULTS,
+    ) -> Restored:
+        """Restores a step, or the newest one that all processes can read.
+
+        Args:
+            step: That is wanted; None for the newest, past damaged ones.
+            like: As in ``AsyncCheckpointer.restore``.
+            restore_args: As in ``AsyncCheckpointer.restore``.
+            options: As in ``AsyncCheckpointer.restore``.
+
+        Returns:
+            The tree (``state``) and its ``step``.
+
+        Raises:
+            CheckpointNotFound: There is no such step, or none at all.
+            CheckpointCorrupt: It is damaged; or all are.
+            CheckpointMismatch: It does not fit ``like``.
+            BarrierError: Other processes did not take part in time.
+        """
+        restored = self._open().restore(
+            like, step=step, restore_args=restore_args, options=options, timeout_s=self._timeout_s
+        )
+        if restored is None:
+            raise CheckpointNotFound(f"{self._paths.root} has no checkpoint")
+        return restored
+
+    def metadata(self, step: int) -> TreeMetadata:
+        """Returns what a step holds, without reading any array.
+
+        Raises:
+            CheckpointNotFound: There is no such step.
+            CheckpointCorrupt: Its metadata are damaged.
+        """
+        folder = at_path.folder_of(self._paths.step(step))
+        return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic))
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        self._open().check_for_errors()
+
+    def wait_until_finished(self) -> None:
+        """Waits for the background save under way.
+
+        Raises:
+            SaveFailed: It failed.
+        """
+        self._open().wait_until_finished(None)
+
+    def close(self) -> None:
+        """Waits for the background save under way, and for old steps to be deleted. Safe to repeat.
+
+        Raises:
+            SaveFailed: The save failed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._at_exit.forget()
+        if self._checkpointer is not None:
+            self._checkpointer.close(self._timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._at_exit.forget()
+            if self._checkpointer is not None:
+                self._checkpointer.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+
+    def _open(self) -> Checkpointer:
+        if self._closed:
+            raise SettingsError("the checkpoint manager is closed")
+        if self._checkpointer is None:
+            joined = self._joining.join(timeout_s=self._timeout_s)
+            self._job = joined.job
+            self._checkpointer = self._make(gang=joined.gang, processes=joined.processes, attempt=joined.attempt)
+        return self._checkpointer

@@ -1,0 +1,118 @@
+"""What is worked out once for states of one form: how they are stored, who writes what, and memory for a snapshot.
+
+Belongs to the thread that saves. A form is the leaves' names, shapes, types and shardings, and the arguments that
+they are saved with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gracepoint.checkpoint import host_memory, orbax_metadata, tree
+from gracepoint.checkpoint.chunking import stored_specs
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.plan import Plan, make_plan
+from gracepoint.checkpoint.snapshot import Snapshot, Specs, snapshot_bytes
+from gracepoint.checkpoint.spec import ArraySpec, tree_digest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Prepared:
+    """What holds for all states of one form.
+
+    Attributes:
+        form: Of the states.
+        specs: Of what is stored of each leaf.
+        digest: Of the arrays' specs.
+        metadata: Orbax's metadata files, by name below the item's folder.
+        plan: This process's part of a save.
+        snapshot: Memory for one; None if it was not needed yet.
+    """
+
+    form: tuple[Any, ...]
+    specs: Specs
+    digest: str
+    metadata: Mapping[str, bytes]
+    plan: Plan
+    snapshot: Snapshot | None = None
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The specs of the leaves that are arrays."""
+        return tuple(spec for spec in self.specs if spec is not None)
+
+
+class Planner:
+    """Plans saves; a state of the form of the one before is not planned again.
+
+    Args:
+        process_index: Of this process among those that save.
+        process_count: How many they are.
+        options: Of all saves.
+        processes: As in ``make_plan``.
+        host_memory_limit_bytes: A snapshot may have so many bytes; None: as many as the host has.
+        available: Tells how many bytes of host memory can be had; None: not known.
+    """
+
+    def __init__(
+        self,
+        process_index: int,
+        process_count: int,
+        options: WriteOptions,
+        *,
+        processes: Sequence[int] | None = None,
+        host_memory_limit_bytes: int | None = None,
+        available: Callable[[], int | None] = host_memory.available_bytes,
+    ) -> None:
+        self._process_index = process_index
+        self._process_count = process_count
+        self._options = options
+        self._processes = processes
+        self._limit_bytes = host_memory_limit_bytes
+        self._available = available
+        self._prepared: Prepared | None = None
+
+    def plan(self, state: Any, save_args: Any = None) -> tuple[list[tree.Leaf], Prepared]:
+        """Returns the leaves of ``state``, and what holds for its form.
+
+        Raises:
+            CheckpointError: A leaf cannot be saved; names it.
+        """
+        leaves = tree.flatten(state)
+        form = ([(leaf.spec, getattr(leaf.data, "sharding", None)) for leaf in leaves], save_args)
+        if self._prepared is None or self._prepared.form != form:
+            if self._prepared is not None:
+                logger.info("the state has another form than before: planning its saves anew")
+            self._prepared = None  # the old snapshot goes before a new one comes
+            self._prepared = self._prepare(leaves, form, save_args)
+        return leaves, self._prepared
+
+    def snapshot(self, leaves: Sequence[tree.Leaf], prepared: Prepared) -> Snapshot:
+        """Returns the memory for a snapshot, reserved when it is asked for first.
+
+        Raises:
+            CheckpointError: There is not as much, or it may not be taken.
+        """
+        if prepared.snapshot is None:
+            needed_bytes = snapshot_bytes(leaves, prepared.plan, self._options)
+            host_memory.check_fits(needed_bytes, self._limit_bytes, self._available())
+            prepared.snapshot = Snapshot(leaves, prepared.specs, prepared.plan, self._options)
+        return prepared.snapshot
+
+    def _prepare(self, leaves: Sequence[tree.Leaf], form: tuple[Any, ...], save_args: Any) -> Prepared:
+        specs = stored_specs(leaves, self._process_count, self._options, save_args, self._processes)
+        stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
+        plan = make_plan(
+            stored,
+            self._process_index,
+            self._process_count,
+            self._processes,
+            max_replicas=self._options.max_replicas,
+        )
+        metadata = orbax_metadata.metadata_files(stored, store_sharding=self._options.store_sharding)
+        return Prepared(form, specs, tree_digest(tree.specs_of(stored)), metadata, plan)

@@ -1,0 +1,243 @@
+"""Saves of one gang, one at a time, wherever they go.
+
+One thread owns a ``Saver``, the training thread. For it work TensorStore's threads, which write, and one for the
+background save that is under way, which ends with it. That one writes from the snapshot, which the owner fills only
+while no save is under way.
+
+Everything that a process waits for from its peers has a timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gracepoint.checkpoint import measures
+from gracepoint.checkpoint.background import Background
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.files import make_folders
+from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.measures import SaveStats
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.planner import Planner
+from gracepoint.checkpoint.saving import Barrier, Save
+from gracepoint.checkpoint.snapshot import Transfer
+from gracepoint.checkpoint.writer import Writer
+from gracepoint.errors import SaveFailed
+from gracepoint.gang import Gang
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_TIMEOUT_S = 60.0
+#: How long the thread of a save needs to notice that it is waited for no longer.
+_ABANDONED_ENDS_S = 1.0
+
+
+class Saver:
+    """Plans once for states of one form, and saves them. Every call but ``prepare`` is collective.
+
+    Args:
+        gang: The processes that save together.
+        attempt: Unique for each start of the gang, the same in all its processes.
+        clock: Monotonic seconds.
+        processes: ``jax.process_index()`` of each of the gang's processes; None where the two are the same.
+        options: How arrays are written; None: the defaults.
+        host_memory_limit_bytes: A snapshot may have so many bytes; None: as many as the host has.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        attempt: str,
+        *,
+        clock: Callable[[], float],
+        processes: Sequence[int] | None = None,
+        options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
+    ) -> None:
+        self._gang = gang
+        self._attempt = attempt
+        self._clock = clock
+        options = options or DEFAULT_OPTIONS
+        self._writer = Writer(options)
+        self._planner = Planner(
+            gang.process_index,
+            gang.process_count,
+            options,
+            processes=processes,
+            host_memory_limit_bytes=host_memory_limit_bytes,
+        )
+        self._background = Background()
+        self._under_way: Save | None = None  # what the background was started with last
+        self.saves = 0  # begun so far; the same in all processes
+        self.last_save: SaveStats | None = None
+
+    def prepare(self, state: Any, *, in_background: bool) -> int:
+        """Plans, and reserves and touches memory for a snapshot if there will be background saves.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            CheckpointError: The state cannot be saved; names the leaf.
+        """
+        leaves, prepared = self._planner.plan(state)
+        if in_background:
+            self._planner.snapshot(leaves, prepared)
+        return prepared.plan.total_bytes
+
+    def warm(self, paths: Layout) -> None:
+        """Writes and removes a file as a save does.
+
+        Raises:
+            OSError: The directory cannot be written to.
+        """
+        make_folders(paths.root)
+        probe = paths.probe(self._attempt, self._gang.process_index)
+        self._writer.warm(probe, Deadline.after(_WARM_UP_TIMEOUT_S, self._clock))
+
+    def total_bytes(self, state: Any) -> int:
+        """Returns the bytes of ``state`` over all processes."""
+        return self._planner.plan(state)[1].plan.total_bytes
+
+    def begin(self, paths: Layout, step: int | None, *, replace: bool = True, barrier: Barrier | None = None) -> Save:
+        """Returns the next save, to be given to ``in_background`` or ``now``.
+
+        Args:
+            paths: Where it goes.
+            step: That is saved; None where the checkpoint has a path to itself.
+            replace: As in ``Save``.
+            barrier: As in ``Save``.
+        """
+        self.saves += 1  # before anything can fail, so that the processes' counts never part
+        temporary = paths.temporary(step, self._attempt, self.saves)
+        return Save(paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier)
+
+    def in_background(
+        self,
+        save: Save,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        began_s: float,
+        then: Callable[[], None],
+        save_args: Any = None,
+    ) -> None:
+        """Copies the state to host memory and writes it while the caller goes on.
+
+        Args:
+            save: What ``begin`` gave; no other is under way.
+            state: May be donated when this returns.
+            host_state: May be changed when this returns.
+            timeout_s: For the part in the background.
+            began_s: When the caller began to be blocked, on the clock.
+            then: Called in the save's thread once it is committed; its error is the save's.
+            save_args: As in ``stored_specs``.
+
+        Raises:
+            CheckpointError: The state or the host state cannot be saved; names the leaf.
+        """
+        with save.failing_together():
+            leaves, prepared = self._planner.plan(state, save_args)
+            save.describe(leaves, prepared, host_state)
+            snapshot = self._planner.snapshot(leaves, prepared)
+            started_s = self._clock()
+            transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
+            snapshot_s = self._clock() - started_s
+        plan, blocked_s = prepared.plan, self._clock() - began_s
+
+        def run() -> None:
+            stages = save.run(transfer, Deadline.after(timeout_s, self._clock), lambda stage: None)
+            step = save.temporary.step
+            stats = SaveStats(step, plan.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s)
+            self.last_save = stats
+            then()
+            primary = self._gang.process_index == 0
+            total_s = self._clock() - began_s if primary else None
+            measures.tell_background(stats, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s)
+
+        self._under_way = save
+        self._background.start(f"the save of {save.temporary.what}", run)
+        measures.tell_blocked(blocked_s)
+
+    def now(
+        self,
+        save: Save,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        save_args: Any = None,
+    ) -> int:
+        """Saves and returns when it is committed. Chunks go from the devices to the disk without a snapshot.
+
+        Args:
+            save: What ``begin`` gave; no other is under way.
+            state: Must not be donated until this returns.
+            host_state: This process's values by name.
+            deadline: For all of it.
+            on_stage: As in ``Save.run``.
+            save_args: As in ``stored_specs``.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            SaveFailed: It is not committed in time, or a process failed.
+            CheckpointError: The state or the host state cannot be saved; names the leaf.
+        """
+        began_s = self._clock()
+        with save.failing_together():
+            leaves, prepared = self._planner.plan(state, save_args)
+            save.describe(leaves, prepared, host_state)
+        plan = prepared.plan
+        stages = save.run(Transfer(leaves, prepared.specs, plan, self._writer.options, None), deadline, on_stage)
+        blocked_s = self._clock() - began_s
+        step = save.temporary.step
+        self.last_save = SaveStats(step, plan.total_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
+        return plan.total_bytes
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits for the background save under way; ``take_error`` then tells how it ended.
+
+        Raises:
+            SaveFailed: It still ran after ``timeout_s``.
+        """
+        self._background.wait(timeout_s)
+
+    def take_error(self) -> Exception | None:
+        """Returns the error of a background save that has ended, once; None if it went well or still runs."""
+        return self._background.take_error()
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        if error := self.take_error():
+            raise SaveFailed(f"a background save failed: {error}") from error
+
+    def wait_until_finished(self, timeout_s: float | None) -> None:
+        """Waits for the background save under way, which is bounded itself: there need be no timeout here.
+
+        Raises:
+            SaveFailed: It failed, or was not committed within ``timeout_s``.
+        """
+        self.wait(timeout_s)
+        self.check_for_errors()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """The last call where training broke off: the save under way has ``timeout_s`` to end.
+
+        A thread that is inside of TensorStore or the coordination service while the interpreter ends would abort the
+        process, and its exit code would not be that of the error. Not collective; never raises.
+        """
+        with contextlib.suppress(SaveFailed):
+            self._background.wait(timeout_s)
+        if self._background.busy and self._under_way is not None:
+            self._under_way.fail(SaveFailed(reason))
+            with contextlib.suppress(SaveFailed):
+                self._background.wait(_ABANDONED_ENDS_S)
+        if error := self.take_error():
+            logger.error("the background save failed: %s", error)

@@ -1,0 +1,104 @@
+"""Orbax's ``_sharding`` file: how arrays were sharded when they were saved, by the ids of the devices of that time.
+
+On another topology the same ids may stand for other devices, or for none: whoever restores from it is warned.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gracepoint.errors import CheckpointCorrupt, CheckpointError
+
+
+def parse(contents: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
+    """Returns what is recorded of each sharding by the leaf's name.
+
+    Raises:
+        CheckpointCorrupt: It is not what Orbax or Gracepoint writes.
+    """
+    try:
+        return {base64.urlsafe_b64decode(name).decode(): json.loads(text) for name, text in contents.items() if text}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
+
+
+def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
+    """Returns the sharding that was recorded.
+
+    An array of a single device that is not of this process (each process had its own copy) goes to the first device
+    of this one.
+
+    Raises:
+        CheckpointError: Its devices are not there, or it is of an unknown kind; says what to give instead.
+    """
+    match recorded.get("sharding_type"):
+        case "NamedSharding":
+            return _named(recorded, where)
+        case "SingleDeviceSharding":
+            # JAX 0.10 calls a CPU device otherwise than those before.
+            wanted = recorded["device_str"].replace("TFRT_CPU_", "cpu:")
+            local = jax.local_devices()
+            named = [device for device in local if str(device).replace("TFRT_CPU_", "cpu:") == wanted]
+            return jax.sharding.SingleDeviceSharding((named or local)[0])
+        case unknown:
+            raise CheckpointError(f"{where} was saved with a sharding of kind {unknown!r}: give one to restore with")
+
+
+def describe(sharding: Any) -> str:
+    """Returns a sharding, of JAX or as it was recorded, in words; empty for None."""
+    if sharding is None:
+        return ""
+    if isinstance(sharding, Mapping):
+        if sharding.get("sharding_type") != "NamedSharding":
+            return f"on {sharding.get('device_str', 'unknown devices')}"
+        axes = zip(sharding["axis_names"], sharding["shape"], strict=True)
+        return _in_words(sharding["partition_spec"], axes)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return _in_words(sharding.spec, sharding.mesh.shape.items())
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return f"on {next(iter(sharding.device_set))}"
+    return str(sharding)
+
+
+def _named(recorded: Mapping[str, Any], where: str) -> jax.sharding.NamedSharding:
+    by_id = {device.id: device for device in jax.devices()}
+    ids = [device["id"] for device in _flat((recorded.get("device_mesh") or {}).get("mesh", []))]
+    if not ids:
+        ids = list(by_id)  # as Orbax takes it
+    if missing := [device_id for device_id in ids if device_id not in by_id]:
+        raise CheckpointError(
+            f"{where} was saved {describe(recorded)} on devices {ids}, of which {missing} are not here (found "
+            f"{list(by_id)}): give a sharding to restore with"
+        )
+    shape = recorded["shape"]
+    if len(ids) != int(np.prod(shape)):
+        raise CheckpointError(
+            f"{where} was saved {describe(recorded)}, and here are {len(ids)} devices: give a sharding to restore with"
+        )
+    devices = np.array([by_id[device_id] for device_id in ids], object).reshape(shape)
+    types = {str(axis_type): axis_type for axis_type in jax.sharding.AxisType}
+    mesh = jax.sharding.Mesh(
+        devices,
+        tuple(recorded["axis_names"]),
+        axis_types=tuple(types[name] for name in recorded["axis_types"]) if recorded.get("axis_types") else None,
+    )
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*_spec(recorded["partition_spec"])))
+
+
+def _flat(mesh: Any) -> list[Any]:
+    return [device for inner in mesh for device in _flat(inner)] if isinstance(mesh, list) else [mesh]
+
+
+def _spec(entries: Sequence[Any]) -> list[Any]:
+    return [tuple(entry) if isinstance(entry, list) else entry for entry in entries]
+
+
+def _in_words(spec: Sequence[Any], axes: Any) -> str:
+    over = ", ".join(f"{name}={size}" for name, size in axes)
+    return f"sharded ({', '.join(str(entry) for entry in _spec(list(spec)))}) over {over}"

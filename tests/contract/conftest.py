@@ -1,0 +1,67 @@
+"""Replicas of the operator for a test, and the cluster that they see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gracepoint_operator.core import Core
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.server import Certificates, Server
+from tests.contract.replicas import Replica, until
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import NAMESPACE, Clock
+from tests.unit.operator.replica import cluster
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    """Starts replicas; stops them all in the end."""
+    servers: list[Server] = []
+    tls = tmp_path / "tls"
+    tls.mkdir()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
+    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
+
+    def make(api: MemoryApi, name: str = "replica-a") -> Replica:
+        metrics = Metrics()
+        core = Core(api, metrics, time.time, name, write_interval_s=0.05)
+        server = Server(
+            core,
+            api,
+            metrics,
+            Certificates(tls),
+            service_url="https://localhost",
+            https_port=0,
+            health_port=0,
+            host="localhost",
+        )
+        servers.append(server)
+        server.start(lambda: None)
+        until(lambda: core.ready, "the replica to know the cluster")
+        return Replica(server, core, api, authority.cert_pem.bytes().decode(), tmp_path)
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    """A cluster that trains, and the tokens of its pods."""
+    made = MemoryApi(Clock(time.time()))
+    cluster(made)
+    for index in (0, 1):
+        made.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
+    return made

@@ -1,0 +1,108 @@
+"""Checkpoints with a path of their own: stock Orbax's checkpointers read ours there, and we read theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from gracepoint.checkpoint import functions
+from gracepoint.errors import CheckpointCorrupt
+from tests.unit.checkpoint.support import assert_same, bits, rich_state, sharding, small_state
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path, state = tmp_path_factory.mktemp("ours") / "checkpoint", rich_state()
+    functions.save(path, state)
+    return path, state
+
+
+def test_a_standard_checkpointer_restores_ours(ours: tuple[Path, Any]) -> None:
+    path, state = ours
+    with ocp.StandardCheckpointer() as checkpointer:
+        assert_same(checkpointer.restore(path, state), state)
+        found = checkpointer.restore(path)
+    assert bits(found["params"]["w"]) == bits(state["params"].w)
+    assert found["params"]["w"].sharding == state["params"].w.sharding
+
+
+def test_a_pytree_checkpointer_restores_ours_into_another_sharding(ours: tuple[Path, Any]) -> None:
+    path, state = ours
+    arguments = jax.tree.map(
+        lambda leaf: ocp.ArrayRestoreArgs(sharding=sharding()) if isinstance(leaf, jax.Array) else ocp.RestoreArgs(),
+        state,
+    )
+    found = ocp.PyTreeCheckpointer().restore(path, args=ocp.args.PyTreeRestore(state, restore_args=arguments))
+    assert_same(found, state)
+    assert found["params"].w.sharding.is_fully_replicated
+
+
+def test_orbax_reads_the_metadata_of_ours(ours: tuple[Path, Any]) -> None:
+    path, state = ours
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.metadata(path).item_metadata
+    assert (found["params"]["w"].shape, found["params"]["w"].dtype) == ((8, 8), np.float32)
+    assert found["params"]["w"].sharding.to_jax_sharding() == state["params"].w.sharding
+
+
+def test_orbax_refuses_to_overwrite_ours_and_overwrites_it_when_told_so(tmp_path: Path) -> None:
+    functions.save(tmp_path / "a", small_state(1))
+    with ocp.StandardCheckpointer() as checkpointer:
+        with pytest.raises(ValueError, match="already exists"):
+            checkpointer.save(tmp_path / "a", small_state(2))
+        checkpointer.save(tmp_path / "a", small_state(2), force=True)
+    assert_same(functions.restore(tmp_path / "a", small_state()), small_state(2))
+
+
+@pytest.mark.parametrize("kind", ["standard", "pytree", "async"])
+def test_ours_restores_what_orbax_wrote_at_a_path(tmp_path: Path, kind: str) -> None:
+    state = small_state(4)
+    if kind == "standard":
+        with ocp.StandardCheckpointer() as standard:
+            standard.save(tmp_path / "a", state)
+    elif kind == "pytree":
+        ocp.PyTreeCheckpointer().save(tmp_path / "a", state)
+    else:
+        with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as asynchronous:
+            asynchronous.save(tmp_path / "a", args=ocp.args.PyTreeSave(state))
+    assert_same(functions.restore(tmp_path / "a", state), state)
+    found = functions.restore(tmp_path / "a")
+    assert found["w"].sharding == state["w"].sharding
+
+
+def test_ours_restores_an_item_of_a_step_of_orbaxs_by_the_steps_path_where_there_is_but_one(tmp_path: Path) -> None:
+    for items in (("params",), ("params", "more")):
+        root = tmp_path / "-".join(items)
+        with ocp.CheckpointManager(root, item_names=items) as manager:
+            manager.save(5, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.StandardSave(small_state(5)))))
+            manager.wait_until_finished()
+        assert_same(functions.restore(root / "5" / "params", small_state()), small_state(5))
+    assert_same(functions.restore(tmp_path / "params" / "5", small_state()), small_state(5))
+    with pytest.raises(CheckpointCorrupt, match="has several items with a tree of arrays: expected"):
+        functions.restore(tmp_path / "params-more" / "5", small_state())
+
+
+def test_ours_replaces_orbaxs_when_told_so_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"w": jnp.zeros(3)})
+    functions.save(tmp_path / "a", small_state(), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    with ocp.StandardCheckpointer() as checkpointer:
+        assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state())
+
+
+def test_what_orbax_did_not_finish_is_refused(tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", small_state())
+    (tmp_path / "a" / "commit_success.txt").unlink()
+    (tmp_path / "a" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(CheckpointCorrupt, match="was written by Orbax, and not finished"):
+        functions.restore(tmp_path / "a", small_state())

@@ -1,0 +1,534 @@
+"""Checkpoints with a path of their own: saved in the background, whole or not there, restored by all or none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint import catalog, commit, functions
+from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.saver import Saver
+from gracepoint.checkpoint.writer import Writer
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    SaveFailed,
+    SettingsError,
+)
+from gracepoint.gang import Gang
+from tests.unit.checkpoint.support import (
+    assert_same,
+    engine,
+    flip_bit,
+    in_gang,
+    outcomes_in_gang,
+    rich_state,
+    save,
+    small_state,
+)
+from tests.unit.checkpoint.test_commit import DyingGang
+
+
+@pytest.fixture
+def checkpointer() -> Iterator[AsyncCheckpointer]:
+    with AsyncCheckpointer() as made:
+        yield made
+
+
+def hold_commit(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Makes every commit wait for the event that is returned."""
+    go, real = threading.Event(), commit.finalize
+
+    def late(*arguments: Any, **options: Any) -> bool:
+        assert go.wait(30)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(commit, "finalize", late)
+    return go
+
+
+def break_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Writer, "write", no_space)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Saving.
+
+
+def test_a_save_returns_when_the_state_is_copied_and_its_path_appears_as_a_whole(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = hold_commit(monkeypatch)
+    values = np.arange(1000.0)
+    checkpointer.save(tmp_path / "a", {"w": values})
+    values[:] = -1  # it was copied
+    assert not (tmp_path / "a").exists()
+    go.set()
+    checkpointer.wait_until_finished()
+    assert names(tmp_path) == ["a"]
+    np.testing.assert_array_equal(checkpointer.restore(tmp_path / "a")["w"], np.arange(1000.0))
+
+
+def test_leaves_of_every_kind_come_back(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    state = rich_state()
+    checkpointer.save(tmp_path / "a", state)
+    assert_same(checkpointer.restore(tmp_path / "a", state), state)
+
+
+def test_a_save_waits_for_the_one_before_it(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = hold_commit(monkeypatch)
+    checkpointer.save(tmp_path / "a", small_state())
+    seen: list[bool] = []
+
+    def save_second() -> None:
+        checkpointer.save(tmp_path / "b", small_state())
+        seen.append((tmp_path / "a").exists())
+
+    second = threading.Thread(target=save_second)
+    second.start()
+    go.set()
+    second.join(30)
+    assert seen == [True]
+
+
+def test_what_is_there_is_not_replaced_unless_told_so(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    checkpointer.save(tmp_path / "a", small_state(1))
+    with pytest.raises(CheckpointExists, match="a exists already: .* force=True") as caught:
+        checkpointer.save(tmp_path / "a", small_state(2))
+    assert isinstance(caught.value, ValueError)  # as Orbax raises
+    assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(1))
+    checkpointer.save(tmp_path / "a", small_state(2), force=True)
+    assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(2))
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_save_that_shall_replace_another_and_fails_leaves_the_other_whole(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions.save(tmp_path / "a", small_state(1))
+    with monkeypatch.context() as patch:
+        break_writer(patch)
+        checkpointer.save(tmp_path / "a", small_state(2), force=True)
+        with pytest.raises(SaveFailed, match="No space left"):
+            checkpointer.wait_until_finished()
+    assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(1))
+
+
+def test_force_replaces_checkpoints_alone(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointExists, match="home is not a checkpoint, and force=True replaces nothing else"):
+        checkpointer.save(tmp_path / "home", small_state(), force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointExists, match="file is not a folder"):
+        checkpointer.save(tmp_path / "file", small_state(), force=True)
+    (tmp_path / "empty").mkdir()
+    checkpointer.save(tmp_path / "empty", small_state(), force=True)
+    checkpointer.wait_until_finished()
+    assert names(tmp_path / "home") == ["thesis.tex"]
+    assert_same(checkpointer.restore(tmp_path / "empty", small_state()), small_state())
+
+
+def test_what_came_to_its_path_meanwhile_is_not_replaced(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = hold_commit(monkeypatch)
+    checkpointer.save(tmp_path / "a", small_state(1))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("")
+    go.set()
+    with pytest.raises(SaveFailed, match="a is there by now|in the way"):
+        checkpointer.wait_until_finished()
+    assert names(tmp_path / "a") == ["file"]
+
+
+NEXT_CALLS: dict[str, Callable[[AsyncCheckpointer, Path], object]] = {
+    "save": lambda made, path: made.save(path / "next", small_state()),
+    "restore": lambda made, path: made.restore(path / "next"),
+    "check_for_errors": lambda made, path: made.check_for_errors(),
+    "wait_until_finished": lambda made, path: made.wait_until_finished(),
+    "close": lambda made, path: made.close(),
+}
+
+
+@pytest.mark.parametrize("call", NEXT_CALLS.values(), ids=NEXT_CALLS)
+def test_an_error_of_the_background_surfaces_at_the_next_call_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[AsyncCheckpointer, Path], object]
+) -> None:
+    checkpointer = AsyncCheckpointer()
+    with monkeypatch.context() as patch:
+        break_writer(patch)
+        checkpointer.save(tmp_path / "a", small_state())
+        assert checkpointer._saver is not None
+        checkpointer._saver.wait(30)
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        call(checkpointer, tmp_path)
+    assert not (tmp_path / "next").exists()
+    checkpointer.close()
+
+
+def test_a_context_that_an_error_leaves_raises_that_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_writer(monkeypatch)
+    with pytest.raises(ZeroDivisionError), AsyncCheckpointer() as checkpointer:  # noqa: PT012
+        checkpointer.save(tmp_path / "a", small_state())
+        raise ZeroDivisionError
+
+
+def test_a_closed_one_says_so(tmp_path: Path) -> None:
+    checkpointer = AsyncCheckpointer()
+    checkpointer.close()
+    checkpointer.close()
+    with pytest.raises(SettingsError, match="the checkpointer is closed"):
+        checkpointer.save(tmp_path / "a", small_state())
+
+
+def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy; from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer;"
+        "checkpointer = AsyncCheckpointer();"
+        "checkpointer.save(sys.argv[1], {'w': numpy.zeros(1 << 22)})"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")],
+        check=True,
+        timeout=100,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert functions.restore(tmp_path / "a")["w"].shape == (1 << 22,)
+
+
+@pytest.mark.parametrize("path", ["relative/path", "gs://bucket/path", "/"])
+def test_paths_that_cannot_be_saved_to_are_refused(checkpointer: AsyncCheckpointer, path: str) -> None:
+    with pytest.raises(SettingsError, match="expected"):
+        checkpointer.save(path, small_state())
+
+
+def test_a_uri_and_a_trailing_slash_are_paths_like_others(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    checkpointer.save(f"file://{tmp_path}/a/", small_state())
+    checkpointer.wait_until_finished()
+    assert names(tmp_path) == ["a"]
+
+
+def test_names_of_its_own_files_are_no_names_for_leaves(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    for name in ("_GRACEPOINT", "_CHECKPOINT_METADATA", "done.process_0.json", "commit_success.txt"):
+        with pytest.raises(CheckpointError, match="the name is reserved"):
+            checkpointer.save(tmp_path / "a", {name: np.ones(2)})
+    checkpointer.save(tmp_path / "a", {"default": np.ones(2), "host_state": np.ones(3)})  # there are no items
+    assert checkpointer.restore(tmp_path / "a")["host_state"].shape == (3,)
+
+
+def test_listeners_hear_how_long_callers_were_blocked_and_what_went_on_in_the_background(
+    tmp_path: Path, checkpointer: AsyncCheckpointer
+) -> None:
+    heard: dict[str, float] = {}
+
+    def duration(event: str, seconds: float, **_: Any) -> None:
+        heard[event] = seconds
+
+    def scalar(event: str, value: float, **_: Any) -> None:
+        heard[event] = value
+
+    jax.monitoring.register_event_duration_secs_listener(duration)
+    jax.monitoring.register_scalar_listener(scalar)
+    try:
+        checkpointer.save(tmp_path / "a", {"w": np.zeros(100)})
+        checkpointer.wait_until_finished()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(duration)
+        jax.monitoring.unregister_scalar_listener(scalar)
+    events = "/jax/checkpoint/write/async"
+    assert heard[f"{events}/bytes"] == 800
+    assert heard[f"{events}/commit_future_count"] == 1
+    blocked_s, total_s = heard[f"{events}/blocking_duration_secs"], heard[f"{events}/total_duration_secs"]
+    thread_s, commit_s = heard[f"{events}/thread_duration_sec"], heard[f"{events}/commit_duration_sec"]
+    assert 0 < blocked_s < total_s
+    assert 0 < commit_s < thread_s < total_s
+    stats = checkpointer.last_save
+    assert stats is not None
+    assert (stats.bytes, stats.blocked_s, stats.committed_s) == (800, blocked_s, thread_s)
+
+
+# Several processes.
+
+
+def test_several_that_are_alive_at_once_never_meet_each_others_keys(tmp_path: Path) -> None:
+    def run(gang: Gang) -> None:
+        made = [AsyncCheckpointer(gang=gang) for _ in range(3)]
+        for number in range(2):
+            for name, checkpointer in zip("abc", made, strict=True):
+                checkpointer.save(tmp_path / f"{name}{number}", small_state(number))
+        for checkpointer in made:
+            checkpointer.close()
+
+    in_gang(2, run)
+    assert names(tmp_path) == ["a0", "a1", "b0", "b1", "c0", "c1"]
+
+
+def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
+    def run(gang: Gang) -> None:
+        with AsyncCheckpointer(gang=gang) as checkpointer:
+            checkpointer.save(tmp_path / f"process-{gang.process_index}", small_state())
+            checkpointer.wait_until_finished()
+
+    first, second = outcomes_in_gang(2, run)
+    assert "the processes save to different paths" in str(second)
+    assert isinstance(first, SaveFailed)
+    assert not any(tmp_path.glob("process-[01]"))
+
+
+def test_a_process_that_does_not_come_is_named_when_the_time_is_over(tmp_path: Path) -> None:
+    def run(gang: Gang) -> None:
+        if gang.process_index == 0:
+            with AsyncCheckpointer(gang=gang, timeout_s=3) as checkpointer:
+                checkpointer.save(tmp_path / "a", small_state())
+
+    alone, _ = outcomes_in_gang(2, run)
+    assert isinstance(alone, SaveFailed)
+    assert re.search(r"gave up after [\d.]+ s, without process 1 of 2", str(alone))
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_stands_in_the_way_is_found_by_all_processes_alike(tmp_path: Path) -> None:
+    functions.save(tmp_path / "a", small_state())
+
+    def run(gang: Gang) -> None:
+        with AsyncCheckpointer(gang=gang) as checkpointer:
+            checkpointer.save(tmp_path / "a", small_state())
+
+    assert [type(error) for error in outcomes_in_gang(3, run)] == [CheckpointExists] * 3
+
+
+@pytest.mark.parametrize(("primary_host", "callers"), [(0, [0]), (1, [1]), (None, [0, 1, 2])])
+def test_the_callback_is_called_where_it_should_be_before_anybody_knows_of_the_commit(
+    tmp_path: Path, primary_host: int | None, callers: list[int]
+) -> None:
+    called: list[int] = []
+
+    def run(gang: Gang) -> list[int]:
+        def callback() -> None:
+            assert (tmp_path / "a").is_dir()
+            called.append(gang.process_index)
+
+        with AsyncCheckpointer(
+            gang=gang, primary_host=primary_host, post_finalization_callback=callback
+        ) as checkpointer:
+            checkpointer.save(tmp_path / "a", small_state())
+            checkpointer.wait_until_finished()
+            return sorted(called)
+
+    assert in_gang(3, run) == [callers] * 3
+
+
+def test_a_callback_that_fails_is_an_error_of_the_save_in_all_processes(tmp_path: Path) -> None:
+    def run(gang: Gang) -> None:
+        def callback() -> None:
+            raise ZeroDivisionError("in the callback")
+
+        with AsyncCheckpointer(gang=gang, post_finalization_callback=callback) as checkpointer:
+            checkpointer.save(tmp_path / "a", small_state())
+
+    for error in outcomes_in_gang(2, run):
+        assert isinstance(error, SaveFailed)
+        assert "in the callback" in str(error)
+    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+
+
+class SyncFn:
+    """A barrier of threads, as a caller's own."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._barriers: dict[str, threading.Barrier] = {}
+        self.keys: list[str] = []
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        with self._lock:
+            self.keys.append(key)
+            barrier = self._barriers.setdefault(key, threading.Barrier(self._count))
+        barrier.wait(timeout_ms / 1000)
+
+
+def test_a_barrier_of_the_callers_own_is_used_twice_a_save_with_unique_keys(tmp_path: Path) -> None:
+    sync = SyncFn(2)
+
+    def run(gang: Gang) -> None:
+        with AsyncCheckpointer(gang=gang, barrier_sync_fn=sync, primary_host=1) as checkpointer:
+            for name in ("a", "b"):
+                checkpointer.save(tmp_path / name, small_state())
+
+    in_gang(2, run)
+    assert names(tmp_path) == ["a", "b"]
+    assert len(sync.keys) == 8
+    assert len(set(sync.keys)) == 4
+    assert [key.rpartition("/")[2] for key in sync.keys[::2]] == ["write_complete", "commit_complete"] * 2
+
+
+def test_a_barrier_of_the_callers_own_that_fails_fails_the_save_unless_it_is_durable(tmp_path: Path) -> None:
+    def fail(*, key: str, timeout_ms: int) -> None:
+        raise RuntimeError("DEADLINE_EXCEEDED")
+
+    with AsyncCheckpointer(barrier_sync_fn=fail) as checkpointer:
+        checkpointer.save(tmp_path / "a", small_state())
+        checkpointer.wait_until_finished()  # all one processes' parts are on the disk
+    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param({"timeout_s": 0}, "timeout_s: expected", id="no time"),
+        pytest.param({"active_processes": {1}}, "active_processes: expected some of .* found 1", id="not this one"),
+        pytest.param(
+            {"primary_host": 3}, "primary_host is process 3; expected one of those that save, 0", id="primary"
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said), AsyncCheckpointer(**options) as checkpointer:
+        checkpointer.save(tmp_path / "a", small_state())
+
+
+# Restoring.
+
+
+def test_a_step_and_its_items_are_paths_of_checkpoints_too(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    save(engine(tmp_path), 7, small_state(7))
+    for path in (tmp_path / "7", tmp_path / "7" / "default"):
+        assert_same(checkpointer.restore(path, small_state()), small_state(7))
+    flip_bit(next((tmp_path / "7" / "default" / "w").glob("[0-9]*")))
+    with pytest.raises(CheckpointCorrupt, match="checksum"):  # those of the step's manifest
+        checkpointer.restore(tmp_path / "7" / "default", small_state())
+
+
+def test_where_there_is_no_checkpoint_the_error_says_what_is_there(
+    tmp_path: Path, checkpointer: AsyncCheckpointer
+) -> None:
+    with pytest.raises(CheckpointNotFound, match="there is no checkpoint at"):
+        checkpointer.restore(tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    with pytest.raises(CheckpointNotFound, match="a is not a checkpoint: it has neither _GRACEPOINT"):
+        checkpointer.restore(tmp_path / "a")
+    with pytest.raises(CheckpointNotFound):
+        checkpointer.metadata(tmp_path / "a")
+
+
+def test_damage_and_misfits_are_told_with_the_leaf(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    checkpointer.save(tmp_path / "a", small_state())
+    with pytest.raises(CheckpointMismatch, match="leaf 'w'"):
+        checkpointer.restore(tmp_path / "a", {**small_state(), "w": jnp.zeros(3)})
+    flip_bit(next((tmp_path / "a" / "w").glob("[0-9]*")))
+    with pytest.raises(CheckpointCorrupt, match=r"w/.*checksum"):
+        checkpointer.restore(tmp_path / "a", small_state())
+
+
+def test_all_processes_restore_or_none_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions.save(tmp_path / "a", small_state())
+
+    def run(gang: Gang) -> Any:
+        like = small_state() if gang.process_index else {"w": jnp.zeros(3)}
+        with AsyncCheckpointer(gang=gang) as checkpointer:
+            return checkpointer.restore(tmp_path / "a", like)
+
+    for error in outcomes_in_gang(2, run):
+        assert isinstance(error, CheckpointMismatch)
+        assert "process 0: " in str(error)
+
+
+def leave_uncommitted(path: Path, *processes: int) -> None:
+    """Leaves what two processes' save of ``small_state(3)`` leaves if these wrote their part and all were killed."""
+    paths = Layout(path.parent, name=path.name)
+    for process in processes:
+        saver = Saver(DyingGang(process), "local-dead", clock=time.monotonic)
+        deadline = Deadline.after(30, time.monotonic)
+        with pytest.raises(SystemExit):
+            saver.now(saver.begin(paths, None), small_state(3), {}, deadline=deadline, on_stage=lambda _: None)
+
+
+def test_a_save_that_all_finished_and_nobody_committed_is_committed_by_the_restore(
+    tmp_path: Path, checkpointer: AsyncCheckpointer
+) -> None:
+    leave_uncommitted(tmp_path / "a", 0, 1)
+    assert names(tmp_path) == ["a.gracepoint-tmp.local-dead.1"]
+    assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(3))
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_save_that_somebody_did_not_finish_is_no_checkpoint(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "QUIET_S", 0.0)
+    leave_uncommitted(tmp_path / "a", 1)
+    with pytest.raises(CheckpointNotFound):
+        checkpointer.restore(tmp_path / "a")
+
+
+def test_left_overs_of_one_path_are_not_those_of_another(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    leave_uncommitted(tmp_path / "a.b", 0, 1)
+    with pytest.raises(CheckpointNotFound):
+        checkpointer.restore(tmp_path / "a")
+    assert_same(checkpointer.restore(tmp_path / "a.b", small_state()), small_state(3))
+
+
+def test_what_is_still_being_written_by_another_is_waited_for(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, real = threading.Event(), Writer.write
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        try:
+            return real(*arguments, **options)
+        finally:
+            assert go.wait(30)
+
+    monkeypatch.setattr(Writer, "write", slowly)
+    with AsyncCheckpointer() as other:
+        other.save(tmp_path / "a", small_state(5))
+        while not any(tmp_path.glob("a.gracepoint-tmp.*")):
+            threading.Event().wait(0.01)
+        live = catalog._is_live
+
+        def look(*arguments: Any) -> bool:
+            found = live(*arguments)
+            go.set()  # it goes on only when it was found alive
+            return found
+
+        monkeypatch.setattr(catalog, "_is_live", look)
+        assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(5))
+
+
+def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gracepoint.checkpoint.planner.Snapshot", None)
+    functions.save(tmp_path / "a", small_state())
+    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+    with pytest.raises(CheckpointExists):
+        functions.save(tmp_path / "a", small_state())
+    functions.save(tmp_path / "a", small_state(2), force=True)
+    assert_same(functions.restore(tmp_path / "a", small_state()), small_state(2))
