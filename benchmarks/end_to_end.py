@@ -22,8 +22,9 @@ from demo import install, nodes
 from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.observer import Observer
+from demo.snapshot import Json, Snapshot
 from demo.timeline import Stage, timeline
-from demo.training import Json, Snapshot, TrainingRun, apply_policy
+from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from tests import testcluster
 from tests.testcluster import Cluster, ClusterError

@@ -60,12 +60,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def publish(figures: Sequence[Figure], json_path: Path | None) -> None:
-    """Prints the table, and writes the file if there is to be one."""
+def publish(figures: Sequence[Figure], json_path: Path | None, **conditions: Any) -> None:
+    """Prints the table, and writes the file if there is to be one.
+
+    Args:
+        figures: In the order of the table.
+        json_path: The file.
+        conditions: Told with the machine in the file.
+    """
     print(table(figures), flush=True)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(as_json(figures, machine()), indent=2) + "\n")
+        json_path.write_text(json.dumps(as_json(figures, {**machine(), **conditions}), indent=2) + "\n")
 
 
 def table(figures: Sequence[Figure]) -> str:

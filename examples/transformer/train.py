@@ -50,10 +50,12 @@ def main() -> None:
     losses = record.Losses(flags.output, process, on_step=_progress(flags.print_every, flags.steps))
     try:
         while step < flags.steps:
+            due_s = time.monotonic() + flags.pace
             state, loss = train_step(state, next(loader))
             step += 1
             losses.add(step, loss, loader.digest)
             session.step(step, state)
+            time.sleep(max(0.0, due_s - time.monotonic()))
     finally:  # also when session.step raises Preempted, which ends the script with the policy's exit code
         losses.close()
         loader.close()
@@ -75,6 +77,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text-bytes", type=int, default=4_000_000)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
     parser.add_argument("--print-every", type=int, default=20, help="steps between lines of progress")
     return parser.parse_args()
 

@@ -10,7 +10,7 @@
     session.close()
 
 Importing this package needs the standard library alone and loads no JAX: the names below that need it load
-it when they are first used.
+it when they are first used, and so do the packages ``gracepoint.checkpoint`` and ``gracepoint.multihost``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import (
     AgreementError,
+    BarrierCancelled,
     BarrierError,
     BarrierFailed,
     BarrierReused,
@@ -27,22 +28,25 @@ from gracepoint.errors import (
     CannotKnow,
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointExists,
     CheckpointMismatch,
     CheckpointNotFound,
+    ClusterError,
     GracepointError,
     Preempted,
     SaveFailed,
     SettingsError,
     WireError,
 )
+from gracepoint.version import __version__
 
 if TYPE_CHECKING:
-    from gracepoint.session import Session, attach
-
-__version__ = "0.1.0"
+    from gracepoint.attaching import attach
+    from gracepoint.session import Session
 
 __all__ = [
     "AgreementError",
+    "BarrierCancelled",
     "BarrierError",
     "BarrierFailed",
     "BarrierReused",
@@ -50,8 +54,10 @@ __all__ = [
     "CannotKnow",
     "CheckpointCorrupt",
     "CheckpointError",
+    "CheckpointExists",
     "CheckpointMismatch",
     "CheckpointNotFound",
+    "ClusterError",
     "GracepointError",
     "Preempted",
     "SaveFailed",
@@ -62,10 +68,13 @@ __all__ = [
     "attach",
 ]
 
-_LAZY = {"Session": "gracepoint.session", "attach": "gracepoint.session"}
+_LAZY = {"Session": "gracepoint.session", "attach": "gracepoint.attaching"}
+_PACKAGES = frozenset({"checkpoint", "multihost"})
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,16 +3,20 @@
     GracepointError
     ├── SettingsError          a setting (environment, argument) is missing, unknown or wrong
     ├── WireError              a message of the channel cannot be read
+    ├── ClusterError           the JAX cluster cannot be joined, or was joined before
     ├── BarrierError           processes could not be brought together
     │   ├── BarrierTimeout     ... not in time; names who had not arrived
     │   ├── BarrierFailed      ... because a process reported an error; carries that error's text
+    │   ├── BarrierCancelled   ... because one gave it up on purpose; says which and why
     │   └── BarrierReused      ... because the key was used before
     ├── AgreementError         the processes do not agree on where they are
     ├── CannotKnow             the question has no honest answer (never answered with False)
     └── CheckpointError        a checkpoint cannot be written or read
         ├── CheckpointNotFound  there is none where one was asked for by name
+        ├── CheckpointExists    something is already where one should be saved
         ├── CheckpointCorrupt   one is there, and it is torn, foreign or damaged
         ├── CheckpointMismatch  it does not fit the tree that it should be restored into
+        ├── InvalidSharding     one replica cannot read for the others with this sharding
         └── SaveFailed          a save did not become durable
 
 ``Preempted`` is not in the tree: it is a ``SystemExit``, so that a training script that does not know of it
@@ -34,6 +38,10 @@ class WireError(GracepointError, ValueError):
     """A message of the channel is not of the form that the protocol says."""
 
 
+class ClusterError(GracepointError, RuntimeError):
+    """The JAX cluster cannot be joined, or was joined before."""
+
+
 class BarrierError(GracepointError, RuntimeError):
     """The processes could not be brought together at a barrier."""
 
@@ -48,6 +56,10 @@ class BarrierTimeout(BarrierError, TimeoutError):
 
 class BarrierFailed(BarrierError):
     """A process reported an error at the barrier, which the others thus need not wait for."""
+
+
+class BarrierCancelled(BarrierError):
+    """A process gave the barrier up on purpose; nobody passes it."""
 
 
 class BarrierReused(BarrierError):
@@ -70,12 +82,20 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """No complete checkpoint is where one was asked for by name."""
 
 
+class CheckpointExists(CheckpointError, FileExistsError, ValueError):
+    """Something is already where a checkpoint should be saved; a ``ValueError`` as in Orbax."""
+
+
 class CheckpointCorrupt(CheckpointError):
     """A checkpoint is torn, foreign or damaged, and was not restored."""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint does not fit the tree that it should be restored into."""
+
+
+class InvalidSharding(CheckpointError, ValueError):
+    """One replica cannot read for the others with the sharding that was given."""
 
 
 class SaveFailed(CheckpointError):

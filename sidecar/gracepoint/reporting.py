@@ -1,4 +1,4 @@
-"""What the primary process tells the operator for the whole gang, and every process its log.
+"""What one process tells the operator for the whole gang, and every process its log.
 
 Everything here may be called from any thread: it builds a message and hands it to the sender's queue. Without
 an operator (a laptop) only the log remains.
@@ -12,7 +12,7 @@ import math
 
 from gracepoint.forecast import Figures
 from gracepoint.gang import Gang
-from gracepoint.receivers import Mailbox, Sender
+from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming
 
@@ -38,27 +38,35 @@ class Progress:
 
 
 class Reporter:
-    """Speaks for the gang if this process is the primary one, and for itself in the log.
+    """Speaks for the gang where this process is to do so, and for itself in the log.
 
     Args:
         sender: To the operator; None without one.
         settings: Who this pod is.
         session: The session's nonce.
         gang: Process 0 is the primary.
-        mailbox: Tells what is spoken of and how long it counts.
+        mailbox: Tells how long word counts.
     """
 
     def __init__(self, sender: Sender | None, settings: Settings, session: str, gang: Gang, mailbox: Mailbox) -> None:
-        self._sender = sender if gang.process_index == 0 else None
+        self._sender = sender
+        self._is_primary = gang.process_index == 0
+        self._spoke = self._is_primary
         self._settings = settings
         self._session = session
         self._gang = gang
         self._mailbox = mailbox
 
-    def report(self, phase: Phase, progress: Progress) -> None:
-        """The preemption has come this far."""
-        current = self._mailbox.current
-        preemption, cause = (current.preemption, current.cause) if current else ("", "")
+    def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
+        """The preemption has come this far.
+
+        Args:
+            phase: How far.
+            progress: What is known.
+            about: The notice that is spoken of.
+            alone: This process speaks, also if it is not the primary one, as no other can or will.
+        """
+        preemption, cause = (about.preemption, about.cause) if about else ("", "")
         log.info(
             "preemption phase=%s preemption=%s cause=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s message=%s",
             phase,
@@ -70,8 +78,9 @@ class Reporter:
             progress.seconds_to_spare,
             progress.message,
         )
-        if self._sender is None:
+        if self._sender is None or not (self._is_primary or alone):
             return
+        self._spoke = True
         remaining_s = self._mailbox.remaining_s()
         message = Report(
             pod_uid=self._settings.pod_uid or "",
@@ -102,7 +111,7 @@ class Reporter:
             figures.drain_s,
             figures.save_s,
         )
-        if self._sender is not None:
+        if self._sender is not None and self._is_primary:
             message = Forecast(
                 pod_uid=self._settings.pod_uid or "",
                 session=self._session,
@@ -118,7 +127,7 @@ class Reporter:
     def resumption(self, restored_step: int | None, *, training: bool) -> None:
         """The state is restored, or training goes on from it."""
         log.info("resumed restored_step=%s training=%s", restored_step, training)
-        if self._sender is not None:
+        if self._sender is not None and self._is_primary:
             message = Resumption(
                 pod_uid=self._settings.pod_uid or "",
                 session=self._session,
@@ -132,5 +141,5 @@ class Reporter:
 
     def flush(self, timeout_s: float) -> None:
         """Waits until the operator has everything, bounded."""
-        if self._sender is not None and not self._sender.flush(timeout_s):
+        if self._sender is not None and self._spoke and not self._sender.flush(timeout_s):
             log.warning("the operator was not told everything waited_s=%g", timeout_s)

@@ -1,110 +1,53 @@
 """What a training loop holds.
 
-``attach`` joins the cluster, brings the processes together and opens a ``Session``, which owns every thread of
-the library: the agreement's (``multihost.agreement``), the receivers' (``receivers``) and the watchdog's
-(``leaving``). All methods of ``Session`` belong to the training thread and are collective: every process makes
-the same calls in the same order. ``close`` ends all threads; if the process ends without it, an exit handler does,
-and tells the others that this process broke off.
+``Session`` owns every thread of the library: the agreement's (``multihost.agreement``), the receivers'
+(``listening``) and the watchdog's (``leaving``). All methods of ``Session`` belong to the training thread and are
+collective: every process makes the same calls in the same order. ``close`` ends all threads; if the process ends
+without it, an exit handler does, and tells the others that this process broke off.
+
+The sync points are ``step``, ``poll`` and ``reached_preemption``. They may be passed at every step or at every k-th,
+as long as all processes do so alike; a preemption can be acted upon at the next one and not before.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
 import secrets
-import time
-from collections.abc import Callable
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import gracepoint
-from gracepoint.emergency import Emergency, call_everybody
-from gracepoint.errors import AgreementError, CheckpointMismatch, Preempted, SettingsError
-from gracepoint.forecast import Pace, figures
-from gracepoint.leaving import Leaving
-from gracepoint.multihost import Agreement, Meeting, initialize, meet, raise_jax_notice
-from gracepoint.receivers import Mailbox, Operator, SigtermReceiver
-from gracepoint.reporting import Reporter
+from gracepoint.errors import AgreementError, CheckpointError, Preempted, SaveFailed, SettingsError
+from gracepoint.forecast import Forecaster
+from gracepoint.host_values import HostValues
+from gracepoint.multihost import Meeting
+from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.runahead import RunAhead
 from gracepoint.settings import Settings
-from gracepoint.wire.names import Env
+from gracepoint.standby import Standby
+from gracepoint.syncpoints import SyncPoints
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
 
-#: Where a single process without any setting keeps its checkpoints, below the current folder.
-LOCAL_DIRECTORY = "gracepoint-checkpoints"
-_CHECK_TIMEOUT_S = 60.0
 _RESTORE_TIMEOUT_S = 3600.0
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
-_FLUSH_S = 3.0
+_PERIODIC_TIMEOUT_S = 900.0
+#: What Python ends with after an exception that nobody caught.
+_UNCAUGHT_CODE = 1
 
 _open: Session | None = None
 
 
-def attach(
-    directory: str | os.PathLike[str] | None = None,
-    *,
-    save_every_steps: int | None = None,
-    keep_last: int | None = None,
-    saved_exit_code: int | None = None,
-    unsaved_exit_code: int | None = None,
-    grace_period_s: float | None = None,
-    margin: float | None = None,
-) -> Session:
-    """Joins the training processes and starts to listen for preemptions. Collective.
-
-    Every argument overrides what the policy (through the environment) says. Joins the JAX cluster unless it is
-    initialised already, and initialises JAX's backend.
-
-    Args:
-        directory: Path or ``file://`` URI below which the steps are kept, the same storage for all processes.
-        save_every_steps: Periodic saves; 0 for none.
-        keep_last: How many committed steps are kept.
-        saved_exit_code: With which the process ends after an emergency save.
-        unsaved_exit_code: With which it ends if the save failed.
-        grace_period_s: How long the pod lives after a SIGTERM.
-        margin: Factor on predicted durations.
-
-    Raises:
-        SettingsError: A setting is missing, unknown or wrong, or a session is open already.
-        CheckpointError: The directory cannot be written to, or is not the same storage for all processes.
-        BarrierTimeout: A process did not come.
-    """
-    if _open is not None:
-        raise SettingsError("attach(): a session is open in this process; close() it first")
-    settings = Settings.from_environment(os.environ).override(
-        directory=None if directory is None else os.fspath(directory),
-        save_every_steps=save_every_steps,
-        keep_last=keep_last,
-        saved_exit_code=saved_exit_code,
-        unsaved_exit_code=unsaved_exit_code,
-        grace_period_s=grace_period_s,
-        margin=margin,
-    )
-    initialize(settings)
-    meeting = meet(settings)
-    where = _directory(settings, meeting.gang.process_count)
-    from gracepoint.checkpoint import Checkpointer
-
-    checkpointer = Checkpointer(
-        where, gang=meeting.gang, attempt=meeting.attempt, keep_last=settings.keep_last, clock=time.monotonic
-    )
-    checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    log.info(
-        "attached process=%d of=%d attempt=%s directory=%s",
-        meeting.gang.process_index,
-        meeting.gang.process_count,
-        meeting.attempt,
-        where,
-    )
-    return Session(settings, meeting, checkpointer, clock=time.monotonic)
+def is_open() -> bool:
+    """True while a session is open in this process."""
+    return _open is not None
 
 
 class Session:
@@ -115,72 +58,51 @@ class Session:
         settings: Settings,
         meeting: Meeting,
         checkpointer: Checkpointer,
+        directory: str,
         *,
         clock: Callable[[], float],
     ) -> None:
         global _open
-        self._settings = settings
         self._checkpointer = checkpointer
-        self._clock = clock
-        self._host_state: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
-        self._began = False  # restore or step was called
-        self._closed = False
-        self._preempted: Preempted | None = None  # what was raised
-        self._step = 0
+        self._directory = directory
+        self._margin = settings.margin
+        self._values = HostValues()
+        self._began = False  # restore or a sync point was called
         self._restored_step: int | None = None
-        self._state_bytes: int | None = None
         self._run_ahead = RunAhead()
-        self._pace = Pace()
-        self._forecast_of: object = None  # the save that the last forecast was made of
-        self._forecast_made = False
+        self._forecaster = Forecaster(meeting.gang.process_count, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
-
-        gang = meeting.gang
-        self._process_count = gang.process_count
-        self._mailbox = Mailbox(clock)
-        self._operator = Operator.known_to(settings, clock)
-        sender = self._operator.sender if self._operator else None
-        self._reporter = Reporter(sender, settings, self.nonce, gang, self._mailbox)
-        self._emergency = Emergency(gang, settings, self._mailbox, self._reporter, clock)
-        self._leaving = Leaving(
-            meeting.store,
-            meeting.me.service_id,
-            gang.process_count,
-            clock=clock,
-            on_overdue=self._emergency.overdue,
-        )
-        self._emergency.leave_by(self._leaving)
-        self._agreement = Agreement(meeting.store, gang, self._emergency)
-        self._mailbox.listen(call_everybody(self._agreement))
-        client = meeting.client
-        self._sigterm = SigtermReceiver(
-            self._mailbox,
-            settings.grace_period_s,
-            on_signal=lambda: None if client is None else raise_jax_notice(client),
-        )
-        self._sigterm.install()
-        if self._operator is not None:
-            self._operator.subscribe(self.nonce, gang, self._mailbox, gracepoint.__version__)
+        standby = Standby(settings, meeting, self.nonce, self._forecaster.figures, clock)
+        self._standby = standby
+        self._points = SyncPoints(standby.agreement, standby.saving, standby.emergency, self._steps_at_risk)
         atexit.register(self._at_exit)
+        set_reached_preemption_hook(self.reached_preemption)
         _open = self
 
-    def host_state(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+    def host_state(
+        self,
+        name: str,
+        get: Callable[[], Any],
+        set: Callable[[Any], None],
+        reshard: Callable[[Sequence[Any], int, int], Any] | None = None,
+    ) -> None:
         """Registers per-process state that is no array of the train state: a data iterator, a host's RNG.
 
         Args:
             name: The item's name in the checkpoint.
             get: Returns the state as of now: JSON values, numpy arrays, bytes. Called at each save.
             set: Takes such a value; called by ``restore``.
+            reshard: Called in place of taking this process's own value where the checkpoint was made by another
+                number of processes: with the values of all of them, this process's index and the number of
+                processes; returns this process's value. Without it such a checkpoint is not restored.
 
         Raises:
-            SettingsError: The name is taken, or ``restore`` or ``step`` was called before.
+            SettingsError: The name is taken, or ``restore`` or a sync point was called before.
         """
-        if name in self._host_state:
-            raise SettingsError(f"host_state({name!r}): registered before")
         if self._began:
             raise SettingsError(f"host_state({name!r}): must be registered before restore() and step()")
-        self._host_state[name] = (get, set)
+        self._values.register(name, get, set, reshard)
 
     def restore(self, like: Any) -> tuple[Any, int]:
         """Restores the newest complete step that all processes see.
@@ -195,28 +117,19 @@ class Session:
             CheckpointError: One is there that cannot be read, or does not fit.
         """
         self._began = True
-        restored = self._checkpointer.restore(like, timeout_s=_RESTORE_TIMEOUT_S)
+        restored = self._checkpointer.restore(like, timeout_s=_RESTORE_TIMEOUT_S, reshard=self._values.reshard)
         if restored is None:
             log.warning("no checkpoint was restored, training begins at step 0")
-            self._reporter.resumption(None, training=False)
+            self._standby.reporter.resumption(None, training=False)
             return like, 0
-        missing = sorted(self._host_state.keys() - restored.host_state.keys())
-        if missing:
-            raise CheckpointMismatch(
-                f"host_state {missing[0]!r} is not in the checkpoint of step {restored.step}, which has "
-                f"{sorted(restored.host_state) or 'none'}: register the names that it was saved with"
-            )
-        for name in sorted(restored.host_state.keys() - self._host_state.keys()):
-            log.warning("a host_state of the checkpoint is not registered and was dropped name=%s", name)
-        for name, (_, set_value) in self._host_state.items():
-            set_value(restored.host_state[name])
-        self._step = self._restored_step = restored.step
+        self._values.set(restored.host_state, restored.step)
+        self._points.step = self._restored_step = restored.step
         log.info("restored step=%d", restored.step)
-        self._reporter.resumption(restored.step, training=False)
+        self._standby.reporter.resumption(restored.step, training=False)
         return restored.state, restored.step
 
     def step(self, step: int, state: Any) -> None:
-        """A step is done: the sync point. Call it after every step, with the same number in all processes.
+        """A step is done: a sync point. Call it after every step (or every k-th), alike in all processes.
 
         Waits for older steps so that at most two are in flight. Saves if it is time; returns when the state
         may be donated.
@@ -228,24 +141,26 @@ class Session:
         Raises:
             Preempted: This was the agreed point: the state is saved (or ``saved`` is False and ``reason`` says
                 why not), and the process is to end now.
-            CheckpointError: The periodic save before this one failed.
+            CheckpointError: The periodic save before this one failed; or this is the first step, ``restore`` was
+                not called, and the directory has a step that is as new or newer.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
-        if self._closed:
-            raise self._after_the_end()
-        first = self._state_bytes is None
+        number = self._points.begin(step)
+        if not self._began:
+            self._check_that_nothing_newer_is_there(number)
         self._began = True
-        self._step = _checked(step)
+        self._points.step = number
         self._throttle(state)
-        self._pace.passed(self._clock())
-        self._sync_point(state)
-        if first:
-            self._state_bytes = self._checkpointer.prepare(state, in_background=self._settings.save_every_steps > 0)
-            self._reporter.resumption(self._restored_step, training=True)
-        every = self._settings.save_every_steps
-        if every and self._step % every == 0:
-            self._checkpointer.save_in_background(self._step, state, self._gather_host_state())
-        self._forecast()
+        self._forecaster.passed()
+        self._save_if_agreed(state)
+        if not self._forecaster.prepared:
+            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.periodic)
+            self._forecaster.prepare(total_bytes)
+            self._standby.reporter.resumption(self._restored_step, training=True)
+        if self._checkpointer.is_due(number):
+            self._save_periodically(state)
+        if (figures := self._forecaster.news(self._checkpointer.last_save)) is not None:
+            self._standby.reporter.forecast(figures, self._margin)
 
     def poll(self, state: Any) -> None:
         """A sync point that is no step (an evaluation loop): saves at the last step's number if it is time.
@@ -253,26 +168,65 @@ class Session:
         Raises:
             Preempted: As ``step``.
         """
-        if self._closed:
-            raise self._after_the_end()
-        self._sync_point(state)
+        self._points.begin(self._points.step)
+        self._save_if_agreed(state)
+
+    def reached_preemption(self, step: int) -> bool:
+        """A sync point of a loop that saves by its own means, in the place of ``step``.
+
+            if session.reached_preemption(step):
+                manager.save(step, ...); manager.wait_until_finished()
+                session.saved(step)  # ends the process; returns only after a drill
+
+        Asked again at the step at which it said True, it says so again and is no other sync point. It knows no state,
+        so it does not keep the host from running ahead of its devices: the caller's save waits for them. How long that
+        takes is not known either, so a preemption is acted upon as soon as it is noticed.
+
+        Returns:
+            True in all processes at the same step: save it now, then call ``saved``.
+
+        Raises:
+            Preempted: There is no agreement, or training went on without ``saved``.
+            SettingsError: ``step`` is no step's number, or the session is closed.
+        """
+        if self._points.asked is not None and self._points.asked == step:
+            return True
+        number = self._points.begin(step)
+        self._began = True
+        if number != self._points.step:
+            self._forecaster.passed()
+        self._points.step = number
+        return self._points.ask()
+
+    def saved(self, step: int) -> None:
+        """The caller has saved what ``reached_preemption`` asked for. Collective; ends the process.
+
+        After a drill it returns, and training goes on. A process that leaves in another way than by this call
+        reports that nothing was saved, and ends with that exit code.
+
+        Raises:
+            Preempted: The step is committed in all processes, and the process is to end now. Or ``saved`` is False:
+                a process did not say so in time.
+            SettingsError: ``reached_preemption`` did not say True at this step.
+        """
+        self._points.saved(step)
 
     def close(self) -> None:
         """Training is finished: the last sync point. Waits for a save that is under way. Safe to repeat.
 
         Raises:
             CheckpointError: A background save failed.
+            Preempted: ``reached_preemption`` said that it is time, and ``saved`` was not called.
         """
-        if self._closed:
+        if self._points.closed:
             return
-        self._closed = True
+        self._points.settle("the session was closed")
+        self._points.closed = True
         try:
-            over = self._finish()
+            self._finish()
             self._checkpointer.close(_CLOSE_TIMEOUT_S)
-            if self._agreement.in_epoch and not over:  # it was opened after this process had passed its last sync point
-                self._emergency.over()
         finally:
-            self._end_threads()
+            self._end_threads(well=True)
 
     def __enter__(self) -> Self:
         return self
@@ -285,120 +239,87 @@ class Session:
         elif not isinstance(error, Preempted):
             self._break_off(f"{type(error).__name__}: {error}")
 
-    def _finish(self) -> bool:
-        """Passes the last sync point; True if that ended a preemption."""
-        try:
-            over = self._agreement.finish()
-        except AgreementError as error:
-            # Some process is gone in the middle of a preemption. This one has nothing left to lose.
-            log.warning("training finished during a preemption without agreement error=%s", error)
-            over = True
-        if over:
-            self._emergency.over()
-        return over
+    # Within sync points.
 
-    def _after_the_end(self) -> BaseException:
-        """Code that swallowed ``Preempted`` gets it again: the process is to end."""
-        return self._preempted or SettingsError("the session is closed: call step() and poll() before close()")
+    def _check_that_nothing_newer_is_there(self, step: int) -> None:
+        from gracepoint.checkpoint.functions import latest_step
+
+        newest = latest_step(self._directory)
+        if newest is not None and newest >= step:
+            raise CheckpointError(
+                f"step({step}): {self._directory} has a complete step {newest}, and restore() was not called. The next "
+                f"start would restore that one, and not what is trained now: call session.restore(like=state) before "
+                f"the first step, or give this run a directory of its own"
+            )
 
     def _throttle(self, state: Any) -> None:
         try:
             self._run_ahead.throttle(state)
         except RuntimeError as error:
-            if not self._agreement.in_epoch:
+            if self._standby.mailbox.current is None:
                 raise
             # A collective broke in the middle of a preemption: a peer is gone already.
-            raise self._leave_unsaved(error) from error
+            if not self._standby.agreement.in_epoch or self._standby.emergency.drill:
+                self._standby.emergency.begin_without_agreement()
+            self._points.not_saved(error)
 
-    def _leave_unsaved(self, error: Exception) -> Preempted:
-        self._closed = True  # all that is left to do is to leave
-        self._preempted = self._emergency.failed(self._step, error, self._steps_at_risk())
-        self._agreement.tell_gone(str(error))
-        return self._preempted
-
-    def _sync_point(self, state: Any) -> None:
-        try:
-            agreed = self._agreement.arrive()
-        except AgreementError as error:
-            raise self._leave_unsaved(error) from error
-        if agreed:
-            self._closed = True
+    def _save_if_agreed(self, state: Any) -> None:
+        if self._points.arrive():
             self._run_ahead.forget()
-            self._preempted = self._emergency.save(
-                self._checkpointer, self._agreement, self._step, state, self._gather_host_state
-            )
-            raise self._preempted
+            save = self._standby.saving.save
+            self._points.end_epoch(save(self._checkpointer, self._points.step, state, self._values.get))
 
-    def _gather_host_state(self) -> dict[str, Any]:
-        return {name: get() for name, (get, _) in self._host_state.items()}
+    def _save_periodically(self, state: Any) -> None:
+        if self._standby.agreement.noticed:
+            # A preemption is about to save: that the save before failed must not keep it from that.
+            try:
+                left_s = max(0.0, self._standby.mailbox.remaining_s())
+                self._checkpointer.wait_until_finished(min(left_s, _PERIODIC_TIMEOUT_S))
+            except SaveFailed as error:
+                log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
+        self._checkpointer.save_in_background(self._points.step, state, self._values.get())
 
     def _steps_at_risk(self) -> int | None:
-        """Steps since what is committed; None where nothing is known to be."""
         last = self._checkpointer.last_save
         saved = last.step if last is not None else self._restored_step
-        return None if saved is None else self._step - saved
+        return None if saved is None else self._points.step - saved
 
-    def _forecast(self) -> None:
-        """After the first steps, and after each save that was measured."""
-        last = self._checkpointer.last_save
-        if self._state_bytes is None or not self._pace.known:
-            return
-        if self._forecast_made and last is self._forecast_of:
-            return
-        self._forecast_made, self._forecast_of = True, last
-        count = self._process_count
-        self._reporter.forecast(figures(self._pace, self._state_bytes, count, last), self._settings.margin)
+    # The end of the session.
+
+    def _finish(self) -> None:
+        try:
+            over = self._standby.agreement.finish()
+        except AgreementError as error:
+            # Some process is gone in the middle of a preemption. This one has nothing left to lose.
+            log.warning("training finished during a preemption without agreement error=%s", error)
+            over = True
+        if over:
+            self._standby.emergency.over()
 
     def _break_off(self, reason: str) -> None:
         """Ends the session; the error that is on its way is not masked, and waits for a save under way at most."""
-        if self._closed:
+        if self._points.closed:
             return
-        self._closed = True
-        self._agreement.abandon(reason)
+        self._points.closed = True
+        if self._points.asked is not None:  # then it is the preemption that the process ends for
+            error = AgreementError(f"{reason}, without saved({self._points.asked})")
+            self._standby.emergency.failed(self._points.asked, error, self._steps_at_risk())
+        self._standby.agreement.abandon(reason)
         self._checkpointer.abandon(reason, timeout_s=_ABANDON_TIMEOUT_S)
-        self._end_threads()
+        self._end_threads(well=False)
 
-    def _end_threads(self) -> None:
+    def _end_threads(self, *, well: bool) -> None:
         global _open
         _open = None
-        atexit.unregister(self._at_exit)
+        set_reached_preemption_hook(None)
         self._run_ahead.forget()
-        self._agreement.close()
-        if self._operator is not None:
-            self._operator.stop_listening()
-        self._sigterm.close()
-        self._leaving.cancel()
-        self._reporter.flush(_FLUSH_S)
-        if self._operator is not None:
-            self._operator.close()
+        if self._standby.end(well=well):
+            atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child that ends says nothing of its parent
-        self._leaving.leave()  # does not return after a preemption
         self._break_off("the process ended without close()")
-
-
-def _checked(step: Any) -> int:
-    """The step as a plain integer: one of numpy's or JAX's could be neither compared nor written in time."""
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise SettingsError(f"step(): expected how many steps the state has seen, an integer from 0, found {step!r}")
-    return number
-
-
-def _directory(settings: Settings, process_count: int) -> str:
-    if settings.directory is not None:
-        is_uri = "://" in settings.directory
-        return settings.directory if is_uri else str(Path(settings.directory).absolute())
-    if process_count > 1:
-        raise SettingsError(
-            f"{Env.DIRECTORY}: expected a path or file:// URI on storage that all {process_count} processes share, "
-            f"found none. Set it in the policy, or call attach(directory)"
-        )
-    where = str(Path.cwd() / LOCAL_DIRECTORY)
-    log.warning("no directory was given, checkpoints go below the current one directory=%s", where)
-    return where
+        self._standby.leaving.leave()  # does not return after a preemption
+        if getattr(sys, "last_value", None) is not None:  # an exception that nobody caught
+            self._standby.leaving.hurry(_UNCAUGHT_CODE)

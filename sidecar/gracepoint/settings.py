@@ -15,10 +15,13 @@ from typing import Any, Self
 
 from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
+    DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_UNSAVED_EXIT_CODE,
     ENV_JOB_COMPLETION_INDEX,
     ENV_PREFIX,
+    METADATA_AUTO,
+    METADATA_CLOUDS,
     TOKEN_FILE,
     Env,
 )
@@ -53,15 +56,22 @@ class Settings:
     operator_url: str | None = None
     ca_certificate: str | None = None  # PEM
     token_file: str = TOKEN_FILE
+    # What else is watched.
+    metadata: tuple[str, ...] = ()  # clouds' metadata servers: METADATA_CLOUDS, or METADATA_AUTO alone
     # The policy.
     policy: str | None = None
     directory: str | None = None
-    save_every_steps: int = 0  # 0: no periodic saves
+    save_every_steps: int = 0  # 0: no periodic saves for that reason
+    save_every_s: float = 0.0  # 0: no periodic saves for that reason
     keep_last: int = 3
+    keep_every_steps: int = 0  # 0: none for that reason
+    keep_for_s: float = 0.0  # 0: none for that reason
+    host_memory_limit_bytes: int | None = None  # of a snapshot, in each process; None: what there is
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
     unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
     grace_period_s: float = 30.0  # Kubernetes' own default
     margin: float = 1.2
+    head_start_s: float = DEFAULT_HEAD_START_S  # a preemption's save begins that long before the deadline at the latest
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -197,6 +207,16 @@ def _pem(name: str, value: str) -> str:
     return value
 
 
+def _clouds(name: str, value: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in value.split(",")))
+    if found != (METADATA_AUTO,) and not set(found) <= set(METADATA_CLOUDS):
+        raise SettingsError(
+            f"{name}: expected {METADATA_AUTO}, or some of {', '.join(METADATA_CLOUDS)} with commas between, "
+            f"found {value!r}"
+        )
+    return found
+
+
 _exit_code = _integer(3, 125)
 
 #: Environment variable -> (field, how its text is read).
@@ -220,14 +240,20 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.OPERATOR_URL: ("operator_url", _https_url),
     Env.CA_CERTIFICATE: ("ca_certificate", _pem),
     Env.TOKEN_FILE: ("token_file", _text),
+    Env.METADATA: ("metadata", _clouds),
     Env.POLICY: ("policy", _text),
     Env.DIRECTORY: ("directory", _text),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
+    Env.SAVE_EVERY_S: ("save_every_s", _number(0)),
     Env.KEEP_LAST: ("keep_last", _integer(1)),
+    Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
+    Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
+    Env.HOST_MEMORY_LIMIT_BYTES: ("host_memory_limit_bytes", _integer(1)),
     Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),
     Env.UNSAVED_EXIT_CODE: ("unsaved_exit_code", _exit_code),
     Env.GRACE_PERIOD_S: ("grace_period_s", _number(0, above=True)),
     Env.MARGIN: ("margin", _number(1)),
+    Env.HEAD_START_S: ("head_start_s", _number(0)),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

@@ -31,6 +31,10 @@ class Stages:
             raise ValueError(f"stage: expected one of {STAGES}, found {stage!r}")
         self._ended_s[stage] = self._clock() - self._since_s
 
+    def has(self, stage: str) -> bool:
+        """True if the stage has ended."""
+        return stage in self._ended_s
+
     @property
     def last(self) -> str | None:
         """The stage that was reached last; None before the first."""

@@ -3,16 +3,20 @@
     checkpoint_process.py ROOT ATTEMPT ACTION...
 
 Actions: ``save:STEP``, ``background:STEP``, ``restore:STEP`` (fails unless this step comes back bit for bit),
-``restore-without-keys:STEP``, ``orbax-restore:STEP``, ``orbax-save:STEP``, and ``kill:POINT:PROCESSES``, which makes
-the named processes (``0``, ``1``, ``01``) or the one that commits (``last``) kill themselves at a point of the next
-save.
+``restore-without-keys:STEP``, ``orbax-restore:STEP``, ``orbax-save:STEP``. What the next save or restore is to meet:
+``kill:POINT:PROCESSES`` makes the named processes (``0``, ``1``, ``01``) kill themselves at a point of it,
+``last:PROCESS`` is the last to come to the commit, ``hold:PROCESS:FILE`` has written its files and waits for ``FILE``,
+``patience:SECONDS`` bounds a save, ``quiet:SECONDS`` makes a writer dead, ``tell-waiting`` prints when a restore waits.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, catalog, commit, save, writer
+from gracepoint.checkpoint import Checkpointer, catalog, commit, saving, writer
 from gracepoint.errors import GracepointError
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import JaxStore, StoreGang
@@ -86,7 +90,12 @@ def assert_same_here(found: Any, expected: Any) -> None:
             assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes(), where
 
 
+before_the_end: list[Callable[[], object]] = []
+
+
 def die() -> None:
+    for wait in before_the_end:
+        wait()
     print("dying", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -114,14 +123,22 @@ def is_commit(source: Any, target: Any) -> bool:
     return Path(target).name.isdigit()
 
 
+def is_third_chunk() -> Callable[[Any], bool]:
+    seen = itertools.count(1)
+    return lambda data: isinstance(data, memoryview) and next(seen) == 3
+
+
 POINTS: dict[str, Callable[[], None]] = {
     "before any file": lambda: around(writer.Writer, "write", before=lambda *_: True),
+    "in the middle of the files": lambda: around(writer, "file_of", before=is_third_chunk()),
     "after the files": lambda: around(writer.Writer, "write", after=lambda *_: True),
-    "before the done-record": lambda: around(save, "write_durably", before=is_done_record),
-    "after the done-record": lambda: around(save, "write_durably", after=is_done_record),
+    "before the done-record": lambda: around(saving, "write_durably", before=is_done_record),
+    "after the done-record": lambda: around(saving, "write_durably", after=is_done_record),
+    "before the manifest": lambda: around(commit, "_complete", before=lambda *_: True),
     "after the manifest": lambda: around(commit, "write_durably", after=lambda path, _: path.name == "_GRACEPOINT"),
     "before the rename": lambda: around(os, "rename", before=is_commit),
     "after the rename": lambda: around(os, "rename", after=is_commit),
+    "after the commit": lambda: around(saving.Save, "_commit", after=lambda *_: True),
 }
 
 
@@ -143,11 +160,67 @@ def main(root: str, attempt: str, *actions: str) -> None:
         except GracepointError as error:
             print(f"{action} failed: {type(error).__name__}: {error}", flush=True)
     engine.close(30)
+    for wait in before_the_end:
+        wait()
 
 
 def do_kill(engine: Checkpointer, gang: Gang, root: str, point: str, processes: str) -> None:
-    if processes == "last" or str(gang.process_index) in processes:
+    if "1" in processes:
+        assert isinstance(gang, StoreGang)
+        before_the_end.append(functools.partial(let_process_1_die_first, gang))
+    if str(gang.process_index) in processes:
         POINTS[point]()
+
+
+def let_process_1_die_first(gang: StoreGang) -> None:
+    """With process 0 it would be ended by JAX, before its point perhaps."""
+    if gang.process_index == 1:
+        gang._store.set("dying", str(os.getpid()))
+    else:
+        other = gang._store.get("dying", timeout_s=60)
+        while os.path.exists(f"/proc/{other}"):
+            time.sleep(0.01)
+
+
+def do_last(engine: Checkpointer, gang: Gang, root: str, process: str) -> None:
+    def wait(each: saving.Save, *_: Any) -> bool:
+        assert isinstance(gang, StoreGang)
+        while sum(map(int, gang._store.list(f"{each.key}/count").values())) < gang.process_count - 1:
+            time.sleep(0.01)
+        return False
+
+    if gang.process_index == int(process):
+        around(saving.Save, "_commit", before=wait)
+
+
+def do_hold(engine: Checkpointer, gang: Gang, root: str, process: str, file: str) -> None:
+    def wait(path: Path, data: bytes) -> bool:
+        while is_done_record(path, data) and not os.path.exists(file):
+            time.sleep(0.01)
+        return False
+
+    if gang.process_index == int(process):
+        around(saving, "write_durably", before=wait)
+
+
+def do_patience(engine: Checkpointer, gang: Gang, root: str, seconds: str) -> None:
+    global SAVE_TIMEOUT_S
+    SAVE_TIMEOUT_S = float(seconds)
+
+
+def do_quiet(engine: Checkpointer, gang: Gang, root: str, seconds: str) -> None:
+    catalog.QUIET_S = float(seconds)
+
+
+def do_tell_waiting(engine: Checkpointer, gang: Gang, root: str) -> None:
+    looks = itertools.count(1)
+
+    def tell(*_: Any) -> bool:
+        if next(looks) == 2:
+            print("waiting", flush=True)
+        return False
+
+    around(commit, "salvage", before=tell)
 
 
 def do_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
@@ -224,6 +297,11 @@ def do_orbax_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> Non
 
 ACTIONS: dict[str, Callable[..., None]] = {
     "kill": do_kill,
+    "last": do_last,
+    "hold": do_hold,
+    "patience": do_patience,
+    "quiet": do_quiet,
+    "tell-waiting": do_tell_waiting,
     "save": do_save,
     "background": do_background,
     "restore": do_restore,

@@ -142,6 +142,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         environments: Sequence[Mapping[str, str]] | None = None,
         devices: int = 2,
+        off: Nursery | None = None,
     ) -> Processes:
         """Starts ``count`` processes of ``script`` with ``devices`` CPU devices each.
 
@@ -152,6 +153,7 @@ class Processes:
             environment: Set in all processes.
             environments: Set in each process, by index.
             devices: ``jax.local_device_count()`` of each.
+            off: The nursery that they are forked off, if not the one of all tests.
         """
         port = _reserve_port()
         logs = tempfile.TemporaryDirectory(prefix="gracepoint-test-")
@@ -168,7 +170,7 @@ class Processes:
                 **(environment or {}),
                 **(environments[index] if environments else {}),
             }
-            processes._processes.append(Process(nursery().fork(script, arguments, own, log), log))
+            processes._processes.append(Process((off or nursery()).fork(script, arguments, own, log), log))
         return processes
 
     def __getitem__(self, index: int) -> Process:
@@ -208,7 +210,12 @@ class Processes:
 @functools.cache
 def nursery() -> Nursery:
     """Returns the test process's one nursery."""
-    return Nursery(_inherited())
+    return new_nursery()
+
+
+def new_nursery(under: Sequence[str] = ()) -> Nursery:
+    """Returns a nursery of the caller's own, to be closed by it; ``under`` as ``Nursery`` takes it."""
+    return Nursery(_inherited(), under)
 
 
 def close_nursery() -> None:

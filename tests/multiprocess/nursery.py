@@ -75,14 +75,15 @@ class Nursery:
 
     Args:
         environment: Set in the nursery; what is read at import (``JAX_...``) is the same for all children.
+        under: A command that runs the nursery, and ends with it: a tracer.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], under: Sequence[str] = ()) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._codes: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-X", "faulthandler", __file__, str(theirs.fileno())],
+                [*under, sys.executable, "-u", "-X", "faulthandler", __file__, str(theirs.fileno())],
                 # OpenBLAS would start threads when it is imported.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,

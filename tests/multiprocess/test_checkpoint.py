@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from gracepoint.checkpoint import catalog
 from tests.multiprocess import checkpoint_process
 from tests.multiprocess.launcher import Processes, Result
 from tests.unit.checkpoint.support import assert_same, engine, flip_bit, save
@@ -67,59 +66,6 @@ def test_damage_seen_by_one_process_sends_both_to_the_older_step(tmp_path: Path)
     flip_bit(tmp_path / "2" / "default" / "layers.0.both" / "1.1")  # on a device of process 1
     results = run(tmp_path, "restore:1", attempt="job-1-b")
     expect(results, "restored 1 with {}")
-
-
-# (point, who dies, the step that the next start finds, what a survivor says)
-KILLS = [
-    ("before any file", "1", 1, "save:2 failed: SaveFailed: step 2 is not committed"),
-    ("before the done-record", "1", 1, "save:2 failed: SaveFailed: step 2 is not committed"),
-    ("before the done-record", "01", 1, None),
-    ("after the done-record", "1", 2, "saved 2"),
-    ("after the done-record", "01", 2, None),
-    ("after the manifest", "last", 2, None),
-    ("before the rename", "last", 2, None),
-    ("after the rename", "last", 2, None),
-]
-
-
-@pytest.mark.parametrize(
-    ("point", "who", "step", "survivor"), KILLS, ids=[f"{point}, process {who}" for point, who, *_ in KILLS]
-)
-def test_killed_at_any_point_the_next_start_finds_the_old_step_or_the_new_one_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, who: str, step: int, survivor: str | None
-) -> None:
-    results = run(tmp_path, "save:1", f"kill:{point}:{who}", "save:2")
-    assert all("saved 1" in result.output for result in results), results
-    assert "dying" in "".join(result.output for result in results)
-    if who != "last":
-        assert [result.code for result in results] == [KILLED if str(i) in who else 0 for i in range(2)], results
-    if survivor is not None:
-        assert survivor in results[0].output
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)  # they are dead, we know
-    assert restore_here(tmp_path) == step
-    assert (tmp_path / "2").exists() == (step == 2)
-
-
-def test_when_process_0_dies_in_its_save_the_next_start_finds_a_whole_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # JAX aborts process 1 within a tenth of a second, in whatever it is doing.
-    results = run(tmp_path, "save:1", "kill:after the files:0", "save:2")
-    assert results[0].code == KILLED
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)
-    assert restore_here(tmp_path) == 1
-
-
-def test_salvagers_in_several_processes_may_race(tmp_path: Path) -> None:
-    run(tmp_path, "save:1", "kill:after the done-record:01", "save:2")
-    assert not (tmp_path / "2").exists()
-    starts = [
-        Processes.start(SCRIPT, 1, arguments=[str(tmp_path), f"job-{n}-r", "restore:2"], devices=4) for n in range(3)
-    ]
-    for processes in starts:
-        with processes:
-            expect(processes.wait(90), "restored 2 with {}")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
 
 
 def test_this_process_has_the_devices_that_the_tests_above_restore_to() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Report, Resumption
+from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Retraction
 from tests.multiprocess.launcher import Processes, Result
 from tests.unit.receivers.server import OperatorServer, notice
 
@@ -136,6 +136,88 @@ def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: 
     assert operator.messages(Report) == []
 
 
+def test_training_goes_on_through_a_drill_and_a_retraction_and_until_the_deadline_is_near(
+    start: Start, operator: OperatorServer, tmp_path: Path
+) -> None:
+    processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)])
+    all_training(processes, 2)
+    streams = [operator.wait_for_stream(process_index=index) for index in range(2)]
+
+    def reported(preemption: str, phase: Phase) -> None:
+        operator.wait_until(lambda: phase in [r.phase for r in of(preemption)])
+
+    def of(preemption: str) -> list[Report]:
+        return [m for _, m in operator.received if isinstance(m, Report) and m.preemption == preemption]
+
+    streams[1].send_frame(notice(streams[1], preemption="drill-1", mode=Mode.DRILL))
+    reported("drill-1", Phase.COMMITTED)
+    step = of("drill-1")[-1].step
+    assert step is not None
+    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+    all_training(processes, 2, step + 20)
+
+    for stream in streams:
+        stream.send_frame(notice(stream, preemption="gpt-2", remaining_s=3600.0))
+    processes[0].wait_for_line("received a notice preemption=gpt-2")
+    for stream in streams:
+        who = stream.who
+        stream.send_frame(
+            Retraction(preemption="gpt-2", pod_uid=who.pod_uid, session=who.session, reason="the taint is gone")
+        )
+    reported("gpt-2", Phase.RETRACTED)
+    assert [(r.phase, r.message) for r in of("gpt-2")] == [(Phase.RETRACTED, "the taint is gone")]
+
+    streams[1].send_frame(notice(streams[1], preemption="gpt-3", remaining_s=3600.0))
+    processes[0].wait_for_line("another process has a notice process=1")
+    last = [line for line in processes[0].output.splitlines() if line.startswith("training ")][-1]
+    all_training(processes, 2, int(last.split()[1]) + 20)
+    assert of("gpt-3") == []  # nothing is frozen: training goes on
+    streams[1].send_frame(notice(streams[1], preemption="gpt-3", remaining_s=15.0))  # the deadline moves
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    assert len({preempted(r) for r in results}) == 1
+    assert of("gpt-3")[-1].phase is Phase.COMMITTED
+
+
+@pytest.mark.parametrize("options", [{"sync_every": 3}, {"evaluate_every": 2}], ids=["every third step", "evaluations"])
+def test_sync_points_may_be_sparse_or_lie_in_evaluations(start: Start, options: dict[str, int]) -> None:
+    processes = start(2, **options)
+    all_training(processes, 2)
+    processes[1].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    (end,) = {preempted(r) for r in results}
+    assert end[0]
+    if "sync_every" in options:
+        assert end[1] % 3 == 0
+
+
+def test_a_loop_that_saves_with_orbax_is_told_the_same_step_in_all_processes(
+    operator: OperatorServer, tmp_path: Path
+) -> None:
+    script = SCRIPT.with_name("train_with_orbax.py")
+    environments = [operator.environment(i, 2, tmp_path) for i in range(2)]
+    with Processes.start(script, 2, arguments=[str(tmp_path)], environments=environments) as processes:
+        all_training(processes, 2)
+        processes[1].signal(signal.SIGTERM)
+        results = processes.wait(timeout_s=90)
+        assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+        (end,) = {preempted(r) for r in results}
+        assert end[0]
+        assert f"orbax has {end[1]}" in results[0].output
+    last = operator.messages(Report)[-1]
+    assert (last.phase, last.step) == (Phase.COMMITTED, end[1])
+
+
+def test_an_error_that_nobody_catches_ends_its_process_though_its_peers_are_stuck_without_it(start: Start) -> None:
+    # Without this it waits in JAX's shutdown for process 0, which waits in a step for it.
+    processes = start(2, fail=[1, 15], failed_s=2.0)
+    processes[1].wait_for_line("RuntimeError: the user's own error")
+    processes[1].wait_for_line("ended by the watchdog code=1", timeout_s=30)
+    processes[0].signal(signal.SIGKILL)
+    assert [r.code for r in processes.wait(timeout_s=30)] == [-signal.SIGKILL, 1], processes.output()
+
+
 def test_two_notices_at_once_are_one_preemption(start: Start, operator: OperatorServer, tmp_path: Path) -> None:
     processes = start(3, [operator.environment(i, 3, tmp_path) for i in range(3)])
     all_training(processes, 3)
@@ -246,6 +328,8 @@ def test_a_notice_after_the_end_of_training_saves_nothing_and_training_ends_well
     stream = operator.wait_for_stream(process_index=1)
     stream.send_frame(notice(stream))
     assert [r.code for r in processes.wait(timeout_s=60)] == [0, 0], processes.output()
+    (end,) = operator.messages(Report)  # by who is there to say so: process 0 is not any more
+    assert (end.phase, end.preemption, end.pod_uid) == (Phase.RETRACTED, "gpt-1", "pod-uid-1")
 
 
 def test_the_pod_that_was_not_injected_is_refused_instead_of_training_alone(start: Start) -> None:

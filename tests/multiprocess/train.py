@@ -28,6 +28,9 @@ OPTIONS = {
     "fail_host_state": None,  # process whose host state cannot be had
     "step_offset": None,  # process that counts its steps wrongly
     "with": False,  # as a context manager
+    "sync_every": 1,  # sync points at every k-th step
+    "evaluate_every": 0,  # steps between evaluations, which poll
+    "failed_s": None,  # how long a process may take to end that fails by itself
     **json.loads(sys.argv[2]),
 }
 
@@ -43,7 +46,10 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
+    from gracepoint import leaving
 
+    if OPTIONS["failed_s"] is not None:
+        leaving.FAILED_S = OPTIONS["failed_s"]
     directory = sys.argv[1]
     session = gracepoint.attach(
         directory,
@@ -82,6 +88,11 @@ def main() -> None:
     if step:
         print("value", int(state["count"]), float(total(state)), flush=True)
 
+    def evaluate() -> None:
+        for _ in range(5):
+            total(state)
+            session.poll(state)
+
     def run() -> None:
         nonlocal state, step
         while step < OPTIONS["steps"]:
@@ -90,7 +101,10 @@ def main() -> None:
             step += 1
             misbehave(me, step)
             time.sleep(OPTIONS["pace_s"])
-            session.step(step + (1 if OPTIONS["step_offset"] == me else 0), state)
+            if step % OPTIONS["sync_every"] == 0:
+                session.step(step + (1 if OPTIONS["step_offset"] == me else 0), state)
+            if OPTIONS["evaluate_every"] and step % OPTIONS["evaluate_every"] == 0:
+                evaluate()
             if step % 10 == 0 or OPTIONS["pace_s"] > 0.3:
                 print("training", step, flush=True)
 
@@ -131,7 +145,7 @@ def misbehave(me: int, step: int) -> None:
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        Emergency.epoch_opened = die  # type: ignore[assignment,method-assign]
+        Emergency._opened = die  # type: ignore[assignment,method-assign]
 
 
 main()

@@ -36,11 +36,38 @@ def test_the_library_is_importable_where_nothing_else_is_installed() -> None:
     assert out.strip() == gracepoint.__version__
 
 
+def test_the_packages_for_users_are_there_without_an_import_of_their_own() -> None:
+    code = (
+        "import gracepoint, sys;"
+        "assert 'jax' not in sys.modules;"
+        "print(gracepoint.checkpoint.save.__name__, gracepoint.multihost.__name__)"
+    )
+    assert run(code) == "save gracepoint.multihost"
+
+
 def test_the_public_names_are_these() -> None:
     assert set(gracepoint.__all__) == {
-        "AgreementError", "BarrierError", "BarrierFailed", "BarrierReused", "BarrierTimeout", "CannotKnow",
-        "CheckpointCorrupt", "CheckpointError", "CheckpointMismatch", "CheckpointNotFound", "GracepointError",
-        "Preempted", "SaveFailed", "Session", "SettingsError", "WireError", "__version__", "attach",
+        "AgreementError",
+        "BarrierCancelled",
+        "BarrierError",
+        "BarrierFailed",
+        "BarrierReused",
+        "BarrierTimeout",
+        "CannotKnow",
+        "CheckpointCorrupt",
+        "CheckpointError",
+        "CheckpointExists",
+        "CheckpointMismatch",
+        "CheckpointNotFound",
+        "ClusterError",
+        "GracepointError",
+        "Preempted",
+        "SaveFailed",
+        "Session",
+        "SettingsError",
+        "WireError",
+        "__version__",
+        "attach",
     }  # fmt: skip
     for name in gracepoint.__all__:
         assert getattr(gracepoint, name) is not None

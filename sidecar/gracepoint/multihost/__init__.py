@@ -5,7 +5,11 @@ No name here loads JAX before it is called.
 
 from gracepoint.multihost.agreement import Agreement, Observer
 from gracepoint.multihost.barriers import StoreGang
-from gracepoint.multihost.cluster import Meeting, Member, initialize, meet, raise_jax_notice, shutdown
+from gracepoint.multihost.broadcast import broadcast_one_to_all
+from gracepoint.multihost.cluster import Meeting, Member, join, meet, raise_jax_notice
+from gracepoint.multihost.distributed import initialize, shutdown
+from gracepoint.multihost.keys import BarrierKeys
+from gracepoint.multihost.state import State, global_state
 from gracepoint.multihost.store import (
     InMemoryStore,
     JaxStore,
@@ -14,9 +18,20 @@ from gracepoint.multihost.store import (
     KeyValueStore,
     StoreUnavailable,
 )
+from gracepoint.multihost.utilities import (
+    BarrierSyncFn,
+    get_barrier_sync_fn,
+    is_primary_host,
+    process_count,
+    process_index,
+    reached_preemption,
+    sync_global_processes,
+)
 
 __all__ = [
     "Agreement",
+    "BarrierKeys",
+    "BarrierSyncFn",
     "InMemoryStore",
     "JaxStore",
     "KeyExists",
@@ -25,10 +40,20 @@ __all__ = [
     "Meeting",
     "Member",
     "Observer",
+    "State",
     "StoreGang",
     "StoreUnavailable",
+    "broadcast_one_to_all",
+    "get_barrier_sync_fn",
+    "global_state",
     "initialize",
+    "is_primary_host",
+    "join",
     "meet",
+    "process_count",
+    "process_index",
     "raise_jax_notice",
+    "reached_preemption",
     "shutdown",
+    "sync_global_processes",
 ]

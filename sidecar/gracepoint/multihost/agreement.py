@@ -1,56 +1,64 @@
-"""The agreement at work: ``protocol.Seat`` between the training thread and one background thread.
+"""The agreement at work: ``protocol.Member`` between the training thread and two background threads.
 
 * The **training thread** calls ``arrive`` at every sync point. While nothing is wrong that is a counter and one
   attribute test. In an open epoch it waits here, bounded by the time left, until the agreed point is known.
-* The **background thread** ("gracepoint-agreement", one a process, daemon) is parked on the bell. A notice
-  opens an epoch: it freezes the seat, publishes the ordinal, and learns the agreed one: from the key that the
-  last process to publish writes at once, or by computing it from all published numbers where that process died
-  in between. Then it waits for the epoch's end before it listens to the bell again.
-* **Any thread** may call ``call`` to tell every process of a notice.
+* The **reading thread** ("gracepoint-agreement", one a process, daemon) is parked on the bell. It hears every
+  entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
+  the ordinal; the last to publish tells all what was agreed.
+* The **timing thread** ("gracepoint-agreement-time", one a process, daemon) sleeps until there is a notice. Then
+  it looks when the freeze must begin, by this process's own figures, and rings the start; whichever process is
+  first starts all. In an open epoch it steps in for a process that died in the middle of the protocol, and gives
+  the epoch up for all when the time is over.
+* **Any thread** may call ``tell`` and ``take_back``.
 
-State between the two threads: the seat (see there), and ``_failure``, written by the background thread and
-read by training under ``_changed``. ``close`` and ``abandon`` end the thread; both return within about a
-second. What a process leaves behind in the store speaks for it later: ``finished/<process>`` (its last
-ordinal, which counts in every later epoch) or ``gone/<process>`` (it broke off: nobody need wait for it).
+State between the threads: the seat and the ledger (see there; each is written by one thread, as a whole or
+attribute by attribute), and ``_failure``. ``_changed`` is notified after every change that somebody waits for.
+``close`` and ``abandon`` end the threads; both return within about two seconds.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import threading
 import time
 from typing import Protocol
 
-from gracepoint.errors import AgreementError, BarrierFailed, BarrierTimeout, GracepointError
+from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.gang import Gang
-from gracepoint.multihost.barriers import named
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.protocol import Seat, Verdict
-from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
+from gracepoint.multihost.entries import Entry, Gone, Notice, Retract
+from gracepoint.multihost.ledger import Broken, Event
+from gracepoint.multihost.protocol import Member, Verdict
+from gracepoint.multihost.store import KeyValueStore, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
-_FIRST_WAIT_S = 0.5
 _LOOK_EVERY_S = 0.5
+#: How long training waits for the timing thread to tell who is missing when the time is over.
+_PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
+#: How long a process waits to read its own last word.
+_HEARD_S = 5.0
+#: Two processes that are told the same within so many seconds of each other need to say it once.
+_SAME_S = 0.5
 
 
 class Observer(Protocol):
-    """Whom the background thread tells, in that thread."""
+    """Whom the background threads tell, each in its own time."""
 
-    def epoch_opened(self, epoch: int, by: int, notice: str) -> None:
-        """A notice has come, from this process or another (``by``)."""
+    def heard(self, event: Event) -> None:
+        """An entry of the bell has come to something (the reading thread; must not block)."""
 
-    def epoch_settled(self, epoch: int, agreed: int) -> None:
-        """Every process has published; the agreed ordinal is known."""
-
-    def epoch_failed(self, epoch: int, error: Exception) -> None:
-        """There will be no agreement; training learns of it at its next sync point, if it ever comes there."""
+    def start_in_s(self) -> float:
+        """Seconds until the freeze must begin, so that the save can be done in time; 0 or less: now."""
 
     def time_left_s(self) -> float:
-        """Seconds in which the agreement must be reached."""
+        """Seconds in which all work of the open epoch must be done."""
+
+    def looked(self) -> None:
+        """About twice a second while an epoch is open (the timing thread)."""
 
 
 class Agreement:
@@ -59,41 +67,95 @@ class Agreement:
     Args:
         store: Shared by the gang.
         gang: The processes.
-        observer: Told of epochs; knows the time left.
+        observer: Told of what happens; knows the time.
     """
 
     def __init__(self, store: KeyValueStore, gang: Gang, observer: Observer) -> None:
-        self.seat = Seat()
         self._store = store
         self._gang = gang
         self._observer = observer
-        self._bell = Bell(store, gang.process_index)
+        self._bell = Bell(store)
+        self._me = gang.process_index
+        self._member = Member(store, self._bell, gang.process_index, gang.process_count, observer.heard)
+        self.seat = self._member.seat
         self._changed = threading.Condition()
-        self._failure: Exception | None = None
+        self._failure: Exception | None = None  # of this process alone; what fails for all stands in the ledger
+        self._started_for: int | None = None  # what was ``changed`` when this process rang the start last
         self._leaving = False  # close or abandon was called: nothing is waited for any more
-        self._thread = threading.Thread(target=self._run, name="gracepoint-agreement", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
+            threading.Thread(target=self._keep_time, name="gracepoint-agreement-time", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def call(self, notice: str) -> None:
-        """Tells every process of a notice. Without effect in an open epoch: it joins that one.
+    # Any thread.
+
+    def tell(self, origin: str, text: str, *, remaining_s: float, drill: bool = False, once: bool = False) -> None:
+        """Tells every process of a notice, or the newest word on one; training goes on until it is time.
+
+        Args:
+            origin: Whose word this is; see ``entries.Notice`` for all of them.
+            text: Handed to every observer.
+            remaining_s: Until the deadline.
+            drill: To be rehearsed.
+            once: The origin is a name that is not used again.
 
         Raises:
             StoreUnavailable: The store could not be reached, also when tried again.
         """
+        notice = Notice(self._me, origin, remaining_s, text, drill, once)
+
+        def said(there: Entry) -> bool:
+            return (
+                isinstance(there, Notice)
+                and (there.origin, there.drill) == (origin, drill)
+                and abs(there.remaining_s - remaining_s) <= _SAME_S
+            )
+
         for attempt in range(1, _RING_ATTEMPTS + 1):
-            if self.seat.epoch is not None:
-                return
             try:
-                return self._bell.ring(notice)
+                return self._bell.ring(notice, unless=said)
             except StoreUnavailable:
                 if attempt == _RING_ATTEMPTS:
                     raise
                 time.sleep(0.1 * attempt)
 
+    def take_back(self, origin: str, reason: str) -> None:
+        """The signal of a notice went away. Without effect once the freeze has begun, in all processes or none.
+
+        Raises:
+            StoreUnavailable: The store could not be reached.
+        """
+        retract = Retract(self._me, origin, reason)
+        self._bell.ring(retract, unless=lambda there: isinstance(there, Retract) and there.origin == origin)
+
+    def tell_gone(self, reason: str) -> None:
+        """Lets those that wait for this process, or will, wait no longer, and tells them why. Never raises."""
+        try:
+            self._bell.ring(Gone(self._me, reason), unless=lambda there: isinstance(there, Gone))
+            if self.seat.epoch is not None:
+                self._gang.fail(self.steps_key, AgreementError(reason))
+        except GracepointError as error:
+            log.warning("could not tell the others that this process breaks off error=%s", error)
+
     @property
     def in_epoch(self) -> bool:
-        """True while a notice is being dealt with."""
+        """True from the freeze on, until training goes on."""
         return self.seat.epoch is not None
+
+    @property
+    def noticed(self) -> bool:
+        """True while a notice stands or an epoch is open."""
+        ledger = self._member.ledger
+        return bool(ledger.standing) or ledger.epoch is not None
+
+    @property
+    def steps_key(self) -> str:
+        """Where ``confirm`` waits; who cancels it there lets all processes wait no longer."""
+        return f"epoch/{self.seat.epoch}/steps"
+
+    # The training thread.
 
     def arrive(self) -> bool:
         """Passes the next sync point.
@@ -118,7 +180,7 @@ class Agreement:
             BarrierTimeout: A process did not get here in time; names it.
             BarrierFailed: A process broke off.
         """
-        steps = [int(s) for s in self._gang.gather(self._steps_key(), str(step), timeout_s=timeout_s)]
+        steps = [int(s) for s in self._gang.gather(self.steps_key, str(step), timeout_s=timeout_s)]
         for other, found in enumerate(steps):
             if found != steps[0]:
                 raise AgreementError(
@@ -127,13 +189,20 @@ class Agreement:
                 )
 
     def end_epoch(self) -> None:
-        """Closes the epoch at the agreed sync point; every process does so, and training goes on."""
+        """Leaves the agreed point of a drill, or one that was not reached; every process does so and trains on.
+
+        Raises:
+            StoreUnavailable: The others could not be told.
+        """
         with self._changed:
-            self.seat.end_epoch()
-            self._changed.notify_all()
+            self._failure = None
+        for _ in self._member.leave():
+            pass
 
     def finish(self) -> bool:
         """Passes the last sync point: this process is done with training.
+
+        When this returns, every notice that came before is dealt with.
 
         Returns:
             True if that ended an open epoch, whose agreed point lies beyond the end.
@@ -141,144 +210,112 @@ class Agreement:
         Raises:
             AgreementError: As ``arrive``.
         """
-        ordinal = self.seat.finish()
         try:
-            return self.seat.epoch is not None and self._held() is Verdict.OVER
-        finally:
-            self._leave_word(f"finished/{self._gang.process_index}", str(ordinal))
+            for _ in self._member.finish():
+                pass
+        except StoreUnavailable as error:
+            log.warning("could not tell the others that training has finished error=%s", error)
+        else:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
+                    log.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
+        return self.seat.epoch is not None and self._held() is Verdict.OVER
 
     def abandon(self, reason: str) -> None:
-        """This process breaks off training: it tells so, and its thread ends. Never raises."""
+        """This process breaks off training: it tells so, and its threads end. Never raises."""
         if not self._leaving:
             self.tell_gone(reason)
             self.close()
 
-    def tell_gone(self, reason: str) -> None:
-        """Lets those that wait for this process, or will, wait no longer, and tells them why. Never raises."""
-        self._leave_word(f"gone/{self._gang.process_index}", reason)
-        if self.seat.epoch is not None:
-            try:
-                self._gang.fail(self._steps_key(), AgreementError(reason))
-            except GracepointError as error:
-                log.warning("could not tell the others that this process breaks off error=%s", error)
-
     def close(self) -> None:
-        """Ends the background thread. Never raises; safe to repeat."""
+        """Ends the background threads. Never raises; safe to repeat."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
         try:
-            self._bell.close()
+            self._bell.close(self._me)
         except StoreUnavailable as error:
             log.warning("could not wake the agreement's thread error=%s", error)
-        self._thread.join(_JOIN_S)
-        if self._thread.is_alive():
-            log.warning("the agreement's thread did not end waited_s=%g", _JOIN_S)
-
-    def _steps_key(self) -> str:
-        return f"epoch/{self.seat.epoch}/steps"
-
-    def _leave_word(self, key: str, value: str) -> None:
-        try:
-            self._store.set(key, value)
-        except (KeyExists, StoreUnavailable) as error:
-            log.warning("could not leave word for the others key=%s error=%s", key, error)
-
-    # Training thread.
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                log.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
 
     def _held(self) -> Verdict:
         with self._changed:
             while True:
-                if self._failure is not None:
-                    raise AgreementError(str(self._failure)) from self._failure
+                failed = self._member.ledger.failed or self._failure
+                if failed is not None and self.seat.epoch is not None:
+                    raise AgreementError(str(failed)) from self._failure
                 verdict = self.seat.verdict()
                 if verdict is not Verdict.WAIT:
                     return verdict
                 left_s = self._observer.time_left_s()
-                if left_s <= 0:
+                if left_s <= -_PATIENCE_S:
                     raise AgreementError(
                         f"held at sync point {self.seat.ordinal} until the time was over: not every process "
                         f"said where it is"
                     )
-                self._changed.wait(min(left_s, _LOOK_EVERY_S))  # the deadline may move meanwhile
+                # Not longer, as the deadline may move meanwhile.
+                self._changed.wait(_LOOK_EVERY_S)
 
-    # Background thread.
+    # The reading thread.
 
-    def _run(self) -> None:
-        while (found := self._bell.next_notice()) is not None:
-            epoch, by, notice = found
+    def _read(self) -> None:
+        while (found := self._bell.next()) is not None:
             try:
-                self.seat.open_epoch(epoch)
-                frozen = self.seat.ordinal
-                self._observer.epoch_opened(epoch, by, notice)
-                agreed = self._settle(epoch, frozen)
-                if agreed is not None:
-                    self._observer.epoch_settled(epoch, agreed)
+                for _ in self._member.hear(*found):
+                    self._notify()
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-                self._observer.epoch_failed(epoch, error)
-            with self._changed:  # parked until training says so, like on the bell: there is nothing to time
-                self._changed.wait_for(lambda: self.seat.epoch is None or self._leaving)
+                self._fail_here(error)
+            self._notify()
 
-    def _settle(self, epoch: int, frozen: int) -> int | None:
-        """Publishes this process's ordinal and learns the agreed one; None if this process leaves."""
-        folder = f"epoch/{epoch}"
-        self._store.set(f"{folder}/frozen/{self._gang.process_index}", str(frozen))
-        last = self._store.increment(f"{folder}/count") == self._gang.process_count
-        published = self._published(epoch) if last else None
-        if published is None:
-            published = self._wait_for_all(epoch)
-        if published is None:
-            return None
-        with self._changed:
-            agreed = self.seat.settle(published)
-            self._changed.notify_all()
-        return agreed
-
-    def _wait_for_all(self, epoch: int) -> dict[int, int] | None:
-        """Published ordinals of all, as soon as they are complete; None if this process leaves."""
-        try:
-            return _ordinals(self._store.get(f"epoch/{epoch}/all", timeout_s=_FIRST_WAIT_S))
-        except KeyTimeout:
-            pass
-        while (published := self._published(epoch)) is None:
+    def _fail_here(self, error: Exception) -> None:
+        log.error("the agreement failed in this process error=%s", error, exc_info=error)
+        epoch = self._member.ledger.epoch
+        if epoch is not None:
             with self._changed:
-                if self._changed.wait_for(lambda: self._leaving, _LOOK_EVERY_S):
-                    return None
-            if self._observer.time_left_s() <= 0:
-                missing = self._missing(epoch)
-                raise BarrierTimeout(
-                    f"waited until the time was over for {named(missing)} of {self._gang.process_count} to say "
-                    f"at which sync point they are",
-                    tuple(missing),
-                )
-        return published
+                self._failure = error
+            with contextlib.suppress(Exception):  # the observer may be what has failed
+                self._observer.heard(Broken(epoch, str(error)))
 
-    def _published(self, epoch: int) -> dict[int, int] | None:
-        """All ordinals, of frozen and of finished processes, once complete; then hands them to those that wait.
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-        Raises:
-            BarrierFailed: A process has broken off.
-        """
-        gone = self._store.list("gone")
-        if gone:
-            process, reason = min(gone.items())
-            raise BarrierFailed(f"process {process} broke off: {reason}")
-        found = {**self._store.list("finished"), **self._store.list(f"epoch/{epoch}/frozen")}
-        if len(found) < self._gang.process_count:
+    # The timing thread.
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._changed:
+                if self._leaving:
+                    return
+                sleep_s = self._sleep_s()
+                if (sleep_s is None or sleep_s > 0) and self._changed.wait(sleep_s):
+                    continue  # something has changed: reckon anew
+            try:
+                self._look()
+            except GracepointError as error:
+                log.warning("could not keep the time of a notice, trying again error=%s", error)
+
+    def _sleep_s(self) -> float | None:
+        """How long nothing is to be done; None: until something changes."""
+        ledger = self._member.ledger
+        if ledger.failed is not None or (not ledger.standing and ledger.epoch is None):
             return None
-        try:
-            self._store.set(f"epoch/{epoch}/all", json.dumps(found))
-        except KeyExists:
-            return _ordinals(self._store.get(f"epoch/{epoch}/all", timeout_s=_FIRST_WAIT_S))
-        return {int(process): int(ordinal) for process, ordinal in found.items()}
+        if ledger.epoch is not None:
+            undecided = ledger.epoch.agreed is None
+            return max(_LOOK_EVERY_S / 10, min(self._observer.time_left_s() if undecided else 1.0, _LOOK_EVERY_S))
+        if ledger.finished:
+            return None
+        if self._started_for == ledger.changed:  # rung, and not heard yet
+            return _LOOK_EVERY_S
+        return min(self._observer.start_in_s(), _LOOK_EVERY_S)
 
-    def _missing(self, epoch: int) -> list[int]:
-        found = {**self._store.list("finished"), **self._store.list(f"epoch/{epoch}/frozen")}
-        return [i for i in range(self._gang.process_count) if str(i) not in found]
-
-
-def _ordinals(text: str) -> dict[int, int]:
-    return {int(process): int(ordinal) for process, ordinal in json.loads(text).items()}
+    def _look(self) -> None:
+        ledger, start_in_s = self._member.ledger, self._observer.start_in_s()
+        if ledger.epoch is not None:
+            self._observer.looked()
+        elif start_in_s <= 0:
+            self._started_for = ledger.changed
+        self._member.look(start_in_s, self._observer.time_left_s())

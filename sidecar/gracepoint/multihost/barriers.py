@@ -4,24 +4,29 @@ Why not the coordination service's own ``wait_at_barrier``: it cannot be interru
 both sides when an id is used again, and runs nothing in the last one to arrive.
 
 A barrier is four kinds of keys below its own: ``arrived/<process>`` (so that a timeout can name who is missing),
-``count``, and ``released``, written exactly once by whoever decides: the last to arrive (empty: come through),
-a process that fails (its error) or one that gives up (its timeout). All others wait on that one key, so the
-service carries a single parked request a process; whoever loses the race to write it obeys what stands there.
-So nobody passes a barrier that another has left by timeout, and the other way round.
+``count/<who>``, and ``released``, written exactly once by whoever decides: the last to arrive (come through), a
+process that fails (its error), one that gives up (its timeout) or one that cancels (its reason). All others wait
+on that one key, so the service carries a single parked request a process; whoever loses the race to write it
+obeys what stands there. So nobody passes a barrier that another has left by timeout, and the other way round.
+A broadcast is ``released`` alone, written by its source.
+
+``<who>`` stands for the set of those that take part: processes that name different sets never complete each
+other's barrier, and learn why.
 
 The calls block the thread that makes them, bounded by their timeout; different keys may be used in different
-threads at the same time. The process that completes a barrier removes its arrivals; ``released`` stays, one
-small key per barrier and attempt.
+threads at the same time, and ``fail`` and ``cancel`` are for any thread. The process that completes a barrier
+removes its arrivals; ``released`` stays, one small key per barrier and attempt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from gracepoint.errors import BarrierFailed, BarrierReused, BarrierTimeout
+from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
 
 
@@ -32,14 +37,18 @@ class StoreGang:
         store: Shared by all processes of the attempt, and by no other attempt.
         process_index: This process, 0 to ``process_count - 1``.
         process_count: How many there are.
+        names: What a process is called beside its index (its pod), by index; for messages.
     """
 
-    def __init__(self, store: KeyValueStore, process_index: int, process_count: int) -> None:
+    def __init__(
+        self, store: KeyValueStore, process_index: int, process_count: int, *, names: Sequence[str | None] = ()
+    ) -> None:
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index: expected 0 to {process_count - 1}, found {process_index}")
         self._store = store
         self._process_index = process_index
         self._process_count = process_count
+        self._names = names
         self._used: set[str] = set()
         self._lock = threading.Lock()
 
@@ -51,7 +60,14 @@ class StoreGang:
     def process_count(self) -> int:
         return self._process_count
 
-    def barrier(self, key: str, *, timeout_s: float, on_last: Callable[[], None] | None = None) -> None:
+    def barrier(
+        self,
+        key: str,
+        *,
+        timeout_s: float,
+        on_last: Callable[[], None] | None = None,
+        processes: Collection[int] | None = None,
+    ) -> None:
         """As ``Gang.barrier``."""
 
         def complete() -> str:
@@ -59,76 +75,102 @@ class StoreGang:
                 on_last()
             return ""
 
-        self._meet(key, "", timeout_s, complete)
+        self._meet(key, "", timeout_s, self._participants(processes), complete)
 
-    def gather(self, key: str, value: str, *, timeout_s: float) -> list[str]:
+    def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
         """As ``Gang.gather``; the last to arrive reads all values once and hands them to the others."""
+        participants = self._participants(processes)
 
         def complete() -> str:
             arrived = self._store.list(f"{key}/arrived")
-            return json.dumps([arrived[str(i)] for i in range(self._process_count)])
+            return json.dumps([arrived[str(i)] for i in participants])
 
-        values: list[str] = json.loads(self._meet(key, value, timeout_s, complete))
+        values: list[str] = json.loads(self._meet(key, value, timeout_s, participants, complete))
         return values
 
-    def broadcast(self, key: str, value: str | None, *, timeout_s: float) -> str:
+    def broadcast(
+        self,
+        key: str,
+        value: str | None,
+        *,
+        timeout_s: float,
+        source: int = 0,
+        processes: Collection[int] | None = None,
+    ) -> str:
         """As ``Gang.broadcast``."""
+        participants = self._participants(processes)
+        if source not in participants:
+            raise ValueError(f"broadcast {key!r}: expected a source among the processes taking part, found {source}")
+        who = group_name(participants, self._process_count)
         self._use_once(key)
-        if self._process_index == 0:
+        if source == self._process_index:
             if value is None:
-                raise ValueError(f"broadcast of {key!r}: process 0 must give the value, found None")
-            self._store.set(f"{key}/value", value)
-            return value
-        try:
-            return self._store.get(f"{key}/value", timeout_s=timeout_s)
-        except KeyTimeout as error:
-            raise BarrierTimeout(
-                f"broadcast {key!r}: process 0 published nothing within {timeout_s:g} s", missing=(0,)
-            ) from error
+                error = ValueError(f"broadcast of {key!r}: process {source} must give the value, found None")
+                self.fail(key, error)
+                raise error
+            released = self._release(key, {"by": source, "who": who, "result": value})
+        else:
+            try:
+                released = _read(self._store.get(f"{key}/released", timeout_s=timeout_s))
+            except KeyTimeout as error:
+                raise BarrierTimeout(
+                    f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
+                ) from error
+        return self._result(key, released, who)
+
+    def decide(self, key: str, value: str) -> str:
+        """As ``Gang.decide``."""
+        decided: str = self._release(key, {"by": self._process_index, "result": value})["result"]
+        return decided
 
     def fail(self, key: str, error: BaseException) -> None:
         """As ``Gang.fail``. Too late where the barrier has been released: then nobody waits any more."""
         self._release(key, {"by": self._process_index, "error": f"{type(error).__name__}: {error}"})
 
-    def _meet(self, key: str, value: str, timeout_s: float, complete: Callable[[], str]) -> str:
+    def cancel(self, key: str, reason: str) -> bool:
+        """As ``Gang.cancel``."""
+        mine = {"by": self._process_index, "cancelled": reason}
+        return self._release(key, mine) is mine
+
+    def _meet(
+        self, key: str, value: str, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]
+    ) -> str:
+        who = group_name(participants, self._process_count)
         self._use_once(key)
         self._store.set(f"{key}/arrived/{self._process_index}", value)
-        if self._store.increment(f"{key}/count") == self._process_count:
-            released = self._complete(key, complete)
+        if self._store.increment(f"{key}/count/{who}") == len(participants):
+            released = self._complete(key, who, complete)
         else:
-            released = self._wait(key, timeout_s)
-        if "error" in released:
-            raise BarrierFailed(f"barrier {key!r}: process {released['by']} reported {released['error']}")
-        if "missing" in released:
-            missing = tuple(released["missing"])
-            raise BarrierTimeout(
-                f"barrier {key!r}: process {released['by']} gave up after {released['timeout_s']:g} s, "
-                + (f"without {named(missing)} of {self._process_count}" if missing else "as the last was at work"),
-                missing,
-            )
-        result: str = released["result"]
-        return result
+            released = self._wait(key, timeout_s, participants)
+        return self._result(key, released, who)
 
-    def _complete(self, key: str, complete: Callable[[], str]) -> dict[str, Any]:
-        """What the last to arrive does. If somebody has given up or failed by now, nothing is completed."""
+    def _complete(self, key: str, who: str, complete: Callable[[], str]) -> dict[str, Any]:
+        """What the last to arrive does. If somebody has decided otherwise by now, nothing is completed."""
         before = self._store.try_get(f"{key}/released")
         if before is not None:
             return _read(before)
         try:
-            released = self._release(key, {"by": self._process_index, "result": complete()})
+            released = self._release(key, {"by": self._process_index, "who": who, "result": complete()})
         except BaseException as error:
             self.fail(key, error)
             raise
         self._store.delete_folder(f"{key}/arrived")
         return released
 
-    def _wait(self, key: str, timeout_s: float) -> dict[str, Any]:
+    def _wait(self, key: str, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
         try:
             return _read(self._store.get(f"{key}/released", timeout_s=timeout_s))
         except KeyTimeout:
             here = {int(i) for i in self._store.list(f"{key}/arrived")}
-            missing = [i for i in range(self._process_count) if i not in here]
-            return self._release(key, {"by": self._process_index, "missing": missing, "timeout_s": timeout_s})
+            missing = [i for i in participants if i not in here]
+            if missing:
+                why = f"without {self._named(missing)} of {len(participants)}"
+            elif len(self._store.list(f"{key}/count")) > 1:
+                why = "as the processes do not all name the same processes= to take part"
+            else:
+                why = "as the last was at work"
+            mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": missing, "why": why}
+            return self._release(key, mine)
 
     def _release(self, key: str, what: dict[str, Any]) -> dict[str, Any]:
         """Decides the barrier, or returns how it was decided before."""
@@ -138,11 +180,56 @@ class StoreGang:
             return _read(self._store.get(f"{key}/released", timeout_s=5))
         return what
 
+    def _result(self, key: str, released: dict[str, Any], who: str) -> str:
+        by = self._named([released["by"]])
+        if "error" in released:
+            raise BarrierFailed(f"barrier {key!r}: {by} reported {released['error']}")
+        if "cancelled" in released:
+            raise BarrierCancelled(f"barrier {key!r}: {by} gave it up: {released['cancelled']}")
+        if "missing" in released:
+            raise BarrierTimeout(
+                f"barrier {key!r}: {by} gave up after {released['timeout_s']:g} s, {released['why']}",
+                tuple(released["missing"]),
+            )
+        if released["who"] != who:
+            raise BarrierFailed(
+                f"barrier {key!r}: {by} completed it with other processes than those that this one names: give "
+                f"every process the same processes=, or each group a key of its own"
+            )
+        result: str = released["result"]
+        return result
+
+    def _participants(self, processes: Collection[int] | None) -> Sequence[int]:
+        """Those that take part, sorted."""
+        if processes is None:
+            return range(self._process_count)
+        found = sorted(set(processes))
+        if not found or found[0] < 0 or found[-1] >= self._process_count:
+            raise ValueError(
+                f"processes: expected at least one of the process indices 0 to {self._process_count - 1}, found {found}"
+            )
+        if self._process_index not in found:
+            raise ValueError(
+                f"processes: expected this process, {self._process_index}, to be among those taking part, found "
+                f"{found}: the others must not make the call"
+            )
+        return found
+
     def _use_once(self, key: str) -> None:
         with self._lock:
             if key in self._used:
                 raise BarrierReused(f"the key {key!r} was used before; every barrier needs a key of its own")
             self._used.add(key)
+
+    def _named(self, processes: Iterable[int]) -> str:
+        return named(processes, self._names)
+
+
+def group_name(participants: Sequence[int], process_count: int) -> str:
+    """A short name of a set of processes, given sorted; two different sets have different names."""
+    if len(participants) == process_count:
+        return "all"
+    return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -150,8 +237,9 @@ def _read(text: str) -> dict[str, Any]:
     return found
 
 
-def named(processes: Sequence[int], at_most: int = 10) -> str:
-    """Process indices in words, cut off where they are many."""
-    names = ", ".join(str(i) for i in processes[:at_most])
-    more = f" and {len(processes) - at_most} more" if len(processes) > at_most else ""
-    return f"process{'es' if len(processes) != 1 else ''} {names}{more}"
+def named(processes: Iterable[int], names: Sequence[str | None] = (), *, at_most: int = 10) -> str:
+    """Process indices in words, with their pods where they are known; cut off where they are many."""
+    found = list(processes)
+    shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:at_most])
+    more = f" and {len(found) - at_most} more" if len(found) > at_most else ""
+    return f"process{'es' if len(found) != 1 else ''} {shown}{more}"

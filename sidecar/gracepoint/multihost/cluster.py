@@ -19,14 +19,15 @@ from typing import Any
 from gracepoint.errors import AgreementError, SettingsError
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.detection import Place
+from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, join_cluster
+from gracepoint.multihost.state import global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX, Env
 
 log = logging.getLogger(__name__)
 
-#: Set on TPU by GKE; JAX's own detection then knows the slice better than we do.
-_ENV_TPU = "TPU_WORKER_HOSTNAMES"
 _INITIALIZATION_TIMEOUT_S = 300
 _MEETING_TIMEOUT_S = 300.0
 
@@ -58,8 +59,23 @@ class Meeting:
     def me(self) -> Member:
         return self.members[self.gang.process_index]
 
+    def of_service_id(self, service_id: int) -> Member:
+        """The process that joined the coordination service as ``service_id``."""
+        return next(m for m in self.members if m.service_id == service_id)
 
-def initialize(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
+    def of_pod_index(self, pod_index: int) -> Member:
+        """The process in the JobSet's training pod ``pod_index``.
+
+        Raises:
+            KeyError: No process said that it runs there.
+        """
+        for member in self.members:
+            if member.pod_index == pod_index:
+                return member
+        raise KeyError(f"no process runs in pod {pod_index}; known: {[m.pod_index for m in self.members]}")
+
+
+def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
     """Joins the JAX cluster that the settings speak of, or adopts one that is initialised already.
 
     Returns:
@@ -69,9 +85,7 @@ def initialize(settings: Settings, environ: Mapping[str, str] = os.environ) -> b
         SettingsError: The pod belongs to an Indexed Job, but nothing says how many processes there are; or a
             part of the address or of the process id is missing.
     """
-    import jax
-
-    if jax.distributed.is_initialized():
+    if global_state.initialized:
         log.info("adopted the initialised jax.distributed")
         return False
     if settings.process_count == 1:
@@ -82,36 +96,17 @@ def initialize(settings: Settings, environ: Mapping[str, str] = os.environ) -> b
                 f"{Env.PROCESS_COUNT}: expected the number of training processes, as {ENV_JOB_COMPLETION_INDEX}="
                 f"{settings.completion_index} says that this pod belongs to an Indexed Job, found none. The pod was "
                 f"not injected: label the JobSet with gracepoint.dev/policy before it is created and see that "
-                f"the operator's webhook runs; or call jax.distributed.initialize() before attach(); or, for a "
+                f"the operator's webhook runs; or call gracepoint.multihost.initialize() before attach(); or, for a "
                 f"job of one process, set {Env.PROCESS_COUNT}=1. Training as that many separate jobs is refused"
             )
         return False
-    if _ENV_TPU in environ:
-        log.info("leaving the cluster's detection to jax reason=%s is set", _ENV_TPU)
-        jax.distributed.initialize(initialization_timeout=_INITIALIZATION_TIMEOUT_S)
+    if ENV_TPU in environ:
+        log.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
+        join_cluster(Place(), initialization_timeout=_INITIALIZATION_TIMEOUT_S)
         return True
-    log.info(
-        "joining address=%s process=%d of=%d",
-        settings.coordinator_address,
-        settings.process_id,
-        settings.process_count,
-    )
-    jax.distributed.initialize(
-        settings.coordinator_address,
-        settings.process_count,
-        settings.process_id,
-        initialization_timeout=_INITIALIZATION_TIMEOUT_S,
-        cluster_detection_method="deactivate",
-    )
+    place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
+    join_cluster(place, initialization_timeout=_INITIALIZATION_TIMEOUT_S, cluster_detection_method=DEACTIVATE)
     return True
-
-
-def shutdown() -> None:
-    """Leaves the JAX cluster; nothing to do where none was joined. Waits for the other processes to do so too."""
-    import jax
-
-    if jax.distributed.is_initialized():
-        jax.distributed.shutdown()
 
 
 def raise_jax_notice(client: Any) -> None:
@@ -119,10 +114,11 @@ def raise_jax_notice(client: Any) -> None:
 
     For training code that also asks ``multihost_utils.reached_preemption_sync_point``. The key and its form are
     those of XLA's preemption notifier; it counts once in the life of the coordination service.
-    """
-    from jax._src import distributed
 
-    if distributed.global_state.preemption_sync_manager is None:
+    Args:
+        client: JAX's coordination-service client; None for a single process, which JAX does not tell either.
+    """
+    if client is None or global_state.preemption_sync_manager is None:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     try:
@@ -141,11 +137,10 @@ def meet(settings: Settings) -> Meeting:
         BarrierTimeout: A process did not come.
     """
     import jax
-    from jax._src import distributed
 
     global _meetings
     _meetings += 1
-    state = distributed.global_state
+    state = global_state
     job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
     if state.client is None or state.num_processes == 1:
         attempt = f"{job}-{secrets.token_hex(4)}"
@@ -167,7 +162,7 @@ def meet(settings: Settings) -> Meeting:
     if [m.process_index for m in members] != list(range(count)):
         raise AgreementError(f"expected the process indices 0 to {count - 1} once each, found {members}")
     store = JaxStore(state.client, f"gracepoint/{attempt}")
-    gang = StoreGang(store, me.process_index, count)
+    gang = StoreGang(store, me.process_index, count, names=[m.pod_name for m in members])
     return Meeting(gang, store, attempt, tuple(members), state.client)
 
 

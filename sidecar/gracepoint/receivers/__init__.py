@@ -1,10 +1,23 @@
-"""How notices arrive: the operator's stream and SIGTERM, all into one mailbox; and how word goes back."""
+"""How notices arrive: the operator's stream, SIGTERM and the cloud's metadata, all into one mailbox; and how word
+goes back.
+"""
 
 from gracepoint.receivers.channel import Channel, ChannelError
 from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
 from gracepoint.receivers.subscription import Subscriber
 
-__all__ = ["Channel", "ChannelError", "Disruption", "Mailbox", "Operator", "Sender", "SigtermReceiver", "Subscriber"]
+__all__ = [
+    "Channel",
+    "ChannelError",
+    "Disruption",
+    "Mailbox",
+    "MetadataWatchers",
+    "Operator",
+    "Sender",
+    "SigtermReceiver",
+    "Subscriber",
+]

@@ -1,7 +1,9 @@
 """The one place where notices arrive, whoever brought them.
 
-Any thread may post: the subscription's, the SIGTERM reader's, the agreement's (a notice that another process
-had). Every field is guarded by one lock; ``on_post`` runs in the poster's thread, outside of the lock.
+Any thread may post: the subscription's, the SIGTERM reader's, a metadata watcher's. What is posted or retracted
+is a receiver's word; the listener hands it to the other processes, and tells by ``take`` and ``drop`` what all
+of them go by (``notices``). Every field is guarded by one lock; listeners are called in the poster's thread,
+outside of the lock.
 
 What counts when several are there: each origin's latest word, and of those the earliest deadline.
 """
@@ -18,6 +20,9 @@ from gracepoint.errors import WireError
 
 SIGTERM = "SIGTERM"
 
+#: A deadline that moves by less is the same one, told again.
+SAME_DEADLINE_S = 0.5
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Disruption:
@@ -28,12 +33,19 @@ class Disruption:
         cause: Why, in the operator's words.
         signal: What was seen.
         remaining_s: Until the deadline, at the moment of posting.
+        drill: True: nothing will end, it is to be rehearsed.
     """
 
     preemption: str
     cause: str
     signal: str
     remaining_s: float
+    drill: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Whose word this is: a later one of the same origin takes its place."""
+        return self.preemption or self.signal
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -52,6 +64,24 @@ class Disruption:
         return found
 
 
+class Listener:
+    """Whom the mailbox tells of what receivers bring; each call in the receiver's thread."""
+
+    def posted(self, disruption: Disruption) -> None:
+        """A notice has come, or its deadline has moved."""
+
+    def retracted(self, origin: str, reason: str) -> None:
+        """The signal of a notice went away."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Post:
+    disruption: Disruption
+    deadline_s: float  # on the clock
+    told_deadline_s: float  # as the others have it
+    first_at_s: float
+
+
 class Mailbox:
     """Thread-safe; see the module.
 
@@ -62,44 +92,110 @@ class Mailbox:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._posts: dict[str, tuple[Disruption, float]] = {}  # by origin: what, and its deadline on the clock
-        self._on_post: Callable[[Disruption], None] | None = None
-        self._first_at_s: float | None = None
+        self._posts: dict[str, _Post] = {}  # by origin
+        self._over: set[str] = set()  # preemptions that have been dealt with: their names do not come back
+        self._listener: Listener | None = None
 
-    def listen(self, on_post: Callable[[Disruption], None]) -> None:
-        """Has ``on_post`` called for what is here already and for every later post."""
+    def listen(self, listener: Listener) -> None:
+        """Has ``listener`` told of what is here already and of everything later."""
         with self._lock:
-            self._on_post = on_post
-            here = [disruption for disruption, _ in self._posts.values()]
+            self._listener = listener
+            now_s = self._clock()
+            here = [
+                dataclasses.replace(post.disruption, remaining_s=post.deadline_s - now_s)
+                for post in self._posts.values()
+            ]
         for disruption in here:
-            on_post(disruption)
+            listener.posted(disruption)
+
+    # Receivers.
 
     def post(self, disruption: Disruption) -> None:
         """Takes a notice, or the newest word on one that is here."""
-        now_s = self._clock()
         with self._lock:
-            origin = disruption.preemption or disruption.signal
-            self._posts[origin] = (disruption, now_s + disruption.remaining_s)
-            if self._first_at_s is None:
-                self._first_at_s = now_s
-            on_post = self._on_post
-        if on_post is not None:
-            on_post(disruption)
+            if disruption.origin in self._over or not self._keep(disruption.origin, disruption):
+                return
+            listener = self._listener
+        if listener is not None:
+            listener.posted(disruption)
+
+    def retract(self, origin: str, reason: str = "the signal went away") -> None:
+        """Asks to take back what an origin has posted: a preemption's name, or the signal of one without a name.
+
+        It is done unless the freeze has begun.
+        """
+        with self._lock:
+            listener = self._listener
+            if listener is None:
+                self._posts.pop(origin, None)
+        if listener is not None:
+            listener.retracted(origin, reason)
+
+    # What all processes go by.
+
+    def take(self, origin: str, disruption: Disruption) -> None:
+        """Notes what another process was told."""
+        with self._lock:
+            self._keep(origin, disruption)
+
+    def drop(self, origin: str) -> None:
+        """Forgets a notice that is dealt with; the preemption of that name is over."""
+        with self._lock:
+            post = self._posts.pop(origin, None)
+            if post is not None and post.disruption.preemption:
+                self._over.add(origin)
+
+    # Readers.
+
+    def find(self, origin: str) -> Disruption | None:
+        """The notice of this origin that is here."""
+        with self._lock:
+            post = self._posts.get(origin)
+        return None if post is None else post.disruption
+
+    def named(self) -> list[Disruption]:
+        """All that the operator has a name for."""
+        with self._lock:
+            return [post.disruption for post in self._posts.values() if post.disruption.preemption]
 
     @property
     def current(self) -> Disruption | None:
-        """What to speak of: the operator's notice before anything without a name, then the most urgent."""
-        with self._lock:
-            return min(self._posts.values(), key=lambda p: (not p[0].preemption, p[1]))[0] if self._posts else None
+        """What to speak of: the operator's notice before anything without a name, then the most urgent; no drill."""
+        return self._foremost(drill=False)
+
+    @property
+    def current_drill(self) -> Disruption | None:
+        """The same among drills."""
+        return self._foremost(drill=True)
 
     @property
     def first_at_s(self) -> float | None:
-        """When the first notice came, on the clock."""
+        """When the first of the notices that are here came, on the clock."""
         with self._lock:
-            return self._first_at_s
+            return min((post.first_at_s for post in self._posts.values()), default=None)
 
     def remaining_s(self) -> float:
         """Seconds until the earliest deadline, negative after it; infinite while there is no notice."""
         with self._lock:
-            earliest_s = min((deadline_s for _, deadline_s in self._posts.values()), default=math.inf)
+            earliest_s = min((post.deadline_s for post in self._posts.values()), default=math.inf)
         return earliest_s - self._clock()
+
+    def _foremost(self, *, drill: bool) -> Disruption | None:
+        with self._lock:
+            found = [post for post in self._posts.values() if post.disruption.drill is drill]
+        first = min(found, key=lambda post: (not post.disruption.preemption, post.deadline_s), default=None)
+        return None if first is None else first.disruption
+
+    def _keep(self, origin: str, disruption: Disruption) -> bool:
+        """Notes the origin's newest word; False if that is no news to the others."""
+        now_s = self._clock()
+        deadline_s = now_s + disruption.remaining_s
+        before = self._posts.get(origin)
+        if before is None:
+            self._posts[origin] = _Post(disruption, deadline_s, deadline_s, now_s)
+            return True
+        known = before.disruption.drill is disruption.drill
+        known = known and abs(before.told_deadline_s - deadline_s) <= SAME_DEADLINE_S
+        told_deadline_s = before.told_deadline_s if known else deadline_s
+        self._posts[origin] = _Post(disruption, deadline_s, told_deadline_s, before.first_at_s)
+        return not known

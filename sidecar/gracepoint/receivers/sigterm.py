@@ -3,9 +3,13 @@
 A Python signal handler runs only when the main thread comes back from C++, which may take as long as a training
 step. The wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once, and a
 **reader thread** ("gracepoint-sigterm", daemon), blocked on the other end, posts the notice. That C handler is
-there only while some Python handler is installed, so one is: it writes the same byte (somebody may have put
-another wakeup fd in our fd's place; twice does no harm) and calls the handler that was there before. A wakeup fd
-that was there before gets every byte passed on.
+there only while some Python handler is installed, so one is: it writes a byte of its own (somebody may have put
+another wakeup fd in our fd's place) and calls the handler that was there before. A wakeup fd that was there before
+gets the signals' bytes passed on, each once (asyncio's, say, whose own handlers go on working).
+
+Who comes after us and replaces the handler or the fd leaves the other one, and one is enough. Who replaces both, as
+asyncio's ``add_signal_handler(SIGTERM)`` does, has taken the signal away. The fd can only be looked at from the main
+thread, so the reader looks every few seconds at the handler alone, and says once that it is no longer ours.
 
 A forked child inherits all of this: a worker of a data loader that is told to end with SIGTERM would write into
 its parent's pipe. So the child puts back what was there before, first thing.
@@ -34,7 +38,9 @@ from gracepoint.receivers.mailbox import SIGTERM, Disruption, Mailbox
 log = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
+_LOOK_EVERY_S = 5.0
 _END = b"\0"  # no signal has number 0
+_HANDLED = b"\xff"  # nor 255: SIGTERM, by way of the Python handler
 
 
 class SigtermReceiver:
@@ -51,6 +57,7 @@ class SigtermReceiver:
         self._grace_period_s = grace_period_s
         self._on_signal = on_signal
         self._posted = threading.Event()
+        self._told_replaced = False
         self._installed = False
 
     def install(self) -> bool:
@@ -62,6 +69,7 @@ class SigtermReceiver:
             )
             return False
         self._read_end, self._write_end = socket.socketpair()
+        self._read_end.settimeout(_LOOK_EVERY_S)
         self._write_end.setblocking(False)
         self._previous_handler = signal.getsignal(signal.SIGTERM)
         self._thread = threading.Thread(target=self._read, name="gracepoint-sigterm", daemon=True)
@@ -98,17 +106,22 @@ class SigtermReceiver:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Main thread, between two bytecodes: maybe late, maybe in the middle of anything that holds a lock."""
         with contextlib.suppress(BlockingIOError):  # full: then the reader will wake anyway
-            self._write_end.send(bytes([number]))
+            self._write_end.send(_HANDLED)
         if callable(self._previous_handler):
             self._previous_handler(number, frame)
 
     def _read(self) -> None:
-        while (numbers := self._read_end.recv(64)) != b"":
-            if signal.SIGTERM in numbers:
+        while True:
+            try:
+                numbers = self._read_end.recv(64)
+            except TimeoutError:
+                self._look()
+                continue
+            if signal.SIGTERM in numbers or _HANDLED in numbers:
                 self._post()
             if self._previous_fd != -1:
-                self._pass_on(numbers.replace(_END, b""))
-            if _END in numbers:
+                self._pass_on(numbers.replace(_END, b"").replace(_HANDLED, b""))
+            if _END in numbers or not numbers:
                 return
 
     def _post(self) -> None:
@@ -118,6 +131,17 @@ class SigtermReceiver:
         log.warning("received SIGTERM grace_period_s=%g", self._grace_period_s)
         self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=SIGTERM, remaining_s=self._grace_period_s))
         self._on_signal()
+
+    def _look(self) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler == self._handle or self._told_replaced or not self._installed:
+            return
+        self._told_replaced = True
+        log.warning(
+            "SIGTERM's handler was replaced after attach(): a SIGTERM is noticed only if the wakeup fd is still ours, "
+            "which asyncio's add_signal_handler() replaces too; install handlers before attach() handler=%r",
+            handler,
+        )
 
     def _pass_on(self, numbers: bytes) -> None:
         try:

@@ -2,8 +2,11 @@
 
 One thread ("gracepoint-subscription", daemon) owns the connection: it connects, says who listens, and reads
 frames, one JSON object a line, until the stream ends or is silent for three heartbeats; then it connects again,
-after a pause that grows and is jittered, for as long as the session lives. Nothing here can make training wait
-or fail: what goes wrong is logged and tried again. ``close`` interrupts a blocked read and ends the thread.
+after a pause that grows and is jittered, for as long as the session lives. The pauses begin anew only after a stream
+that has proved itself by more than its greeting: a server that greets and hangs up is not hammered. What was missed
+meanwhile is not lost, as the operator greets with what is open; the mailbox knows what it has heard before. Nothing
+here can make training wait or fail: what goes wrong is logged, each reason once in an outage, and tried again.
+``close`` interrupts a blocked read and ends the thread.
 
 A notice is taken only if it names this pod and this session (a stream may be mixed up by a proxy, a pod's name
 and address may be those of its predecessor); it is acknowledged, on the sender's own
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 1 << 20
 _HEARTBEATS_MISSED = 3
+_MOST_UNREADABLE = 20
 _JOIN_S = 1.0
 
 
@@ -54,6 +58,7 @@ class Subscriber:
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
+        self._said: set[str] = set()  # what went wrong in this outage; of the thread alone
         self._thread = threading.Thread(target=self._run, name="gracepoint-subscription", daemon=True)
         self._thread.start()
 
@@ -69,7 +74,6 @@ class Subscriber:
 
     def _run(self) -> None:
         backoff = Backoff(first_s=0.2, most_s=15.0)
-        last = ""
         while not self._closed.is_set():
             try:
                 self._read_stream(backoff)
@@ -80,18 +84,20 @@ class Subscriber:
             self._channel.close()
             if self._closed.is_set():
                 return
-            # An operator that is down for an hour is one line in the log, not hundreds.
+            # An operator that is down for an hour is a line in the log for each reason, not hundreds.
             log.log(
-                logging.WARNING if reason != last else logging.DEBUG,
+                logging.DEBUG if reason in self._said else logging.WARNING,
                 "not subscribed to the operator, trying again; SIGTERM is still watched reason=%s",
                 reason,
             )
-            last = reason
+            self._said.add(reason)
             self._closed.wait(backoff.next_s())
 
     def _read_stream(self, backoff: Backoff) -> None:
         response = self._channel.stream(PATH_SUBSCRIBE, self._who)
         self._channel.set_timeout_s(CONNECT_TIMEOUT_S)
+        self._greeted(response)
+        unreadable = 0
         while not self._closed.is_set():
             line = response.readline(_LONGEST_LINE_BYTES)
             if not line.endswith(b"\n"):
@@ -102,14 +108,27 @@ class Subscriber:
                 frame = Frame.read(line)
             except WireError as error:  # lines keep the stream in step, so one bad frame costs only itself
                 log.error("ignored a frame that cannot be read error=%s", error)
+                unreadable += 1
+                if unreadable == _MOST_UNREADABLE:
+                    raise ChannelError(f"{unreadable} frames of the stream could not be read") from error
                 continue
-            if isinstance(frame, Hello):
-                log.info("subscribed replica=%s heartbeat_s=%g", frame.replica, frame.heartbeat_s)
-                self._channel.set_timeout_s(_HEARTBEATS_MISSED * frame.heartbeat_s)
-                backoff.reset()
-                self._connected.set()
-            elif isinstance(frame, Notice | Retraction):
+            backoff.reset()
+            self._said.clear()
+            if isinstance(frame, Notice | Retraction):
                 self._take(frame)
+
+    def _greeted(self, response: http.client.HTTPResponse) -> None:
+        """Reads the first frame: what does not greet is not the operator."""
+        line = response.readline(_LONGEST_LINE_BYTES)
+        try:
+            hello = Frame.read(line)
+        except WireError as error:
+            raise ChannelError(f"expected the operator's hello: {error}") from error
+        if not isinstance(hello, Hello):
+            raise ChannelError(f"expected the operator's hello, found {hello.type}")
+        log.info("subscribed replica=%s heartbeat_s=%g", hello.replica, hello.heartbeat_s)
+        self._channel.set_timeout_s(_HEARTBEATS_MISSED * hello.heartbeat_s)
+        self._connected.set()
 
     def _take(self, frame: Notice | Retraction) -> None:
         if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):
@@ -123,14 +142,15 @@ class Subscriber:
                 self._who.session,
             )
         elif isinstance(frame, Retraction):
-            # The freeze begins with the notice, so a retraction comes after it.
-            log.info("ignored a retraction: the freeze has begun preemption=%s", frame.preemption)
-        elif frame.mode is not Mode.ENFORCE:
+            log.warning("received a retraction preemption=%s reason=%s", frame.preemption, frame.reason)
+            self._mailbox.retract(frame.preemption, frame.reason)
+        elif frame.mode not in (Mode.ENFORCE, Mode.DRILL):
             log.info("ignored a notice that asks for nothing preemption=%s mode=%s", frame.preemption, frame.mode)
         else:
             log.warning(
-                "received a notice preemption=%s cause=%s signal=%s remaining_s=%.1f",
+                "received a notice preemption=%s mode=%s cause=%s signal=%s remaining_s=%.1f",
                 frame.preemption,
+                frame.mode,
                 frame.cause,
                 frame.signal,
                 frame.remaining_s,
@@ -150,5 +170,6 @@ class Subscriber:
                     cause=frame.cause,
                     signal=frame.signal,
                     remaining_s=frame.remaining_s,
+                    drill=frame.mode is Mode.DRILL,
                 )
             )

@@ -31,6 +31,7 @@ class Mode(StrEnum):
 
     ENFORCE = "Enforce"  # save, then leave
     OBSERVE = "Observe"  # recorded by the operator; never sent
+    DRILL = "Drill"  # rehearse: agree, save, report, and train on; a library from before it refuses the notice
 
 
 class Confidence(StrEnum):
@@ -42,7 +43,8 @@ class Confidence(StrEnum):
 
 
 class Phase(StrEnum):
-    """How far a preemption is. Moves forward only, in this order; the last five are ends.
+    """How far a preemption is. Moves forward only, in this order; the last five are ends. One end may be followed by
+    another: EXPIRED, after which nobody had said how it ended, by COMMITTED.
 
     The operator sets NOTICED; the primary process reports the others, but for EXPIRED, which the operator
     sets when the deadline passed and nobody said how it ended.

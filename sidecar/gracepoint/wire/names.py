@@ -22,6 +22,9 @@ TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 DEFAULT_SAVED_EXIT_CODE = 77
 DEFAULT_UNSAVED_EXIT_CODE = 78
 
+#: How long before the deadline a preemption's save begins at the latest, when the policy says nothing.
+DEFAULT_HEAD_START_S = 60.0
+
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
@@ -68,16 +71,28 @@ class Env:
     OPERATOR_URL = "GRACEPOINT_OPERATOR_URL"  # https://<service>.<namespace>.svc:<port>
     CA_CERTIFICATE = "GRACEPOINT_CA_CERTIFICATE"  # PEM
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
+    # What else is watched.
+    METADATA = "GRACEPOINT_METADATA"  # of METADATA_CLOUDS, comma between; or METADATA_AUTO
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path below which this JobSet's steps are kept
-    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves
+    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: not for that reason
+    SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # 0, or absent: not for that reason
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
+    KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0, or absent: none for that reason
+    KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # 0, or absent: none for that reason
+    HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # of a snapshot; absent: what there is
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
     GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # the pod's own: how long it lives after a SIGTERM
     MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, >= 1
+    HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # an emergency begins that long before the deadline at the latest
 
+
+#: Clouds whose metadata server the library can watch from inside the pod.
+METADATA_CLOUDS = ("gce", "aws", "azure")
+#: In their place: the library finds out.
+METADATA_AUTO = "auto"
 
 #: Set by the Job controller in every container of an Indexed Job.
 ENV_JOB_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from gracepoint.errors import BarrierFailed, BarrierReused, BarrierTimeout
+from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
+from gracepoint.gang import SingleProcess
 from gracepoint.multihost import InMemoryStore, StoreGang
 from tests.unit.multihost.gangs import gangs, together
 
@@ -39,7 +40,7 @@ def test_on_last_runs_once_in_the_process_that_arrives_last() -> None:
     ran: list[str] = []
     waiting = threading.Thread(target=lambda: first.barrier("b", timeout_s=20, on_last=lambda: ran.append("first")))
     waiting.start()
-    while store.try_get("b/count") != "1":
+    while store.try_get("b/count/all") != "1":
         pass
     last.barrier("b", timeout_s=20, on_last=lambda: ran.append("last"))
     waiting.join(20)
@@ -131,3 +132,138 @@ def test_process_0_must_give_the_value_of_a_broadcast() -> None:
     (gang,) = gangs(1)
     with pytest.raises(ValueError, match="process 0 must give the value"):
         gang.broadcast("x", None, timeout_s=1)
+
+
+def test_a_broadcast_may_come_from_any_process() -> None:
+    first, second = gangs(2)
+    results = together(
+        functools.partial(first.broadcast, "x", None, timeout_s=20, source=1),
+        functools.partial(second.broadcast, "x", "from 1", timeout_s=20, source=1),
+    )
+    assert results == ["from 1", "from 1"]
+
+
+def test_a_source_without_a_value_does_not_leave_the_others_waiting() -> None:
+    first, second = gangs(2)
+    with pytest.raises(ValueError, match="process 0 must give the value"):
+        first.broadcast("x", None, timeout_s=20)
+    with pytest.raises(BarrierFailed, match="process 0 reported ValueError"):
+        second.broadcast("x", None, timeout_s=20)
+
+
+def test_a_source_that_fails_releases_those_that_wait_for_its_broadcast() -> None:
+    first, second = gangs(2)
+    results = together(
+        functools.partial(second.broadcast, "x", None, timeout_s=20),
+        functools.partial(first.fail, "x", OSError("no listing")),
+    )
+    assert isinstance(results[0], BarrierFailed)
+    assert "process 0 reported OSError: no listing" in str(results[0])
+
+
+def test_some_processes_meet_without_the_others() -> None:
+    _, one, _, three = gangs(4)
+    some = {3, 1}
+    assert together(
+        functools.partial(one.barrier, "b", timeout_s=20, processes=some),
+        functools.partial(three.barrier, "b", timeout_s=20, processes=some),
+    ) == [None, None]
+    assert (
+        together(
+            functools.partial(one.gather, "g", "v1", timeout_s=20, processes=some),
+            functools.partial(three.gather, "g", "v3", timeout_s=20, processes=some),
+        )
+        == [["v1", "v3"]] * 2
+    )
+    assert (
+        together(
+            functools.partial(one.broadcast, "x", None, timeout_s=20, source=3, processes=some),
+            functools.partial(three.broadcast, "x", "word", timeout_s=20, source=3, processes=some),
+        )
+        == ["word"] * 2
+    )
+
+
+def test_all_processes_by_name_are_all_processes() -> None:
+    first, second = gangs(2)
+    named_all = functools.partial(first.barrier, "b", timeout_s=20, processes=[0, 1])
+    assert together(named_all, barrier(second)) == [None, None]
+
+
+def test_a_timeout_of_some_names_who_of_them_is_missing() -> None:
+    _, one, _, _ = gangs(4)
+    with pytest.raises(BarrierTimeout, match="without process 3 of 2") as caught:
+        one.barrier("b", timeout_s=0.05, processes={1, 3})
+    assert caught.value.missing == (3,)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        pytest.param({0, 2}, "this process, 1, to be among", id="without itself"),
+        pytest.param({1, 3}, "indices 0 to 2, found", id="beyond the gang"),
+        pytest.param({-1, 1}, "indices 0 to 2, found", id="negative"),
+        pytest.param([], "at least one", id="nobody"),
+    ],
+)
+def test_processes_that_cannot_meet_are_refused(processes: list[int], words: str) -> None:
+    _, one, _ = gangs(3)
+    with pytest.raises(ValueError, match=words):
+        one.barrier("b", timeout_s=20, processes=processes)
+
+
+def test_a_broadcast_needs_a_source_that_takes_part() -> None:
+    _, one, _ = gangs(3)
+    with pytest.raises(ValueError, match="expected a source among the processes taking part, found 0"):
+        one.broadcast("x", None, timeout_s=20, source=0, processes={1, 2})
+
+
+def test_processes_that_name_different_sets_do_not_pass_each_others_barrier() -> None:
+    zero, one, two = gangs(3)
+    some = functools.partial(zero.barrier, "b", timeout_s=20, processes={0, 1})
+    others = functools.partial(one.barrier, "b", timeout_s=20, processes={0, 1})
+    assert together(some, others) == [None, None]
+    with pytest.raises(BarrierFailed, match="with other processes than those that this one names"):
+        two.barrier("b", timeout_s=20)
+
+
+def test_a_timeout_says_so_where_processes_name_different_sets() -> None:
+    zero, one, two = gangs(3)
+    results = together(
+        functools.partial(zero.barrier, "b", timeout_s=0.3, processes={0, 1}),
+        functools.partial(one.barrier, "b", timeout_s=20, processes={0, 1, 2}),
+        functools.partial(two.barrier, "b", timeout_s=20, processes={1, 2}),
+    )
+    assert all(isinstance(r, BarrierTimeout) and "do not all name the same processes=" in str(r) for r in results)
+
+
+def test_cancelling_ends_the_wait_of_this_process_and_of_all_others() -> None:
+    store = InMemoryStore()
+    first, second, third = gangs(3, store)
+    waiting = threading.Thread(target=together, args=(barrier(second),))
+    waiting.start()
+    while store.try_get("b/count/all") != "1":
+        pass
+    assert second.cancel("b", "an emergency supersedes it")
+    waiting.join(20)
+    assert not waiting.is_alive()
+    for gang in (first, third):  # those that come later
+        with pytest.raises(BarrierCancelled, match="process 1 gave it up: an emergency supersedes it"):
+            gang.barrier("b", timeout_s=20)
+
+
+def test_what_is_decided_cannot_be_cancelled() -> None:
+    first, second = gangs(2)
+    assert together(barrier(first), barrier(second)) == [None, None]
+    assert not first.cancel("b", "too late")
+    assert second.cancel("c", "in time")
+    assert not first.cancel("c", "second to do so")
+    assert not SingleProcess().cancel("b", "nobody waits")
+
+
+def test_messages_name_the_pods_where_they_are_known() -> None:
+    gang = StoreGang(InMemoryStore(), 0, 3, names=["gpt-w-0-0", "gpt-w-0-1", None])
+    with pytest.raises(
+        BarrierTimeout, match=r"process 0 \(gpt-w-0-0\) gave up after 0.05 s, without processes 1 \(gpt-w-0-1\), 2 of 3"
+    ):
+        gang.barrier("b", timeout_s=0.05)

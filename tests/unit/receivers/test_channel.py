@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint.receivers import Channel, ChannelError, Disruption, Mailbox, Sender, Subscriber
+from gracepoint.receivers import Channel, ChannelError, Disruption, Sender, Subscriber
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
+from tests.unit.receivers.heard import Heard
 from tests.unit.receivers.server import OperatorServer, notice
 
 WHO = Subscription(
@@ -67,29 +68,9 @@ class Listener:
     """A subscriber with what came of it."""
 
     def __init__(self, channel: Channel, who: Subscription = WHO) -> None:
-        self.changed = threading.Condition()
-        self.stuck = threading.Event()  # set: telling the other processes takes for ever
-        self.posts: list[Disruption] = []
+        self.heard = Heard()
         self.receipts: list[Acknowledgement] = []
-        mailbox = Mailbox(time.monotonic)
-        mailbox.listen(self._heard)
-        self.subscriber = Subscriber(channel, who, mailbox, self._acknowledged)
-
-    def _heard(self, disruption: Disruption) -> None:
-        with self.changed:
-            self.posts.append(disruption)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: not self.stuck.is_set(), 30)
-
-    def _acknowledged(self, receipt: Acknowledgement) -> None:
-        with self.changed:
-            self.receipts.append(receipt)
-            self.changed.notify_all()
-
-    def wait_for_posts(self, number: int = 1) -> list[Disruption]:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.posts) >= number, 30)
-            return list(self.posts)
+        self.subscriber = Subscriber(channel, who, self.heard, self.receipts.append)
 
 
 @pytest.fixture
@@ -109,7 +90,7 @@ def test_a_subscription_says_who_listens_and_shows_the_token(listener: Listener,
 def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: OperatorServer) -> None:
     stream = server.wait_for_stream()
     stream.send_frame(notice(stream, remaining_s=12.5))
-    (post,) = listener.wait_for_posts()
+    (post,) = listener.heard.wait_for_posts()
     assert post == Disruption(
         preemption="gpt-1",
         cause="SpotTermination",
@@ -122,14 +103,12 @@ def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: Operato
 def test_a_notice_is_acknowledged_though_the_other_processes_cannot_be_told(
     listener: Listener, server: OperatorServer
 ) -> None:
-    listener.stuck.set()
+    listener.heard.stuck.set()
     stream = server.wait_for_stream()
     stream.send_frame(notice(stream))
-    listener.wait_for_posts()
+    listener.heard.wait_for_posts()
     assert listener.receipts == [RECEIPT]
-    with listener.changed:
-        listener.stuck.clear()
-        listener.changed.notify_all()
+    listener.heard.free()
 
 
 def test_what_is_not_for_this_session_is_neither_posted_nor_acknowledged(
@@ -141,8 +120,18 @@ def test_what_is_not_for_this_session_is_neither_posted_nor_acknowledged(
     stream.send_frame(notice(stream, mode=Mode.OBSERVE))
     stream.send_frame(Retraction(preemption="gpt-1", pod_uid=WHO.pod_uid, session=WHO.session, reason="taint removed"))
     stream.send_frame(notice(stream, preemption="gpt-2"))  # the one that is
-    assert [p.preemption for p in listener.wait_for_posts()] == ["gpt-2"]
+    assert [p.preemption for p in listener.heard.wait_for_posts()] == ["gpt-2"]
     assert caplog.text.count("ignored what is not for this session") == 2
+
+
+def test_a_drill_is_posted_as_one_and_a_retraction_is_handed_on(listener: Listener, server: OperatorServer) -> None:
+    stream = server.wait_for_stream()
+    stream.send_frame(notice(stream, preemption="drill-1", mode=Mode.DRILL))
+    stream.send_frame(
+        Retraction(preemption="drill-1", pod_uid=WHO.pod_uid, session=WHO.session, reason="taint removed")
+    )
+    assert [(p.preemption, p.drill) for p in listener.heard.wait_for_posts()] == [("drill-1", True)]
+    assert listener.heard.wait_for_retraction() == "drill-1"
 
 
 def test_a_frame_that_cannot_be_read_costs_only_itself(listener: Listener, server: OperatorServer) -> None:
@@ -152,7 +141,7 @@ def test_a_frame_that_cannot_be_read_costs_only_itself(listener: Listener, serve
     line = notice(stream).to_json() + "\n"
     stream.send(line[:20])  # frames need not come in one piece
     stream.send(line[20:])
-    assert len(listener.wait_for_posts()) == 1
+    assert len(listener.heard.wait_for_posts()) == 1
     assert len(server.streams) == 1
 
 
@@ -165,7 +154,7 @@ def test_a_stream_that_ends_is_opened_again_with_a_renewed_token(
     again = server.wait_for_stream(number=2)
     assert again.token == "second"
     again.send_frame(notice(again))
-    assert len(listener.wait_for_posts()) == 1
+    assert len(listener.heard.wait_for_posts()) == 1
 
 
 def test_a_stream_that_falls_silent_is_given_up_after_three_heartbeats(

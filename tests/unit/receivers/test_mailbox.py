@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint.errors import WireError
 from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.receivers.mailbox import Listener
 
 
 class Clock:
@@ -18,8 +19,10 @@ class Clock:
         return self.now_s
 
 
-def disruption(preemption: str = "gpt-1", remaining_s: float = 30.0, signal: str = "taint") -> Disruption:
-    return Disruption(preemption=preemption, cause="Spot", signal=signal, remaining_s=remaining_s)
+def disruption(
+    preemption: str = "gpt-1", remaining_s: float = 30.0, signal: str = "taint", *, drill: bool = False
+) -> Disruption:
+    return Disruption(preemption=preemption, cause="Spot", signal=signal, remaining_s=remaining_s, drill=drill)
 
 
 @pytest.fixture
@@ -73,18 +76,97 @@ def test_the_first_arrival_is_remembered(mailbox: Mailbox, clock: Clock) -> None
     assert mailbox.first_at_s == 100.0
 
 
-def test_a_listener_is_told_of_what_came_before_it_and_after(mailbox: Mailbox) -> None:
-    heard: list[str] = []
-    mailbox.post(disruption("gpt-1"))
-    mailbox.listen(lambda d: heard.append(d.preemption))
-    mailbox.post(disruption("gpt-2"))
-    assert heard == ["gpt-1", "gpt-2"]
+class Listening(Listener):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, float]] = []
+        self.taken_back: list[tuple[str, str]] = []
+
+    def posted(self, disruption: Disruption) -> None:
+        self.heard.append((disruption.origin, disruption.remaining_s))
+
+    def retracted(self, origin: str, reason: str) -> None:
+        self.taken_back.append((origin, reason))
+
+
+def test_a_listener_is_told_of_what_came_before_it_with_the_time_that_is_left_and_of_what_comes_after(
+    mailbox: Mailbox, clock: Clock
+) -> None:
+    listener = Listening()
+    mailbox.post(disruption("gpt-1", 30))
+    clock.now_s += 10
+    mailbox.listen(listener)
+    mailbox.post(disruption("gpt-2", 30))
+    assert listener.heard == [("gpt-1", 20), ("gpt-2", 30)]
 
 
 def test_a_listener_may_post(mailbox: Mailbox) -> None:
-    mailbox.listen(lambda d: mailbox.post(disruption("gpt-2")) if d.preemption == "gpt-1" else None)
+    class Answering(Listener):
+        def posted(self, disruption_: Disruption) -> None:
+            if disruption_.preemption == "gpt-1":
+                mailbox.post(disruption("gpt-2"))
+
+    mailbox.listen(Answering())
     mailbox.post(disruption("gpt-1"))
+    assert mailbox.find("gpt-2") is not None
+
+
+def test_the_same_deadline_told_again_is_no_news_and_one_that_creeps_away_is(mailbox: Mailbox, clock: Clock) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    mailbox.post(disruption(remaining_s=30))
+    clock.now_s += 10
+    mailbox.post(disruption(remaining_s=20.1))
+    assert listener.heard == [("gpt-1", 30)]
+    mailbox.post(disruption(remaining_s=19.8))
+    mailbox.post(disruption(remaining_s=19.45))
+    assert listener.heard == [("gpt-1", 30), ("gpt-1", 19.45)]
+    assert mailbox.remaining_s() == pytest.approx(19.45)
+
+
+def test_a_drill_that_becomes_real_is_news(mailbox: Mailbox) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    mailbox.post(disruption(drill=True))
+    assert (mailbox.current, mailbox.current_drill is not None) == (None, True)
+    mailbox.post(disruption())
+    assert len(listener.heard) == 2
+    assert mailbox.current is not None
+
+
+def test_a_retraction_is_asked_of_the_listener_and_does_nothing_by_itself(mailbox: Mailbox) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    mailbox.post(disruption("gpt-1"))
+    mailbox.retract("gpt-1", "taint removed")
+    assert listener.taken_back == [("gpt-1", "taint removed")]
     assert mailbox.remaining_s() == 30
+
+
+def test_a_retraction_while_nobody_listens_takes_the_notice_away(mailbox: Mailbox) -> None:
+    mailbox.post(disruption("gpt-1"))
+    mailbox.retract("gpt-1")
+    assert mailbox.current is None
+
+
+def test_a_preemption_that_is_over_does_not_come_back_and_a_signal_may(mailbox: Mailbox) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    for notice in (disruption("gpt-1"), disruption("", signal="maintenance")):
+        mailbox.post(notice)
+        mailbox.drop(notice.origin)
+        mailbox.post(notice)
+    assert [origin for origin, _ in listener.heard] == ["gpt-1", "maintenance", "maintenance"]
+    assert mailbox.find("gpt-1") is None
+
+
+def test_the_first_arrival_is_that_of_what_is_still_here(mailbox: Mailbox, clock: Clock) -> None:
+    mailbox.post(disruption("gpt-1"))
+    clock.now_s += 5
+    mailbox.take("3/SIGTERM", disruption("", 10, "SIGTERM"))
+    mailbox.drop("gpt-1")
+    assert mailbox.first_at_s == 105.0
 
 
 def test_a_disruption_survives_its_way_through_the_store() -> None:

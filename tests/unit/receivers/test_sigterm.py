@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -14,23 +15,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint.receivers import Disruption, Mailbox, SigtermReceiver
+from gracepoint.receivers import SigtermReceiver
+from gracepoint.receivers import sigterm as sigterm_module
+from tests.unit.receivers.heard import Heard
 
 
 class Post:
-    """A mailbox with an ear."""
+    """A receiver and what came of it."""
 
     def __init__(self) -> None:
-        self.posts: list[tuple[Disruption, float]] = []
-        self.came = threading.Event()
+        self.heard = Heard()
         self.signalled = threading.Event()
-        self.mailbox = Mailbox(time.monotonic)
-        self.mailbox.listen(self._heard)
-        self.receiver = SigtermReceiver(self.mailbox, 25.0, self.signalled.set)
-
-    def _heard(self, disruption: Disruption) -> None:
-        self.posts.append((disruption, time.monotonic()))
-        self.came.set()
+        self.receiver = SigtermReceiver(self.heard, 25.0, self.signalled.set)
 
 
 @pytest.fixture
@@ -49,8 +45,8 @@ def sigterm() -> None:
 def test_a_sigterm_is_posted_with_the_grace_period(post: Post) -> None:
     assert post.receiver.install()
     sigterm()
-    assert post.came.wait(10)
-    ((disruption, _),) = post.posts
+    post.heard.wait_for_posts()
+    (disruption,) = post.heard.posts
     assert (disruption.preemption, disruption.cause, disruption.remaining_s) == ("", "SIGTERM", 25.0)
     assert post.signalled.wait(10)
 
@@ -64,18 +60,18 @@ def test_it_is_posted_while_the_main_thread_is_busy_in_c(post: Post) -> None:
     hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)
     ended = time.monotonic()
     timer.join()
-    assert post.came.wait(10)
+    post.heard.wait_for_posts()
     assert ended - began > 0.2, "the call was too short to prove anything"
-    assert post.posts[0][1] < ended
+    assert post.heard.posted_at_s[0] < ended
 
 
 def test_a_second_sigterm_does_not_move_the_deadline(post: Post) -> None:
     post.receiver.install()
     sigterm()
-    assert post.came.wait(10)
+    post.heard.wait_for_posts()
     sigterm()
     post.receiver.close()  # joins the reader: both are read by now
-    assert len(post.posts) == 1
+    assert len(post.heard.posts) == 1
 
 
 def test_a_python_handler_that_was_there_before_is_called_too_and_comes_back(post: Post) -> None:
@@ -87,7 +83,7 @@ def test_a_python_handler_that_was_there_before_is_called_too_and_comes_back(pos
     signal.signal(signal.SIGTERM, before)
     post.receiver.install()
     sigterm()
-    assert post.came.wait(10)
+    post.heard.wait_for_posts()
     assert called == [signal.SIGTERM]
     post.receiver.close()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -98,7 +94,7 @@ def test_a_handler_that_somebody_installs_later_is_left_alone(post: Post) -> Non
     later = lambda number, frame: None  # noqa: E731
     signal.signal(signal.SIGTERM, later)
     sigterm()
-    assert post.came.wait(10), "the wakeup fd works under any Python handler"
+    post.heard.wait_for_posts()  # the wakeup fd works under any Python handler
     post.receiver.close()
     assert signal.getsignal(signal.SIGTERM) is later
 
@@ -112,7 +108,7 @@ def test_a_wakeup_fd_that_was_there_before_gets_every_signal_and_comes_back(post
         try:
             post.receiver.install()
             sigterm()
-            assert post.came.wait(10)
+            post.heard.wait_for_posts()
             assert set(theirs.recv(16)) == {signal.SIGTERM}
             post.receiver.close()
             found = signal.set_wakeup_fd(-1)
@@ -129,11 +125,59 @@ def test_a_wakeup_fd_that_somebody_sets_later_does_not_silence_ours(post: Post) 
         signal.set_wakeup_fd(other.fileno())
         try:
             sigterm()
-            assert post.came.wait(10)
+            post.heard.wait_for_posts()
             post.receiver.close()
             assert signal.set_wakeup_fd(-1) == other.fileno(), "and it stays where it is"
         finally:
             signal.set_wakeup_fd(-1)
+
+
+def test_asyncios_handler_that_was_there_before_is_called_too_and_goes_on_after_us(post: Post) -> None:
+    loop = asyncio.new_event_loop()
+    called = 0
+
+    def on_sigterm() -> None:
+        nonlocal called
+        called += 1
+        loop.stop()
+
+    try:
+        loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+        post.receiver.install()
+        sigterm()
+        loop.call_later(60, loop.stop)
+        loop.run_forever()
+        post.heard.wait_for_posts()
+        post.receiver.close()
+        sigterm()
+        loop.run_forever()
+        assert called == 2
+        assert len(post.heard.posts) == 1
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.close()
+
+
+def test_who_takes_the_signal_away_later_is_told_of(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sigterm_module, "_LOOK_EVERY_S", 0.01)
+    loop = asyncio.new_event_loop()
+    try:
+        post.receiver.install()
+        loop.add_signal_handler(signal.SIGTERM, loop.stop)
+        give_up_at_s = time.monotonic() + 60
+        while "SIGTERM's handler was replaced after attach()" not in caplog.text:
+            assert time.monotonic() < give_up_at_s
+            time.sleep(0.005)
+        post.receiver.close()
+        sigterm()
+        loop.call_later(60, loop.stop)
+        loop.run_forever()  # asyncio keeps what it took
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.close()
+    assert caplog.text.count("was replaced after attach()") == 1
 
 
 def test_outside_of_the_main_thread_it_says_so_and_installs_nothing(
@@ -175,6 +219,6 @@ os.kill(child, signal.SIGTERM)
 _, status = os.waitpid(child, 0)
 assert os.WTERMSIG(status) == signal.SIGTERM, status
 receiver.close()
-assert mailbox.current is None, mailbox.current
+assert mailbox.remaining_s() == float("inf")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

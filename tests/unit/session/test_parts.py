@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import logging
 import statistics
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.forecast import Pace, figures
+from gracepoint.forecast import Forecaster, Pace, figures
 from gracepoint.leaving import Leaving
 from gracepoint.multihost import InMemoryStore
 from gracepoint.runahead import LIMIT, RunAhead
@@ -60,6 +61,34 @@ class Save:
     committed_s: float
 
 
+def test_the_longest_step_is_remembered_but_for_the_first_ones_of_which_one_is_compiled() -> None:
+    pace = Pace()
+    for now_s in (0, 60, 61, 62, 63, 64):
+        pace.passed(now_s)
+    assert pace.longest_s == 1
+    for now_s in (84, *range(85, 100)):
+        pace.passed(now_s)
+    assert (pace.step_s, pace.longest_s) == (1, 20)
+
+
+def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_each_save() -> None:
+    now_s = itertools.count(0.0)
+    forecaster = Forecaster(1, lambda: next(now_s))
+    for _ in range(3):
+        forecaster.passed()
+    forecaster.prepare(100)
+    assert forecaster.news(None) is None
+    for _ in range(3):
+        forecaster.passed()
+    known = forecaster.news(None)
+    assert known is not None
+    assert known == forecaster.figures()
+    assert forecaster.news(None) is None
+    saved = forecaster.news(Save(bytes=100, committed_s=3.0))
+    assert saved is not None
+    assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 6.0, 7.0)
+
+
 def test_a_forecast_scales_the_last_save_to_the_state() -> None:
     assert figures(Pace(), 200, 4, Save(bytes=100, committed_s=3.0)).save_s == 6.0
 
@@ -90,10 +119,23 @@ def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             assert not thread.is_alive()
 
 
+_started: list[Leaving] = []
+
+
+@pytest.fixture(autouse=True)
+def _watch_no_longer() -> Iterator[None]:
+    yield
+    while _started:
+        _started.pop().stop()
+
+
 def leaving(
     store: InMemoryStore, service_id: int, count: int, end: End, overdue: Callable[[], None] = lambda: None
 ) -> Leaving:
-    return Leaving(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+    member = Leaving(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+    member.start()
+    _started.append(member)
+    return member
 
 
 def test_the_host_of_the_coordination_service_leaves_last() -> None:
@@ -160,6 +202,24 @@ def test_the_watchdog_keeps_to_what_was_decided() -> None:
     assert end.ended.wait(10)
     assert end.codes[0][0] == 77
     assert not said.is_set()
+
+
+def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gracepoint.leaving.FAILED_S", 0.1)
+    end = End()
+    leaving(InMemoryStore(), 1, 2, end).hurry(1)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 1
+
+
+def test_a_stopped_watchdog_watches_no_more() -> None:
+    end = End()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    member.stop()
+    assert "gracepoint-watchdog" not in [t.name for t in threading.enumerate()]
+    member.watch(lambda: 0.0, 78)
+    member.stop()
+    assert end.codes == []
 
 
 def test_a_cancelled_watchdog_ends_nobody() -> None:

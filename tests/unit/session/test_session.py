@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import json
 import logging
 import os
@@ -20,8 +22,12 @@ import pytest
 import gracepoint
 from gracepoint import session as session_module
 from gracepoint.checkpoint.writer import Writer
-from gracepoint.errors import CheckpointMismatch, Preempted, SettingsError
+from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SettingsError
+from gracepoint.forecast import Figures
 from gracepoint.leaving import Leaving
+from gracepoint.multihost import distributed
+from gracepoint.multihost.current import reached_preemption_hook
+from gracepoint.receivers import Disruption
 from gracepoint.wire.names import Env
 
 
@@ -31,15 +37,19 @@ def _laptop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     yield
     if session_module._open is not None:
-        # A test that ended in Preempted: the process would have ended.
-        session_module._open._leaving.cancel()
-        session_module._open._closed = False
-        session_module._open._break_off("the test is over")
+        _the_process_would_have_ended(session_module._open)
+
+
+def _the_process_would_have_ended(session: gracepoint.Session) -> None:
+    """After Preempted nothing ends the threads but the process."""
+    session._standby.leaving.cancel()
+    session._points.closed = False
+    session._break_off("the process would have ended")
 
 
 @pytest.fixture(autouse=True)
 def _nobody_ends_the_test_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leaving, "watch", lambda self, left_s, code: None)
+    monkeypatch.setattr(Leaving, "start", lambda self: None)
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -47,21 +57,25 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def train_until_preempted(session: gracepoint.Session, first: int = 1, number: Callable[[int], Any] = int) -> Preempted:
-    try:
-        for step in range(first, first + 10_000):
+    with pytest.raises(Preempted) as caught:  # noqa: PT012
+        for step in _count(first):
             session.step(number(step), state_of(step))
-    except Preempted as preempted:
-        return preempted
-    raise AssertionError("never preempted")
+    return caught.value
 
 
 def _poll_until_preempted(session: gracepoint.Session) -> Preempted:
-    try:
-        for _ in range(1_000_000):
+    with pytest.raises(Preempted) as caught:  # noqa: PT012
+        for _ in _count(1):
             session.poll(state_of(7))
-    except Preempted as preempted:
-        return preempted
-    raise AssertionError("never preempted")
+    return caught.value
+
+
+def _count(first: int) -> Iterator[int]:
+    """Steps, for as long as a test may take."""
+    until_s = time.monotonic() + 60
+    for step in itertools.count(first):
+        assert time.monotonic() < until_s, "what was waited for never came"
+        yield step
 
 
 def test_a_sigterm_saves_the_step_and_the_next_session_goes_on_from_it(tmp_path: Path) -> None:
@@ -75,9 +89,7 @@ def test_a_sigterm_saves_the_step_and_the_next_session_goes_on_from_it(tmp_path:
     os.kill(os.getpid(), signal.SIGTERM)
     preempted = train_until_preempted(session, first=4)
     assert (preempted.code, preempted.saved) == (77, True)
-    session._leaving.cancel()
-    session._closed = False
-    session._break_off("the process would have ended")
+    _the_process_would_have_ended(session)
 
     again = gracepoint.attach(tmp_path)
     position: dict[str, int] = {}
@@ -139,7 +151,7 @@ def test_a_host_state_is_registered_once_and_in_time(tmp_path: Path) -> None:
 def test_an_emergency_that_cannot_save_leaves_with_the_unsaved_code_and_the_reason(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path / "steps", unsaved_exit_code=99)
     session.step(1, state_of(1))
-    session._host_state["bad"] = (object, lambda value: None)  # a getter that gives what cannot be saved
+    session._values.register("bad", object, lambda value: None, None)  # a getter that gives what cannot be saved
     os.kill(os.getpid(), signal.SIGTERM)
     preempted = train_until_preempted(session, first=2)
     assert (preempted.code, preempted.saved) == (99, False)
@@ -164,7 +176,7 @@ def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
     session.step(1, state_of(1))
     os.kill(os.getpid(), signal.SIGTERM)
     deadline_s = time.monotonic() + 30
-    while not session._agreement.in_epoch and time.monotonic() < deadline_s:
+    while not session._standby.agreement.in_epoch and time.monotonic() < deadline_s:
         time.sleep(0.001)
     monkeypatch.setattr(session, "_run_ahead", _BrokenCollective())
     with pytest.raises(Preempted) as caught:
@@ -253,6 +265,17 @@ def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path: Path, step: Any)
         session.step(step, state_of(1))
 
 
+def notice(preemption: str = "gpt-1", remaining_s: float = 20.0, *, drill: bool = False) -> Disruption:
+    return Disruption(preemption=preemption, cause="Spot", signal="taint", remaining_s=remaining_s, drill=drill)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
 def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,16 +283,215 @@ def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
     session = gracepoint.attach(tmp_path)
     session.step(1, state_of(1))
 
+    close = session._checkpointer.close
+
     def close_slowly(timeout_s: float) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        deadline_s = time.monotonic() + 30
-        while "phase=Agreed" not in caplog.text and time.monotonic() < deadline_s:
-            time.sleep(0.001)
+        session._standby.mailbox.post(notice())
+        wait_until(lambda: "phase=Retracted" in caplog.text)
+        close(timeout_s)
 
     monkeypatch.setattr(session._checkpointer, "close", close_slowly)
     session.close()
-    assert "phase=Agreed" in caplog.text
-    assert "phase=Retracted" in caplog.text
+    assert "phase=Retracted preemption=gpt-1" in caplog.text
+
+
+def test_a_notice_that_stands_when_training_ends_ends_as_retracted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with gracepoint.attach(tmp_path) as session:
+        train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+        session._standby.mailbox.post(notice(remaining_s=3600))
+        wait_until(lambda: session._standby.agreement.noticed)
+    assert "phase=Retracted preemption=gpt-1" in caplog.text
+    assert "message=training finished" in caplog.text
+
+
+def train_slowly(session: gracepoint.Session, until: Callable[[], bool], first: int = 1) -> int:
+    """Trains until something is the case; returns the last step."""
+    for step in _count(first):
+        session.step(step, state_of(step))
+        if until():
+            return step
+        time.sleep(0.001)
+    raise AssertionError
+
+
+def test_a_notice_is_acted_upon_no_later_than_the_head_start_before_its_deadline(tmp_path: Path) -> None:
+    session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2)
+    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    session._standby.mailbox.post(notice(remaining_s=3600.0))
+    wait_until(lambda: session._standby.agreement.noticed)
+    session.step(step + 1, state_of(step + 1))  # 10 s are left for training
+    session._standby.mailbox.post(notice(remaining_s=3591.0))  # the deadline moves: now 1 s is
+    preempted = train_until_preempted(session, first=step + 2)
+    assert preempted.saved
+    assert "before the deadline" in preempted.reason
+
+
+def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with gracepoint.attach(tmp_path) as session:
+        step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+        session._standby.mailbox.post(notice(remaining_s=3600.0))
+        session._standby.mailbox.retract("gpt-1", "the taint is gone")
+        wait_until(lambda: "phase=Retracted" in caplog.text)
+        session.step(step + 1, state_of(step + 1))
+    assert "message=the taint is gone" in caplog.text
+    assert caplog.text.count("phase=") == 1
+
+
+def test_a_drill_saves_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with gracepoint.attach(tmp_path) as session:
+        session._standby.mailbox.post(notice("drill-1", drill=True))
+        step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-1" in caplog.text)
+        wait_until(lambda: not session._standby.agreement.noticed)
+        assert (tmp_path / str(step)).is_dir()
+        session._standby.mailbox.post(notice("drill-2", drill=True))
+        step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-2" in caplog.text, first=step + 1)
+        wait_until(lambda: not session._standby.agreement.noticed)
+        session._standby.mailbox.post(notice("gpt-1"))
+        preempted = train_until_preempted(session, first=step + 1)
+    assert (preempted.code, preempted.saved) == (77, True)
+    assert "message=drill: step" in caplog.text
+
+
+def test_a_drill_that_cannot_save_fails_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with gracepoint.attach(tmp_path) as session:
+        session._values.register("bad", object, lambda value: None, None)
+        session._standby.mailbox.post(notice("drill-1", drill=True))
+        step = train_slowly(session, until=lambda: "phase=Failed preemption=drill-1" in caplog.text)
+        session.step(step + 1, state_of(step + 1))
+    assert "host_state['bad']" in caplog.text
+
+
+def test_a_loop_that_saves_by_its_own_means_is_told_when_and_ends_by_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path)
+    hook = reached_preemption_hook()
+    assert hook is not None
+    asked = 0
+    with pytest.raises(Preempted) as caught:  # noqa: PT012
+        for step in _count(1):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if hook(step):
+                asked = step
+                assert session.reached_preemption(step)  # asked again: the same answer
+                session.saved(step)
+    assert (caught.value.code, caught.value.saved, caught.value.step) == (77, True, asked)
+    assert "phase=Committed" in caplog.text
+
+
+def test_a_drill_of_a_loop_that_saves_by_its_own_means_returns_from_saved(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        session._standby.mailbox.post(notice("drill-1", drill=True))
+        step = _asked(session)
+        session.saved(step)
+        assert not session.reached_preemption(step + 1)
+
+
+def _asked(session: gracepoint.Session, first: int = 1) -> int:
+    return next(step for step in _count(first) if session.reached_preemption(step))
+
+
+@pytest.mark.parametrize("how", ["close", "step", "ask", "poll"])
+def test_leaving_the_agreed_point_in_another_way_than_by_saved_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    session = gracepoint.attach(tmp_path)
+    session._standby.mailbox.post(notice())
+    step = _asked(session)
+    leave: dict[str, Callable[[], object]] = {
+        "close": session.close,
+        "step": lambda: session.step(step + 1, state_of(step + 1)),
+        "ask": lambda: session.reached_preemption(step + 1),
+        "poll": lambda: session.poll(state_of(step)),
+    }
+    with pytest.raises(Preempted, match=rf"without saved\({step}\)") as caught:
+        leave[how]()
+    assert (caught.value.code, caught.value.saved) == (78, False)
+
+
+def test_an_error_while_the_caller_saves_ends_the_process_with_the_unsaved_code(tmp_path: Path) -> None:
+    codes: list[int] = []
+    with pytest.raises(OSError, match="disk full"), gracepoint.attach(tmp_path) as session:  # noqa: PT012
+        session._standby.leaving._end = codes.append
+        session._standby.mailbox.post(notice())
+        _asked(session)
+        raise OSError("disk full")
+    session._at_exit()
+    assert codes == [78]
+    session._standby.leaving.cancel()
+    atexit.unregister(session._at_exit)
+
+
+def test_saved_is_for_what_was_asked(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        with pytest.raises(SettingsError, match=r"saved\(1\): .* found that nowhere"):
+            session.saved(1)
+        session._standby.mailbox.post(notice("drill-1", drill=True))
+        step = _asked(session)
+        with pytest.raises(SettingsError, match=f"found that at step {step}"):
+            session.saved(step + 1)
+        session.saved(step)
+
+
+def test_a_loop_that_does_not_restore_is_kept_from_training_under_a_newer_step(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=5) as session:
+        for step in range(1, 11):
+            session.step(step, state_of(step))
+    with (
+        gracepoint.attach(tmp_path) as session,
+        pytest.raises(CheckpointError, match=r"complete step 10, and restore\(\) was not called"),
+    ):
+        session.step(1, state_of(1))
+    with gracepoint.attach(tmp_path) as session:  # who restored in another way goes on from there
+        session.step(11, state_of(11))
+
+
+def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_up_the_emergency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
+    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    session._checkpointer.wait_until_finished(30)
+    write = Writer.write
+
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Writer, "write", fail)
+    session.step(step + 1, state_of(step + 1))  # its save fails in the background
+    session._standby.mailbox.post(notice(remaining_s=3600.0))
+    wait_until(lambda: session._standby.agreement.noticed)
+    session.step(step + 2, state_of(step + 2))
+    assert "a periodic save failed; a preemption is under way" in caplog.text
+    session._standby.mailbox.post(notice(remaining_s=10.0))
+    wait_until(lambda: session._standby.agreement.in_epoch)
+    monkeypatch.setattr(Writer, "write", write)
+    assert train_until_preempted(session, first=step + 3).saved
+
+
+def test_a_deadline_that_cannot_be_met_is_said_at_once_and_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = gracepoint.attach(tmp_path)
+    train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    hour = Figures(state_bytes=1, step_s=10.0, wait_s=10.0, drain_s=30.0, save_s=3600.0)
+    monkeypatch.setattr(session._forecaster, "figures", lambda: hour)
+    session._standby.emergency._outlook._figures = lambda: hour
+    session._standby.mailbox.post(notice(remaining_s=5.0))
+    wait_until(lambda: "the deadline cannot be met by what is known" in caplog.text)
+    session._values.register("bad", object, lambda value: None, None)
+    preempted = train_until_preempted(session, first=100)
+    assert "a step takes 10.0 s, drain and save are predicted to take 3630.0 s" in preempted.reason
 
 
 def test_a_forked_child_that_ends_leaves_the_session_to_its_parent(
@@ -286,15 +508,15 @@ def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> Non
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path) as session:  # noqa: PT012
         session.step(1, state_of(1))
         raise ZeroDivisionError("the user's own")
-    assert _own_threads() == []
+    wait_until(lambda: not _own_threads())
 
 
 def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broke_off, write = threading.Event(), Writer.write
 
-    def write_late(self: Writer, *arguments: Any) -> Any:
+    def write_late(*arguments: Any, **keywords: Any) -> Any:
         assert broke_off.wait(30)
-        return write(self, *arguments)
+        return write(*arguments, **keywords)
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
@@ -304,7 +526,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
         threading.Timer(0.2, broke_off.set).start()
         raise ZeroDivisionError("the user's own")
     assert (tmp_path / "2").is_dir()
-    assert _own_threads() == []
+    wait_until(lambda: not _own_threads())
 
 
 def test_closing_may_be_repeated_and_ends_all_threads(tmp_path: Path) -> None:
@@ -312,7 +534,7 @@ def test_closing_may_be_repeated_and_ends_all_threads(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path)
     session.close()
     session.close()
-    assert _own_threads() == []
+    wait_until(lambda: not _own_threads())
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -332,6 +554,7 @@ def test_an_injected_pod_joins_where_the_environment_says(tmp_path: Path, monkey
         raise Joined(json.dumps([args, kwargs]))
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: 0.0)
     for name, value in {
         Env.JOBSET_NAME: "gpt",
         Env.PROCESS_COUNT: "4",

@@ -54,6 +54,10 @@ def test_a_gang_of_one_needs_nothing_else() -> None:
         pytest.param({"GRACEPOINT_DIRECTROY": "/x"}, ["GRACEPOINT_DIRECTROY", "spelling"], id="unknown name"),
         pytest.param({Env.KEEP_LAST: "0"}, [Env.KEEP_LAST, "at least 1", "'0'"], id="keep nothing"),
         pytest.param({Env.KEEP_LAST: "many"}, [Env.KEEP_LAST, "integer", "'many'"], id="no integer"),
+        pytest.param({Env.SAVE_EVERY_S: "-1"}, [Env.SAVE_EVERY_S, "at least 0", "'-1'"], id="negative seconds"),
+        pytest.param({Env.KEEP_FOR_S: "inf"}, [Env.KEEP_FOR_S, "'inf'"], id="kept for ever"),
+        pytest.param({Env.KEEP_EVERY_STEPS: "2.5"}, [Env.KEEP_EVERY_STEPS, "integer"], id="half a step"),
+        pytest.param({Env.HEAD_START_S: "-1"}, [Env.HEAD_START_S, "at least 0", "'-1'"], id="start after the deadline"),
         pytest.param({Env.MARGIN: "0.9"}, [Env.MARGIN, "at least 1", "'0.9'"], id="margin below 1"),
         pytest.param({Env.MARGIN: "nan"}, [Env.MARGIN, "'nan'"], id="margin not a number"),
         pytest.param({Env.GRACE_PERIOD_S: "0"}, [Env.GRACE_PERIOD_S, "above 0"], id="no grace at all"),
@@ -61,6 +65,8 @@ def test_a_gang_of_one_needs_nothing_else() -> None:
         pytest.param({Env.COORDINATOR_PORT: "99999"}, [Env.COORDINATOR_PORT, "65535"], id="no such port"),
         pytest.param({Env.OPERATOR_URL: "http://x:1"}, [Env.OPERATOR_URL, "https://"], id="not encrypted"),
         pytest.param({Env.CA_CERTIFICATE: "/ca.pem"}, [Env.CA_CERTIFICATE, "PEM"], id="path for a certificate"),
+        pytest.param({Env.METADATA: "gce,oracle"}, [Env.METADATA, "gce, aws", "'gce,oracle'"], id="no such cloud"),
+        pytest.param({Env.METADATA: "auto,gce"}, [Env.METADATA, "expected auto"], id="auto and more"),
         pytest.param({"JOB_COMPLETION_INDEX": "-1"}, ["JOB_COMPLETION_INDEX"], id="negative index"),
     ],
 )
@@ -68,6 +74,13 @@ def test_a_wrong_setting_is_refused_by_name(environment: dict[str, str], words: 
     with pytest.raises(SettingsError) as caught:
         Settings.from_environment(environment)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "clouds"), [("", ()), ("auto", ("auto",)), ("gce", ("gce",)), ("aws, azure,aws", ("aws", "azure"))]
+)
+def test_clouds_are_named_with_commas_between(value: str, clouds: tuple[str, ...]) -> None:
+    assert Settings.from_environment({Env.METADATA: value}).metadata == clouds
 
 
 @pytest.mark.parametrize("missing", [Env.PODS_PER_JOB, "JOB_COMPLETION_INDEX"])
@@ -88,6 +101,13 @@ def test_an_override_replaces_what_is_given_and_keeps_what_is_none() -> None:
     assert (changed.directory, changed.keep_last, changed.save_every_steps) == ("/b", 5, 10)
 
 
+def test_cadence_and_retention_are_told_by_steps_and_by_seconds() -> None:
+    told = {Env.SAVE_EVERY_S: "600", Env.KEEP_EVERY_STEPS: "1000", Env.KEEP_FOR_S: "86400"}
+    settings = Settings.from_environment(told)
+    assert (settings.save_every_s, settings.keep_every_steps, settings.keep_for_s) == (600.0, 1000, 86400.0)
+    assert (Settings().save_every_s, Settings().keep_every_steps, Settings().keep_for_s) == (0.0, 0, 0.0)
+
+
 def test_an_override_is_checked_like_the_environment() -> None:
     with pytest.raises(SettingsError, match=r"attach\(saved_exit_code=...\): expected an integer from 3 to 125"):
         Settings().override(saved_exit_code=0)
@@ -95,7 +115,7 @@ def test_an_override_is_checked_like_the_environment() -> None:
 
 def _is_typed(name: str) -> bool:
     default = Settings.__dataclass_fields__[name.removeprefix("GRACEPOINT_").lower()]
-    return "str" not in str(default.type) or name in (Env.OPERATOR_URL, Env.CA_CERTIFICATE)
+    return "str" not in str(default.type) or name in (Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.METADATA)
 
 
 class _nothing:

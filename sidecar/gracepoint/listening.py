@@ -1,0 +1,59 @@
+"""Whatever brings notices, as one: started by ``attach``, ended with the session.
+
+The threads are the receivers' own. All calls here belong to the training thread, which must be the main one where
+SIGTERM is to be watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gracepoint.gang import Gang
+from gracepoint.receivers import Mailbox, MetadataWatchers, Operator, Sender, SigtermReceiver
+from gracepoint.settings import Settings
+from gracepoint.version import __version__
+
+
+class Receivers:
+    """The operator's stream, SIGTERM and the cloud's metadata, all into one mailbox.
+
+    Args:
+        settings: What there is to listen to.
+        mailbox: Where notices go.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, mailbox: Mailbox, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._mailbox = mailbox
+        self._operator = Operator.known_to(settings, clock)
+        self._metadata: MetadataWatchers | None = None
+        self._sigterm: SigtermReceiver | None = None
+
+    @property
+    def sender(self) -> Sender | None:
+        """To the operator; None where there is none."""
+        return None if self._operator is None else self._operator.sender
+
+    def listen(self, session: str, gang: Gang, on_sigterm: Callable[[], None]) -> None:
+        """Starts to listen."""
+        self._sigterm = SigtermReceiver(self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm)
+        self._sigterm.install()
+        self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
+        if self._operator is not None:
+            self._operator.subscribe(session, gang, self._mailbox, __version__)
+
+    def stop_listening(self) -> None:
+        """Brings no notices any more; word can still be sent. Safe to repeat."""
+        if self._operator is not None:
+            self._operator.stop_listening()
+        if self._metadata is not None:
+            self._metadata.close()
+        if self._sigterm is not None:
+            self._sigterm.close()
+
+    def close(self) -> None:
+        """Ends all threads. What was not sent is dropped: flush it first."""
+        self.stop_listening()
+        if self._operator is not None:
+            self._operator.close()

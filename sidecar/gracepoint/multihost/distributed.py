@@ -1,0 +1,245 @@
+"""Joining a JAX cluster, and leaving it.
+
+``jax.distributed`` underneath, with what it lacks: a pod of a JobSet finds its place without the API server
+(``detection``); a coordinator that does not answer is an error that names it, where JAX ends the process from C++
+(SIGABRT) as soon as its own timeout is over; and ``shutdown`` first meets the others at a barrier of our own, since
+a process that comes late to JAX's ends *all* of them in the same way.
+
+Everything runs in the calling thread, but for one question that ``shutdown`` cannot interrupt and so gives a thread of
+its own ("gracepoint-shutdown", ends with the answer). Nothing is kept here but JAX's own state, so a cluster that
+somebody else has initialised looks the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gracepoint.errors import ClusterError, SettingsError
+from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.detection import ENV_JAX_COORDINATOR_ADDRESS, POD_LABELS_FILE, Place, detect, read_labels
+from gracepoint.multihost.state import global_state, jax_state
+from gracepoint.multihost.store import JaxStore
+
+log = logging.getLogger(__name__)
+
+#: Set on TPU by GKE; JAX's own detection then knows the slice better than we do.
+ENV_TPU = "TPU_WORKER_HOSTNAMES"
+#: ``cluster_detection_method``: this module's alone; nobody's. Other names are JAX's.
+JOBSET, DEACTIVATE = "jobset", "deactivate"
+_MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
+_KNOCK_S = 1.0
+_KNOCK_EVERY_S = 0.1
+
+# How often shutdown() was called in this cluster: its barrier's key, as every call is collective.
+_shutdowns = 0
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    local_device_ids: int | Sequence[int] | None = None,
+    cluster_detection_method: str | None = None,
+    initialization_timeout: int = 300,
+    heartbeat_timeout_seconds: int = 100,
+    shutdown_timeout_seconds: int = 300,
+    coordinator_bind_address: str | None = None,
+    partition_index: int | None = None,
+    recoverable: bool | None = None,
+    pod_labels_file: str = POD_LABELS_FILE,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Joins the JAX cluster; before any JAX computation, and once.
+
+    What is not given is looked for in ``JAX_COORDINATOR_ADDRESS``, then in the pod (``detection``), then by JAX's
+    own detection (Slurm, MPI, TPU). ``attach`` adopts what this has initialised; in an injected pod it needs no call.
+
+    Args:
+        coordinator_address: ``host:port`` of process 0, on which it starts the coordination service.
+        num_processes: How many processes there are.
+        process_id: This one, 0 to ``num_processes - 1``.
+        local_device_ids: Which of the host's devices this process uses; all by default.
+        cluster_detection_method: None: all of the above; "jobset": only the pod; "deactivate": arguments alone;
+            else a name of one of JAX's.
+        initialization_timeout: Seconds in which all processes must have come.
+        heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
+        shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the others.
+        coordinator_bind_address: Where process 0 binds; by default all interfaces, at the port of the address.
+        partition_index: Of this process's devices, where slices are numbered by hand; in all processes or in none.
+        recoverable: Whether the others live on when a process dies that is not process 0
+            (``jax_enable_recoverability``); None leaves JAX's setting as it is.
+        pod_labels_file: The pod's labels, by the downward API.
+        environ: The process's environment.
+
+    Raises:
+        ClusterError: Called twice, or after JAX's backend was initialised; process 0 does not answer at its address
+            in the time given; or this JAX knows no recoverability.
+        SettingsError: A part is missing or out of range.
+        TypeError: ``num_processes`` or ``process_id`` is no integer.
+    """
+    _check_not_begun()
+    given = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
+    place, method = given, cluster_detection_method
+    if method in (None, JOBSET) and ENV_TPU not in environ:
+        found = detect(environ, read_labels(pod_labels_file), given)
+        if found is not None:
+            place, method = found, DEACTIVATE
+        elif method == JOBSET:
+            raise SettingsError(
+                f"cluster_detection_method: expected a pod of a JobSet or Indexed Job, found neither in the "
+                f"environment nor in {pod_labels_file}. Show the container its labels by the downward API"
+            )
+    if method == DEACTIVATE or None not in (place.coordinator_address, place.num_processes, place.process_id):
+        _check(place)
+    if recoverable is not None:
+        _set_recoverable(recoverable)
+    join_cluster(
+        place,
+        initialization_timeout=initialization_timeout,
+        heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        shutdown_timeout_seconds=shutdown_timeout_seconds,
+        local_device_ids=local_device_ids,
+        cluster_detection_method=method,
+        coordinator_bind_address=coordinator_bind_address,
+        partition_index=partition_index,
+    )
+
+
+def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -> None:
+    """``jax.distributed.initialize``, once process 0 answers at its address.
+
+    Raises:
+        ClusterError: It does not within the timeout.
+    """
+    import jax
+
+    if place.coordinator_address is not None and place.process_id:
+        waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+        initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
+    log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    jax.distributed.initialize(
+        place.coordinator_address,
+        place.num_processes,
+        place.process_id,
+        initialization_timeout=initialization_timeout,
+        **options,
+    )
+
+
+def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
+    """Waits until something listens at ``host:port``; returns the seconds that it took.
+
+    Raises:
+        ClusterError: Nothing did within the timeout; says why the last attempt failed.
+        SettingsError: The address has no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
+    began = time.monotonic()
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+                return time.monotonic() - began
+        except OSError as error:  # no such name yet, refused, no route, too slow
+            waited_s = time.monotonic() - began
+            if waited_s + _KNOCK_EVERY_S > timeout_s:
+                raise ClusterError(
+                    f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
+                    f"coordination service there: see whether that process runs, and whether all have its address"
+                ) from error
+        time.sleep(_KNOCK_EVERY_S)
+
+
+def shutdown(timeout_s: float = 300.0) -> None:
+    """Leaves the cluster, together with the other processes. Safe to repeat; nothing to do where none was joined.
+
+    Collective: a process that ends without it does its part of JAX's shutdown at exit, but the others that call this
+    wait for it here.
+
+    Args:
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        BarrierTimeout: Not all came; names them, by the ids of the coordination service. This process stays in the
+            cluster, and may call again.
+    """
+    import jax
+
+    global _shutdowns
+    state = jax_state()
+    if state.client is None:
+        return
+    _shutdowns += 1
+    store = JaxStore(state.client, "gracepoint/shutdown")
+    began = time.monotonic()
+    StoreGang(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
+    if state.process_id == 0 and jax.config.jax_enable_recoverability:
+        _wait_until_alone(state, timeout_s - (time.monotonic() - began))
+    jax.distributed.shutdown()
+    _shutdowns = 0
+
+
+def _wait_until_alone(state: Any, timeout_s: float) -> None:
+    """Keeps process 0, which hosts the service, until the others have left: with recoverability JAX's does not.
+
+    The service answers who is alive when all that are have asked; process 0 alone asks.
+    """
+    asking = threading.Thread(
+        target=state.client.get_live_nodes,
+        args=(list(range(state.num_processes)),),
+        name="gracepoint-shutdown",
+        daemon=True,
+    )
+    asking.start()
+    asking.join(max(0.0, timeout_s))
+    if asking.is_alive():
+        log.warning("not all other processes have left the cluster, which ends with this one waited_s=%g", timeout_s)
+
+
+def _check_not_begun() -> None:
+    from jax._src import xla_bridge
+
+    if global_state.initialized:
+        raise ClusterError(
+            "initialize(): the JAX cluster was joined before, by this function or by jax.distributed.initialize(). "
+            "Call one of them, once; attach() adopts it"
+        )
+    if xla_bridge.backends_are_initialized():
+        raise ClusterError(
+            "initialize(): JAX's backend is in use already, for this process alone. Call it before any computation, "
+            "and before jax.devices() and the like"
+        )
+
+
+def _check(place: Place) -> None:
+    if place.coordinator_address is None:
+        raise SettingsError(_MISSING.format(name="coordinator_address"))
+    count, process_id = _integer("num_processes", place.num_processes), _integer("process_id", place.process_id)
+    if not 0 <= process_id < count:
+        raise SettingsError(f"process_id: expected 0 to num_processes - 1, found {process_id} of {count}")
+
+
+def _integer(name: str, value: int | None) -> int:
+    if value is None:
+        raise SettingsError(_MISSING.format(name=name))
+    if not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, found {value!r}")
+    return value
+
+
+def _set_recoverable(recoverable: bool) -> None:
+    import jax
+
+    try:
+        jax.config.update("jax_enable_recoverability", recoverable)
+    except AttributeError as error:
+        raise ClusterError(f"recoverable: jax {jax.__version__} has no jax_enable_recoverability") from error

@@ -1,0 +1,58 @@
+"""The gang of all JAX processes, without a session: for the utilities, which any training code may call.
+
+State: one gang for the coordination service that this process is a client of, with the keys of calls that name
+none. Made on first use, in whichever thread that is; made anew for another cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from typing import Any
+
+from gracepoint.errors import ClusterError
+from gracepoint.gang import Gang
+from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.keys import BarrierKeys
+from gracepoint.multihost.state import global_state
+from gracepoint.multihost.store import JaxStore, KeyValueStore
+from gracepoint.wire.names import Env
+
+
+@dataclasses.dataclass(frozen=True)
+class Everybody:
+    """All processes of JAX's cluster."""
+
+    client: Any
+    gang: Gang
+    store: KeyValueStore
+    keys: BarrierKeys
+
+
+_lock = threading.Lock()
+_last: Everybody | None = None
+
+
+def everybody() -> Everybody:
+    """All processes of the cluster that this one belongs to now. Initialises JAX's backend.
+
+    Raises:
+        ClusterError: There is no cluster.
+    """
+    import jax
+
+    global _last
+    index, count = jax.process_index(), jax.process_count()
+    with _lock:
+        client = global_state.client
+        if client is None:
+            raise ClusterError(
+                "expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start"
+            )
+        if _last is None or _last.client is not client:
+            store = JaxStore(client, "gracepoint/everybody")
+            # The service, and so its store, is that of one attempt; both names are for those who read its keys.
+            keys = BarrierKeys(os.environ.get(Env.JOBSET_UID) or "local", os.environ.get(Env.RESTART_ATTEMPT) or 0)
+            _last = Everybody(client, StoreGang(store, index, count), store, keys)
+        return _last

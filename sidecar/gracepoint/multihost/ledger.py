@@ -1,0 +1,218 @@
+"""What the entries of the bell come to: plain data, no threads, no clock, no network.
+
+Every process reads the same entries in the same order and so comes to the same conclusions: which notices stand,
+whether an epoch is open, what was agreed. Nothing is ever negotiated; who would change something writes an entry,
+and the order of the log decides:
+
+* A ``Start`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
+  retraction. Otherwise it is void, and whoever still finds it time writes another.
+* A ``Retract`` before it takes the notice away; after it, it is too late: the epoch goes through.
+* Of ``Agreed`` and ``Failed`` the first one decides the epoch.
+* After the first ``Finished`` no epoch is opened: the agreed point would lie beyond the end of training, in all
+  processes alike, as they pass the same sync points. Notices that stand by then, or come later, are moot.
+* After the first ``Gone`` an epoch fails as soon as it is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from gracepoint.multihost.entries import (
+    Agreed,
+    Closing,
+    Ended,
+    Entry,
+    Failed,
+    Finished,
+    Gone,
+    Notice,
+    Retract,
+    Start,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """From a ``Start`` on.
+
+    Attributes:
+        number: The start's place in the log.
+        drill: True: rehearsed; training goes on after it.
+        origins: Whose notices it answers.
+        agreed: The agreed sync point, once it is known.
+    """
+
+    number: int
+    drill: bool
+    origins: frozenset[str]
+    agreed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Noticed:
+    """A notice stands, or has moved."""
+
+    notice: Notice
+
+
+@dataclasses.dataclass(frozen=True)
+class Retracted:
+    """A notice stands no longer."""
+
+    notice: Notice
+    by: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Moot:
+    """Notices that nothing is done about, as training has ended. ``by`` is a process that is there to say so."""
+
+    notices: tuple[Notice, ...]
+    by: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """The freeze begins."""
+
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """The agreed sync point is known."""
+
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """The epoch came to nothing. After a drill training goes on."""
+
+    epoch: Epoch
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    """All have left the epoch (a drill); its notices are dealt with."""
+
+    epoch: Epoch
+
+
+Event = Noticed | Retracted | Moot | Opened | Settled | Broken | Closed
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The state after some entries.
+
+    Attributes:
+        standing: Notices that stand, by origin.
+        changed: Number of the newest entry that changed ``standing``.
+        epoch: The open one.
+        finished: True: a process has passed its last sync point.
+        gone: Who broke off, and why.
+        failed: Why an epoch that was no drill came to nothing, so that all leave.
+    """
+
+    standing: Mapping[str, Notice] = dataclasses.field(default_factory=dict)
+    changed: int = -1
+    epoch: Epoch | None = None
+    finished: bool = False
+    gone: Gone | None = None
+    failed: str | None = None
+    _dealt_with: frozenset[str] = frozenset()  # names that are never used again
+
+    def hear(self, number: int, entry: Entry) -> tuple[Ledger, tuple[Event, ...]]:
+        """The state after one more entry, and what has come of it; nothing where it is void."""
+        match entry:
+            case Notice():
+                return self._noticed(number, entry)
+            case Retract():
+                return self._retracted(number, entry)
+            case Start():
+                return self._started(number, entry)
+            case Agreed(ordinals=ordinals) if self._undecided(entry.epoch):
+                assert self.epoch is not None
+                epoch = dataclasses.replace(self.epoch, agreed=self.point(ordinals))
+                return dataclasses.replace(self, epoch=epoch), (Settled(epoch),)
+            case Failed() if self._undecided(entry.epoch):
+                return self._broken(entry.reason)
+            case Ended() if self.epoch is not None and self.epoch.number == entry.epoch:
+                return self._without(self.epoch), (Closed(self.epoch),)
+            case Finished() if not self.finished:
+                return self._finished(number, entry)
+            case Gone() if self.gone is None:
+                return dataclasses.replace(self, gone=entry)._after_gone(entry)
+            case Agreed() | Failed() | Ended() | Finished() | Gone() | Closing():
+                return self, ()
+
+    @staticmethod
+    def point(ordinals: Mapping[str, int]) -> int:
+        """The first sync point that nobody has begun who published these."""
+        return max(ordinals.values()) + 1
+
+    def _undecided(self, epoch: int) -> bool:
+        found = self.epoch
+        return self.failed is None and found is not None and (found.number, found.agreed) == (epoch, None)
+
+    def _noticed(self, number: int, notice: Notice) -> tuple[Ledger, tuple[Event, ...]]:
+        if notice.origin in self._dealt_with:
+            return self, ()
+        if self.finished and self.epoch is None:
+            return self._dropping([notice]), (Moot((notice,), notice.by),)
+        standing = {**self.standing, notice.origin: notice}
+        return dataclasses.replace(self, standing=standing, changed=number), (Noticed(notice),)
+
+    def _retracted(self, number: int, entry: Retract) -> tuple[Ledger, tuple[Event, ...]]:
+        notice = self.standing.get(entry.origin)
+        if notice is None or (self.epoch is not None and entry.origin in self.epoch.origins):
+            return self, ()
+        after = dataclasses.replace(self._dropping([notice]), changed=number)
+        return after, (Retracted(notice, entry.by, entry.reason),)
+
+    def _started(self, number: int, entry: Start) -> tuple[Ledger, tuple[Event, ...]]:
+        if not self.standing or entry.heard != self.changed:
+            return self, ()
+        if self.epoch is not None or self.finished or self.failed is not None:
+            return self, ()
+        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing))
+        after = dataclasses.replace(self, epoch=epoch)
+        if self.gone is None:
+            return after, (Opened(epoch),)
+        after, events = after._after_gone(self.gone)
+        return after, (Opened(epoch), *events)
+
+    def _finished(self, number: int, entry: Finished) -> tuple[Ledger, tuple[Event, ...]]:
+        after = dataclasses.replace(self, finished=True)
+        if self.epoch is not None or not self.standing:
+            return after, ()
+        notices = tuple(self.standing.values())
+        return dataclasses.replace(after._dropping(notices), changed=number), (Moot(notices, entry.by),)
+
+    def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
+        """Also an agreed point is not reached without it; in a drill that shows there, and training goes on."""
+        if self.failed is not None or self.epoch is None or (self.epoch.drill and self.epoch.agreed is not None):
+            return self, ()
+        return self._broken(f"process {gone.by} broke off: {gone.reason}")
+
+    def _broken(self, reason: str) -> tuple[Ledger, tuple[Event, ...]]:
+        epoch = self.epoch
+        assert epoch is not None
+        after = self._without(epoch) if epoch.drill else dataclasses.replace(self, failed=reason)
+        return after, (Broken(epoch, reason),)
+
+    def _without(self, epoch: Epoch) -> Ledger:
+        dealt_with = [n for n in self.standing.values() if n.origin in epoch.origins]
+        return dataclasses.replace(self._dropping(dealt_with), epoch=None)
+
+    def _dropping(self, notices: list[Notice] | tuple[Notice, ...]) -> Ledger:
+        origins = {n.origin for n in notices}
+        return dataclasses.replace(
+            self,
+            standing={o: n for o, n in self.standing.items() if o not in origins},
+            _dealt_with=self._dealt_with | {n.origin for n in notices if n.once},
+        )

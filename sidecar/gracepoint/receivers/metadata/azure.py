@@ -1,0 +1,128 @@
+"""Azure: Scheduled Events, polled once a second as Microsoft recommends.
+
+(learn.microsoft.com/azure/virtual-machines/linux/scheduled-events, API version 2020-07-01.)
+``Events`` is the list of what is scheduled or has started, for all VMs of the availability or scale set: only those
+that name this VM in ``Resources`` are ours. What is over or was cancelled is not listed any more.
+
+* EventType Preempt (at least 30 s ahead), Terminate (5 to 15 minutes, set by the user), Reboot (15 minutes) and
+  Redeploy (10 minutes) end the VM or its memory. Freeze pauses it for some seconds and loses nothing: a hint, like
+  any type that is not known here.
+* ``NotBefore``, ``Mon, 19 Sep 2016 18:29:47 GMT``, is the earliest start; empty once it has started.
+
+The first request of a service turns the feature on and may take up to two minutes. Approving an event lets it begin
+earlier, for all the VMs that it names; that is not ours to decide and is never done here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from gracepoint.receivers.metadata.board import Event, Look
+from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.source import (
+    MAINTENANCE,
+    READY_TIMEOUT_S,
+    SCALE_DOWN,
+    SPOT_TERMINATION,
+    Group,
+    expected_ok,
+    parsed,
+    rfc2822_s,
+)
+
+HEADERS = {"Metadata": "true"}
+#: learn.microsoft.com/azure/virtual-machines/instance-metadata-service: a single value as plain text.
+NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+POLL_S = 1.0
+_FIRST_TIMEOUT_S = 130.0
+
+_CAUSES = {
+    "Preempt": SPOT_TERMINATION,
+    "Terminate": SCALE_DOWN,
+    "Reboot": MAINTENANCE,
+    "Redeploy": MAINTENANCE,
+}
+
+
+class ScheduledEvents:
+    """The list of events, polled.
+
+    Args:
+        client: Its own.
+        grace_period_s: What is assumed to be left of an event that has started.
+    """
+
+    pause_s = POLL_S
+
+    def __init__(self, client: MetadataClient, *, grace_period_s: float) -> None:
+        self._client = client
+        self._grace_period_s = grace_period_s
+        self._vm: str | None = None
+        self._timeout_s = _FIRST_TIMEOUT_S
+
+    def look(self) -> Look:
+        if self._vm is None:
+            self._vm = read_name(self._client.request(NAME_PATH, HEADERS, timeout_s=READY_TIMEOUT_S))
+        answer = self._client.request(EVENTS_PATH, HEADERS, timeout_s=self._timeout_s)
+        text = expected_ok("scheduledevents", answer)
+        self._timeout_s = READY_TIMEOUT_S
+        return Look(read_events(text, self._vm, self._grace_period_s), answer.server_time_s)
+
+
+def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[Group]:
+    """The list, for one thread.
+
+    Args:
+        new_client: Makes a client.
+        grace_period_s: What is assumed to be left of an event that has started.
+    """
+    client = new_client()
+    return [Group("azure", client, [ScheduledEvents(client, grace_period_s=grace_period_s)])]
+
+
+def read_name(answer: Answer) -> str:
+    """The VM's name.
+
+    Raises:
+        MetadataError: It is none: events would be held against it for the life of this process.
+    """
+    name = expected_ok("compute/name", answer).strip()
+    if not re.fullmatch(r"[\w.-]{1,80}", name):
+        raise MetadataError(f"compute/name: expected the name of a VM, found {name[:120]!r}")
+    return name
+
+
+def read_events(text: str, vm: str, grace_period_s: float) -> Sequence[Event]:
+    """The events that name this VM.
+
+    Args:
+        text: The body.
+        vm: The VM's name.
+        grace_period_s: What is assumed to be left of an event that has started.
+
+    Raises:
+        MetadataError: It is no such document.
+    """
+    document = parsed("scheduledevents", text)
+    listed = document.get("Events") if isinstance(document, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise MetadataError(f"scheduledevents: expected an object with a list of Events, found {text[:120]!r}")
+    events = []
+    for item in listed:
+        kind = item.get("EventType")
+        if not any(str(name).casefold() == vm.casefold() for name in item.get("Resources") or []):
+            continue
+        begins = item.get("NotBefore")
+        events.append(
+            Event(
+                name=f"scheduledevents {kind} {item.get('EventId')}",
+                cause=_CAUSES.get(kind, MAINTENANCE),
+                lead_s=grace_period_s,
+                starts_at_s=rfc2822_s("scheduledevents NotBefore", begins) if begins else None,
+                cancelable=True,
+                hint=kind not in _CAUSES,
+            )
+        )
+    return events

@@ -1,0 +1,194 @@
+"""The threads that look, and which cloud they look at. The package says who owns what."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.mailbox import Mailbox
+from gracepoint.receivers.metadata import aws, azure, gce
+from gracepoint.receivers.metadata.board import Board
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError
+from gracepoint.receivers.metadata.detect import detect
+from gracepoint.receivers.metadata.source import Group
+from gracepoint.settings import Settings
+from gracepoint.wire.names import METADATA_AUTO
+
+log = logging.getLogger(__name__)
+
+#: The same in all three clouds: link-local, so that it never leaves the machine, and needs no DNS.
+BASE_URL = "http://169.254.169.254"
+_MOST_BACKOFF_S = 30.0
+_JITTER = 0.2
+_JOIN_S = 1.0
+
+
+class Watcher:
+    """A thread that looks at a group of sources, again and again.
+
+    Args:
+        group: What it looks at.
+        boards: One for each source.
+    """
+
+    def __init__(self, group: Group, boards: Sequence[Board]) -> None:
+        self._group = group
+        self._boards = boards
+        self._closed = threading.Event()
+        self._said: set[str] = set()  # what has been wrong since all was well
+        self._thread = threading.Thread(target=self._run, name=f"gracepoint-metadata-{group.name}", daemon=True)
+        self._thread.start()
+
+    def interrupt(self) -> None:
+        """Tells the thread to end."""
+        self._closed.set()
+        self._group.client.interrupt()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits until it has."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        backoff = Backoff(first_s=1.0, most_s=_MOST_BACKOFF_S)
+        while True:
+            seen, trouble = self._look()
+            if self._closed.is_set():
+                return
+            self._say(trouble)
+            if seen:
+                backoff.reset()
+                pause_s = min(source.pause_s for source in self._group.sources)
+                pause_s *= random.uniform(1 - _JITTER, 1 + _JITTER)
+            else:
+                pause_s = backoff.next_s()
+            if self._closed.wait(pause_s):
+                return
+
+    def _look(self) -> tuple[bool, str]:
+        """Looks once at each: whether any could be seen, and what went wrong with the first that could not."""
+        seen, trouble = False, ""
+        for source, board in zip(self._group.sources, self._boards, strict=True):
+            try:
+                look = source.look()
+            except MetadataError as error:
+                trouble = trouble or str(error)
+            else:
+                seen = True
+                board.update(look)
+        return seen, trouble
+
+    def _say(self, trouble: str) -> None:
+        # A metadata server that cannot be reached for a day is a line in the log for each reason, not thousands.
+        if trouble and trouble not in self._said:
+            self._said.add(trouble)
+            log.warning(
+                "cannot see what the cloud announces, trying again watcher=%s error=%s", self._group.name, trouble
+            )
+        elif self._said and not trouble:
+            self._said.clear()
+            log.info("the cloud's metadata is seen again watcher=%s", self._group.name)
+
+
+class MetadataWatchers:
+    """Watches the metadata of the clouds that are named.
+
+    Args:
+        clouds: ``gce``, ``aws``, ``azure``; ``auto`` alone finds out which.
+        mailbox: Where notices go.
+        host: What to call this machine in them.
+        in_pod: Kubernetes ends the processes of this machine before the machine ends.
+        grace_period_s: How long a pod lives after a SIGTERM: assumed where a cloud tells no time.
+        base_url: Of the metadata server.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        clouds: Sequence[str],
+        mailbox: Mailbox,
+        *,
+        host: str,
+        in_pod: bool,
+        grace_period_s: float,
+        base_url: str,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._mailbox = mailbox
+        self._host = host
+        self._in_pod = in_pod
+        self._grace_period_s = grace_period_s
+        self._base_url = base_url
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()  # guards what follows
+        self._closed = False
+        self._watchers: list[Watcher] = []
+        self._probe = self._client()
+        self._seeker = threading.Thread(target=self._detect, name="gracepoint-metadata", daemon=True)
+        if METADATA_AUTO in clouds:
+            self._seeker.start()
+        else:
+            for cloud in clouds:
+                self._watch(cloud)
+
+    @classmethod
+    def known_to(cls, settings: Settings, mailbox: Mailbox) -> Self | None:
+        """The watchers that the settings ask for; None where they ask for none."""
+        if not settings.metadata:
+            return None
+        return cls(
+            settings.metadata,
+            mailbox,
+            host=settings.node_name or settings.pod_name or socket.gethostname(),
+            in_pod=settings.pod_uid is not None,
+            grace_period_s=settings.grace_period_s,
+            base_url=BASE_URL,
+        )
+
+    def close(self) -> None:
+        """Ends all threads. Safe to repeat."""
+        with self._lock:
+            self._closed = True
+            watchers = list(self._watchers)  # no more come after this
+        self._probe.interrupt()
+        for watcher in watchers:
+            watcher.interrupt()
+        give_up_at_s = time.monotonic() + _JOIN_S
+        if self._seeker.is_alive():
+            self._seeker.join(_JOIN_S)
+        for watcher in watchers:
+            watcher.join(max(0.0, give_up_at_s - time.monotonic()))
+
+    def _detect(self) -> None:
+        cloud = detect(self._probe)
+        if cloud is not None:
+            log.info("detected cloud=%s", cloud)
+            self._watch(cloud)
+        elif not self._closed:
+            log.warning("no cloud's metadata is watched, as none answered base_url=%s", self._base_url)
+
+    def _watch(self, cloud: str) -> None:
+        for group in self._groups(cloud):
+            boards = [Board(cloud, self._host, self._mailbox) for _ in group.sources]
+            with self._lock:
+                if self._closed:
+                    return
+                self._watchers.append(Watcher(group, boards))
+        log.info("watching the cloud's metadata cloud=%s", cloud)
+
+    def _groups(self, cloud: str) -> list[Group]:
+        grace_s = self._grace_period_s
+        if cloud == "gce":
+            preempted_s = min(gce.PREEMPTED_POD_S, grace_s) if self._in_pod else gce.PREEMPTED_VM_S
+            return gce.groups(self._client, preempted_s=preempted_s, grace_period_s=grace_s)
+        if cloud == "aws":
+            return aws.groups(self._client, grace_period_s=grace_s)
+        return azure.groups(self._client, grace_period_s=grace_s)
+
+    def _client(self) -> MetadataClient:
+        return MetadataClient(self._base_url, self._wall_clock)

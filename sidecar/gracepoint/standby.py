@@ -1,0 +1,90 @@
+"""What stands by for a preemption while a session trains, wired together: who hears of it, agrees, saves and leaves.
+
+Owns all threads but the checkpoint engine's; each module says what its own do. Made and ended by the training thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from gracepoint.emergency import Emergency
+from gracepoint.forecast import Figures
+from gracepoint.leaving import Leaving
+from gracepoint.listening import Receivers
+from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
+from gracepoint.notices import Notices
+from gracepoint.outlook import Outlook
+from gracepoint.receivers import Mailbox
+from gracepoint.reporting import Reporter
+from gracepoint.saving import Saving
+from gracepoint.settings import Settings
+
+_FLUSH_S = 3.0
+
+
+class Standby:
+    """See the module.
+
+    Args:
+        settings: Of this process.
+        meeting: The processes.
+        nonce: The session's.
+        figures: What an emergency would take now; None while that is not known.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        meeting: Meeting,
+        nonce: str,
+        figures: Callable[[], Figures | None],
+        clock: Callable[[], float],
+    ) -> None:
+        gang = meeting.gang
+        self._alone = gang.process_count == 1
+        self.mailbox = Mailbox(clock)
+        self._receivers = Receivers(settings, self.mailbox, clock)
+        self.reporter = Reporter(self._receivers.sender, settings, nonce, gang, self.mailbox)
+        notices = Notices(self.mailbox, gang.process_index, clock)
+        outlook = Outlook(self.mailbox, settings, figures, clock)
+        self.emergency = Emergency(gang, settings, self.mailbox, notices, outlook, self.reporter, clock)
+        self.leaving = Leaving(
+            meeting.store,
+            meeting.me.service_id,
+            gang.process_count,
+            clock=clock,
+            on_overdue=self.emergency.overdue,
+        )
+        self.leaving.start()
+        self.emergency.leave_by(self.leaving)
+        self.agreement = Agreement(meeting.store, gang, self.emergency)
+        self.saving = Saving(gang, settings, self.mailbox, self.reporter, self.emergency, self.agreement)
+        notices.connect(self.agreement)
+        # A SIGTERM would have raised JAX's notice without us, at once; any other notice does when it is time.
+        tell_jax = functools.partial(raise_jax_notice, meeting.client)
+        self.emergency.call_when_it_freezes(tell_jax)
+        self._receivers.listen(nonce, gang, tell_jax)
+
+    def end(self, *, well: bool) -> bool:
+        """Ends the threads.
+
+        Args:
+            well: Training ended as it should.
+
+        Returns:
+            False if the process is still to be watched until its very end: it leaves for a preemption, or breaks
+            off while others may hold up JAX's shutdown. Then the watchdog stays.
+        """
+        self.agreement.close()
+        self._receivers.stop_listening()
+        leaves = self.leaving.decided
+        if not leaves:
+            self.leaving.cancel()
+        self.reporter.flush(_FLUSH_S)
+        self._receivers.close()
+        all_done = well or (self._alone and not leaves)
+        if all_done:
+            self.leaving.stop()
+        return all_done

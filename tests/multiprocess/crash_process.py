@@ -1,0 +1,106 @@
+"""One process of the recorded run: saves, is killed, salvages, and marks in the recording what it was told.
+
+    crash_process.py FORMAT ROOT ATTEMPT ACTION...
+
+FORMAT is ``files`` (one for each chunk) or ``ocdbt``.
+Actions: ``background:STEP``, ``save:STEP``, ``die-before-commit:STEP`` (as soon as its own part is durable) and
+``restore:STEP``.
+Marks: ``begun STEP``, ``durable STEP PROCESS`` and ``committed STEP``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gracepoint.checkpoint import Checkpointer
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.gang import Gang, SingleProcess
+from gracepoint.multihost import JaxStore, StoreGang
+from tests.multiprocess.launcher import here
+from tests.multiprocess.strace import mark
+
+TIMEOUT_S = 60.0
+
+
+def make_state(step: int) -> Any:
+    """Returns the state of ``step`` over all devices: an array cut over them, a replicated one and a number."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def place(values: Any, *spec: Any) -> jax.Array:
+        return jax.make_array_from_callback(
+            values.shape, NamedSharding(mesh, PartitionSpec(*spec)), lambda index: values[index]
+        )
+
+    return {
+        "w": place(np.arange(8, dtype=np.float32) + step, "x"),
+        "b": place(np.full(3, step, jnp.bfloat16)),
+        "n": step,
+    }
+
+
+def main(form: str, root: str, attempt: str, *actions: str) -> None:
+    place = here()
+    place.initialize_jax(shutdown_timeout_s=5)
+    gang: Gang = SingleProcess()
+    if place.process_count > 1:
+        from jax._src import distributed
+
+        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
+        gang = StoreGang(store, place.process_index, place.process_count)
+    options = WriteOptions(use_ocdbt=form == "ocdbt")
+    engine = Checkpointer(root, gang=gang, attempt=attempt, keep_last=1, options=options)
+    for action in actions:
+        verb, step = action.split(":")
+        ACTIONS[verb](engine, int(step))
+        print(f"{action} done", flush=True)
+    engine.close(TIMEOUT_S)
+
+
+def do_background(engine: Checkpointer, step: int) -> None:
+    mark(f"begun {step}")
+    engine.save_in_background(step, make_state(step), {})
+    engine.wait_until_finished(TIMEOUT_S)
+    mark(f"committed {step}")
+
+
+def do_save(engine: Checkpointer, step: int, *, dying: bool = False) -> None:
+    def on_stage(stage: str) -> None:
+        if stage == "durable":
+            mark(f"durable {step} {here().process_index}")
+            if dying:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    mark(f"begun {step}")
+    engine.save(step, make_state(step), {}, timeout_s=TIMEOUT_S, on_stage=on_stage)
+    mark(f"committed {step}")
+
+
+def do_die_before_commit(engine: Checkpointer, step: int) -> None:
+    do_save(engine, step, dying=True)
+
+
+def do_restore(engine: Checkpointer, step: int) -> None:
+    restored = engine.restore(make_state(0), timeout_s=TIMEOUT_S)
+    assert restored is not None
+    assert restored.step == step
+    mark(f"committed {step}")
+
+
+ACTIONS = {
+    "background": do_background,
+    "save": do_save,
+    "die-before-commit": do_die_before_commit,
+    "restore": do_restore,
+}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    jax.distributed.shutdown()

@@ -1,0 +1,111 @@
+"""One of the processes that write with all kinds of options; the first argument is an empty folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, NumpyHandler, ParamInfo, WriteOptions, commit
+from gracepoint.errors import CheckpointError
+from tests.multiprocess.checkpoint_process import assert_same_here
+from tests.multiprocess.launcher import here
+
+FORMATS = {
+    "files": WriteOptions(min_slice_bytes=1 << 10),
+    "zarr3": WriteOptions(min_slice_bytes=1 << 10, use_zarr3=True, compression="zstd"),
+    "tree": WriteOptions(min_slice_bytes=1 << 10, use_ocdbt=True),
+    "bounded": WriteOptions(min_slice_bytes=1 << 10, device_host_max_bytes=1 << 11, write_limit_bytes=1 << 11),
+    "one": WriteOptions(min_slice_bytes=1 << 10, max_replicas=1),
+}
+
+
+def place(values: Any, *spec: Any) -> jax.Array:
+    where = NamedSharding(Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y")), PartitionSpec(*spec))
+    array = np.asarray(values)
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def make_state() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "replicated": place(rng.standard_normal((16, 64)).astype(np.float32)),
+        "half": place(rng.standard_normal((16, 64)).astype(np.float32), None, "y"),
+        "sharded": place(rng.standard_normal((16, 64)).astype(jnp.bfloat16), ("x", "y")),
+    }
+
+
+def check_formats(folder: Path) -> None:
+    """Both processes write each replicated shard's halves, and Gracepoint and Orbax read the whole."""
+    state = make_state()
+    for name, options in FORMATS.items():
+        with AsyncCheckpointer(options=options) as checkpointer:
+            checkpointer.save(folder / name, state)
+            checkpointer.wait_until_finished()
+            assert_same_here(checkpointer.restore(folder / name, state), state)
+        with ocp.StandardCheckpointer() as orbax:
+            assert_same_here(orbax.restore(folder / name, state), state)
+    for name, expected in (("files", [1, 1]), ("one", [1, 0])):
+        records = commit.done_records(folder / name)
+        assert records is not None
+        chunks = [
+            sum(path.startswith("replicated/") and not path.endswith(".zarray") for path in record.files)
+            for record in records
+        ]
+        assert sorted(chunks, reverse=True) == expected, (name, chunks)
+
+
+def check_handlers(folder: Path) -> None:
+    """Handlers store arrays over all processes, and refuse those of one."""
+    state = make_state()
+    for name, options in FORMATS.items():
+        infos = [ParamInfo(leaf, folder / name) for leaf in state]
+        handler = ArrayHandler(options)
+        for future in handler.serialize(list(state.values()), infos):
+            future.result(timeout=60)
+        multihost_utils.sync_global_devices(f"{name} written")
+        if jax.process_index() == 0:
+            handler.finalize(folder / name)
+        multihost_utils.sync_global_devices(f"{name} merged")
+        assert_same_here(dict(zip(state, ArrayHandler().deserialize(infos), strict=True)), state)
+    written = ArrayHandler(FORMATS["files"]).memory_size(list(state.values()))
+    assert written == [(2048, 4096), (2048, 4096), (1024, 1024)], written
+    with pytest.raises(CheckpointError, match="leaf 'w' is local to this process, one of 2"):
+        ArrayHandler().serialize([jnp.zeros(3)], [ParamInfo("w", folder / "local")])
+    (future,) = NumpyHandler().serialize([np.arange(3)], [info := ParamInfo("n", folder / "local")])
+    future.result(timeout=60)
+    multihost_utils.sync_global_devices("numpy written")
+    assert NumpyHandler().deserialize([info])[0].tolist() == [0, 1, 2]
+
+
+def check_some_of_the_processes(folder: Path) -> None:
+    """One process alone saves what it holds a replica of, and refuses what another holds a part of."""
+    state = make_state()
+    if jax.process_index() == 1:
+        with AsyncCheckpointer(active_processes=[1]) as checkpointer:
+            checkpointer.save(folder, {"replicated": state["replicated"]})
+            checkpointer.wait_until_finished()
+            with pytest.raises(CheckpointError, match=r"leaf 'sharded': no process of those that save, 1, holds"):
+                checkpointer.save(folder.with_name("refused"), state)
+    multihost_utils.sync_global_devices("saved alone")
+    with ocp.StandardCheckpointer() as orbax:
+        found = orbax.restore(folder, {"replicated": state["replicated"]})
+    assert_same_here(found, {"replicated": state["replicated"]})
+
+
+if __name__ == "__main__":
+    here().initialize_jax()
+    check_formats(Path(sys.argv[1]) / "saved")
+    check_handlers(Path(sys.argv[1]) / "stored")
+    check_some_of_the_processes(Path(sys.argv[1]) / "alone")
+    multihost_utils.sync_global_devices("done")
+    print("done")
+    jax.distributed.shutdown()

@@ -1,0 +1,160 @@
+"""A save, a deletion and a salvage, cut by a crash after every single operation on the disk.
+
+Two real processes save and are killed, others salvage and save again; strace records what they do to the disk. For
+every tree that a crash may leave at any point (tests/multiprocess/disk.py says which), the real restore gives one of
+the steps whose save had begun, whole, and never an older one than what a process had been told is durable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from gracepoint.checkpoint import catalog
+from gracepoint.checkpoint.integrity import verify
+from gracepoint.checkpoint.layout import Layout
+from tests.multiprocess import crash_process, strace
+from tests.multiprocess.disk import Crash, Disk, Tree
+from tests.multiprocess.launcher import Processes
+from tests.unit.checkpoint.support import assert_same, engine
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]  # of seconds, on machines that are busy
+
+SCRIPT = Path(crash_process.__file__)
+LIKE = {"w": jnp.zeros(8), "b": jnp.zeros(3, jnp.bfloat16), "n": 0}
+KILLED = -9
+
+
+STEPS = range(1, 5)
+# How many processes, and what they do: saves with a deletion, an emergency, a death before the commit, a salvage, and a
+# step that is saved again.
+FILES = [
+    (2, ["files", "job-0-a", "background:1", "background:2", "save:3", "die-before-commit:4"]),
+    (1, ["files", "job-1-b", "restore:4"]),
+    (1, ["files", "job-2-c", "save:4"]),
+]
+# The same where the processes' parts are merged at the commit.
+OCDBT = [
+    (2, ["ocdbt", "job-0-a", "background:1", "save:2", "die-before-commit:3"]),
+    (1, ["ocdbt", "job-1-b", "restore:3"]),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Attributes:
+        disk: What it did.
+        begun: Position in the recording at which the save of each step began first.
+        durable: Position from which on each step is durable, as far as a process may know.
+        committed: Position at which a process was told so first.
+        left: What it left in fact.
+    """
+
+    disk: Disk
+    begun: dict[int, int]
+    durable: dict[int, int]
+    committed: dict[int, int]
+    left: Tree
+
+
+@pytest.fixture(scope="module", params=[FILES, OCDBT], ids=["a file for each chunk", "OCDBT"])
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    if why := strace.missing():
+        pytest.skip(why)
+    top = tmp_path_factory.mktemp("recorded")
+    root = top / "root"
+    root.mkdir()
+    with strace.recording(top / "log") as nursery:
+        for count, (form, *arguments) in request.param:
+            arguments = [form, str(root), *arguments]
+            with Processes.start(SCRIPT, count, arguments=arguments, devices=1, off=nursery) as processes:
+                codes = [result.code for result in processes.wait(90)]
+                assert codes == [0] * count or (count == 2 and codes == [KILLED] * 2), processes.output()
+    calls = strace.read(top / "log")
+    marks = [(call.mark, call.entered) for call in calls if call.mark]
+    begun = {step: first(f"begun {step}", marks) for step in STEPS}
+    durable = {step: durable_from(step, marks) for step in STEPS}
+    committed = {step: first(f"committed {step}", marks) for step in STEPS}
+    left = {str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in root.rglob("*")}
+    return Run(Disk(calls, str(root)), begun, durable, committed, left)
+
+
+def first(mark: str, marks: Sequence[tuple[str, int]]) -> int:
+    """Returns where in the recording a mark came first; after its end if it never did."""
+    return min((position for text, position in marks if text == mark), default=sys.maxsize)
+
+
+def durable_from(step: int, marks: Sequence[tuple[str, int]]) -> int:
+    """A process was told that the step is committed, or both that their own parts are durable."""
+    parts = [first(f"durable {step} {process}", marks) for process in range(2)]
+    return min(first(f"committed {step}", marks), max(parts))
+
+
+def test_the_recording_is_complete(recorded: Run) -> None:
+    assert recorded.disk.tree() == recorded.left
+    begun = [step for step, position in recorded.begun.items() if position < sys.maxsize]
+    assert {path for path in recorded.left if "/" not in path} == {str(max(begun))}, "the others were deleted"
+
+
+def test_after_a_crash_at_any_point_a_restore_gives_the_old_step_or_the_new_one_whole(
+    recorded: Run, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "QUIET_S", 0.0)  # nobody writes any more, we know
+    crashes = recorded.disk.crashes(ignoring=is_read_by_nobody)
+    steps = {restored_after(crash, recorded, memory_folder / str(n)) for n, crash in enumerate(crashes)}
+    begun = {step for step, position in recorded.begun.items() if position < sys.maxsize}
+    assert steps == {None, *begun}, "the crashes are not where they should be"
+
+
+def is_read_by_nobody(path: str) -> bool:
+    """What is in the trash, and files under the names that they have while they are written."""
+    return (".gracepoint-trash." in path and "/" in path) or path.endswith(".__lock") or ".partial-" in path
+
+
+def restored_after(crash: Crash, recorded: Run, root: Path) -> int | None:
+    """Restores what a crash left, checks it, and returns the step."""
+    where = f"a crash between {crash.first} and {crash.last} of the recording"
+    root.mkdir()
+    for path, data in crash.tree.items():
+        (root / path).mkdir() if data is None else (root / path).write_bytes(data)
+    visible = Layout(root).steps()
+    for step in visible:
+        assert verify(root / str(step)).ok, f"{where}: step {step} has its name and is not whole"
+    told = newest(recorded.committed, crash.last)
+    if told < 4:  # which is saved again
+        assert max(visible, default=0) >= told, f"{where}: step {told} was committed and has its name no more"
+    checkpointer = engine(root, attempt="job-3-d")
+    restored = checkpointer.restore(LIKE, timeout_s=30)
+    checkpointer.close(30)
+    least, most = newest(recorded.durable, crash.last), newest(recorded.begun, crash.first)
+    found = 0 if restored is None else restored.step
+    assert least <= found <= most, f"{where}: step {found} is restored, expected {least} to {most}"
+    if restored is not None:
+        assert_same(restored.state, {"w": jnp.arange(8.0) + found, "b": jnp.full(3, found, jnp.bfloat16), "n": found})
+    shutil.rmtree(root)
+    return found or None
+
+
+def newest(reached: Mapping[int, int], position: int) -> int:
+    """Returns the newest step that had reached a point by ``position``; 0 if none had."""
+    return max((step for step, at in reached.items() if at <= position), default=0)
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where thousands of syncs cost nothing; the usual one where there is none."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)

@@ -1,0 +1,51 @@
+"""The multihost utilities and the distributed state on real JAX processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.launcher import Processes, Result
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).with_name("multihost_process.py")
+
+
+def run(count: int, part: str, *arguments: str, devices: int = 2) -> list[Result]:
+    with Processes.start(SCRIPT, count, arguments=[part, *arguments], devices=devices) as processes:
+        return processes.wait(timeout_s=150)
+
+
+def succeeded(results: list[Result]) -> bool:
+    return all(r.code == 0 and "done" in r.output for r in results)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_processes_meet_in_the_foreground_and_background_all_or_some_and_learn_what_went_wrong(count: int) -> None:
+    results = run(count, "barriers", devices=1)
+    assert succeeded(results), results
+
+
+def test_a_pytree_comes_from_any_process_to_all_or_some_bit_for_bit() -> None:
+    results = run(3, "broadcast")
+    assert succeeded(results), results
+
+
+@pytest.mark.parametrize("recoverable", ["recoverable", "not"])
+def test_a_cluster_is_joined_from_the_pods_environment_once_and_left_by_all(recoverable: str) -> None:
+    results = run(2, "state", recoverable)
+    assert succeeded(results), results
+
+
+def test_a_process_that_ends_without_shutdown_leaves_as_well() -> None:
+    results = run(2, "at_exit")
+    assert succeeded(results), results
+
+
+def test_processes_that_are_numbered_in_three_ways_train_and_survive_a_preemption(tmp_path: Path) -> None:
+    results = run(3, "permuted", str(tmp_path))
+    assert [r.code for r in results] == [77] * 3, results
+    (saved,) = [p.name for p in tmp_path.iterdir() if p.name.isdecimal()]
+    assert int(saved) >= 1

@@ -1,0 +1,261 @@
+"""A gang in one thread: real ``Member`` objects on one store, whose every step is a move that a test may choose.
+
+Each process has a training thread, a reading thread and a timing thread. A move is as much as one of them does
+between two places where another thread may come in: the code's own ``yield`` marks them, and where it has none the
+model has a phase for each. Time is a number that moves by a move, too. What must never happen raises ``Violation``,
+in whatever move it shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from gracepoint.multihost.bell import Bell
+from gracepoint.multihost.entries import Gone, Notice, Retract
+from gracepoint.multihost.ledger import Event, Noticed, Opened
+from gracepoint.multihost.protocol import Member, Verdict
+from gracepoint.multihost.store import InMemoryStore
+
+Thread = Literal["train", "read", "time"]
+THREADS: tuple[Thread, ...] = ("train", "read", "time")
+#: What the save is predicted to take, differently in each process.
+NEEDED_S = (1.0, 2.0, 0.5, 4.0)
+
+
+class Violation(AssertionError):
+    """The protocol let something happen that must not."""
+
+
+@dataclasses.dataclass
+class Point:
+    """The agreed point of an epoch: who is there, and how it was decided for all."""
+
+    saved: dict[int, int] = dataclasses.field(default_factory=dict)  # process: ordinal
+    decided: bool | None = None
+
+
+class Process:
+    """One process and where its threads are.
+
+    Phases of training: "between" two sync points, "begun" one, "held" there, "saving" at the agreed one, "leaving" a
+    drill, "finishing" with the last one, "ending" there; or how it ended: "saved", "unsaved", "finished", "gone",
+    "dead".
+    """
+
+    def __init__(self, world: World, index: int, member: type[Member]) -> None:
+        self.index = index
+        self.phase = "between"
+        self.events: list[Event] = []
+        self.bell = Bell(world.store)
+        self.member = member(world.store, self.bell, index, world.count, self._told)
+        self._world = world
+        self._reading: Iterator[None] | None = None
+        self._steps: Iterator[None] | None = None  # of training, where it is in the middle of some
+        self._deadlines_s: dict[str, float] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self.phase not in ("finished", "dead")
+
+    @property
+    def training(self) -> bool:
+        return self.phase not in ("saved", "unsaved", "finished", "gone", "dead")
+
+    def _told(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Noticed):
+            self._deadlines_s[event.notice.origin] = self._world.now_s + event.notice.remaining_s
+
+    def time_left_s(self) -> float:
+        standing = self.member.ledger.standing
+        return min((self._deadlines_s.get(o, math.inf) for o in standing), default=math.inf) - self._world.now_s
+
+    def move(self, thread: Thread) -> bool:
+        """Lets a thread do its next step; False if it waits for something."""
+        if not self.alive:
+            return False
+        try:
+            return {"train": self._train, "read": self._read, "time": self._time}[thread]()
+        except RuntimeError as error:
+            raise Violation(f"process {self.index}: {error}") from error
+
+    def _read(self) -> bool:
+        if self._reading is None:
+            found = self.bell.try_next()
+            if found is None:
+                return False
+            self._reading = self.member.hear(*found)
+        if next(self._reading, self) is self:
+            self._reading = None
+        return True
+
+    def _time(self) -> bool:
+        before = self._world.writes()
+        left_s = self.time_left_s()
+        self.member.look(left_s - NEEDED_S[self.index % len(NEEDED_S)], left_s)
+        return self._world.writes() > before
+
+    def _train(self) -> bool:
+        if not self.training:
+            return False
+        if self._steps is not None:
+            if next(self._steps, self) is self:
+                self._steps = None
+                self.phase = "between" if self.phase == "leaving" else "ending"
+            return True
+        seat = self.member.seat
+        match self.phase:
+            case "between" if seat.ordinal < self._world.steps:
+                seat.begin()
+                self.phase = "begun"
+            case "between":
+                self._steps = self.member.finish()
+                self.phase = "finishing"
+            case "begun":
+                self.phase = "between" if seat.epoch is None else "held"
+            case "ending" if not self.member.ledger.finished:
+                return False
+            case "ending" if seat.epoch is None:
+                self.phase = "finished"
+            case "held" | "ending":
+                return self._held()
+            case "saving":
+                return self._save()
+        return True
+
+    def _held(self) -> bool:
+        if self.member.ledger.failed is not None:
+            self._leave_unsaved()
+            return True
+        match self.member.seat.verdict():
+            case Verdict.WAIT:
+                return False
+            case Verdict.GO_ON:
+                self.phase = "between" if self.phase == "held" else "finished"
+            case Verdict.OVER:
+                self.phase = "finished"
+            case Verdict.SAVE:
+                epoch = self.member.ledger.epoch
+                assert epoch is not None
+                self._world.points.setdefault(epoch.number, Point()).saved[self.index] = self.member.seat.ordinal
+                self.phase = "saving"
+        return True
+
+    def _save(self) -> bool:
+        """The barriers of the save: all pass or none, and nobody waits beyond the time."""
+        epoch = self.member.ledger.epoch
+        assert epoch is not None
+        point = self._world.points[epoch.number]
+        if point.decided is None:
+            if len(point.saved) == self._world.count:
+                point.decided = True
+            elif self.time_left_s() <= 0 or (self.member.ledger.gone is not None):
+                point.decided = False
+            else:
+                return False
+        if epoch.drill:
+            self.phase = "leaving"
+            self._steps = self.member.leave()
+        elif point.decided:
+            self.phase = "saved"
+        else:
+            self._leave_unsaved()
+        return True
+
+    def _leave_unsaved(self) -> None:
+        self.bell.ring(Gone(self.index, "not saved"), unless=lambda there: isinstance(there, Gone))
+        self.phase = "unsaved"
+
+
+class World:
+    """All of them.
+
+    Args:
+        count: Processes.
+        member: The protocol; a test may give one that is wrong in one thing.
+    """
+
+    def __init__(self, count: int, member: type[Member] = Member) -> None:
+        self.store = InMemoryStore()
+        self.count = count
+        self.steps: float = math.inf  # sync points of the training, the last one not counted
+        self.now_s = 0.0
+        self.points: dict[int, Point] = {}
+        self._writes = 0
+        self.processes = [Process(self, index, member) for index in range(count)]
+
+    def writes(self) -> int:
+        """How many entries the bell has."""
+        while self.store.try_get(f"bell/{self._writes}") is not None:
+            self._writes += 1
+        return self._writes
+
+    def tell(self, by: int, origin: str, remaining_s: float, *, drill: bool = False) -> None:
+        self.processes[by].bell.ring(Notice(by, origin, remaining_s, "", drill, once=True))
+
+    def take_back(self, by: int, origin: str) -> None:
+        self.processes[by].bell.ring(Retract(by, origin, "taken back"))
+
+    def break_off(self, index: int) -> None:
+        process = self.processes[index]
+        if process.training:
+            process.bell.ring(Gone(index, "an error of its own"), unless=lambda there: isinstance(there, Gone))
+            process.phase = "gone"
+
+    def end_training(self) -> None:
+        """There are a few more sync points, beyond where any process is."""
+        if self.steps == math.inf:
+            self.steps = max(p.member.seat.ordinal for p in self.processes) + 3
+
+    def die(self, index: int) -> None:
+        self.processes[index].phase = "dead"
+
+    def move(self, index: int, thread: Thread) -> bool:
+        moved = self.processes[index].move(thread)
+        self.check()
+        return moved
+
+    def check(self) -> None:
+        """What must hold at every moment."""
+        agreed: dict[int, set[int]] = {epoch: set(point.saved.values()) for epoch, point in self.points.items()}
+        for process in self.processes:
+            seat = process.member.seat
+            if seat.epoch is not None and seat.agreed is not None:
+                agreed.setdefault(seat.epoch, set()).add(seat.agreed)
+            if process.phase == "saving" and seat.agreed is not None and seat.ordinal != seat.agreed:
+                raise Violation(f"process {process.index} saves at {seat.ordinal}, agreed was {seat.agreed}")
+        for epoch, ordinals in agreed.items():
+            if len(ordinals) > 1:
+                raise Violation(f"epoch {epoch} has the agreed points {sorted(ordinals)}")
+        longest = max((p.events for p in self.processes), key=len)
+        for process in self.processes:
+            if process.events != longest[: len(process.events)]:
+                raise Violation(f"processes were told differently: {process.events} and {longest}")
+        for event in longest:
+            if isinstance(event, Opened) and not event.epoch.origins:
+                raise Violation("an epoch was opened though no notice stood")
+
+    def run_to_the_end(self) -> None:
+        """Lets everybody move in turn until all have ended; time passes when nobody can."""
+        for _ in range(10_000):
+            if not any(p.training for p in self.processes):
+                return self.check_end()
+            moved = [self.move(p.index, thread) for p in self.processes for thread in THREADS]
+            for process in self.processes:
+                while self.move(process.index, "read"):
+                    pass
+            if not any(moved):
+                self.now_s += 1.0
+        raise Violation(f"not all came to an end: {[(p.phase, p.member.seat.ordinal) for p in self.processes]}")
+
+    def check_end(self) -> None:
+        """What must hold when all have ended."""
+        phases = {p.phase for p in self.processes} - {"dead", "gone"}
+        if "saved" in phases and phases != {"saved"}:
+            raise Violation(f"some saved and some did not: {[p.phase for p in self.processes]}")
+        for epoch, point in self.points.items():
+            if point.decided and len(point.saved) != self.count:
+                raise Violation(f"epoch {epoch} was saved by {sorted(point.saved)} of {self.count} alone")

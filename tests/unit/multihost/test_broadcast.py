@@ -1,0 +1,60 @@
+"""What a broadcast takes and refuses, in a single process; several are in tests/multiprocess/test_multihost.py."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gracepoint.errors import AgreementError
+from gracepoint.multihost import broadcast_one_to_all
+from gracepoint.multihost.broadcast import _difference, _overlaps
+
+
+def test_a_single_process_gets_its_own_values_as_numpy_arrays() -> None:
+    key = jax.random.key(3)
+    tree = {"w": jnp.arange(6.0).reshape(2, 3), "n": 7, "nested": [np.float16(1.5), None], "key": key}
+    found = broadcast_one_to_all(tree)
+    assert isinstance(found["w"], np.ndarray)
+    np.testing.assert_array_equal(found["w"], tree["w"])
+    assert (found["n"], found["nested"]) == (7, [1.5, None])
+    assert found["key"].dtype == key.dtype
+    assert jax.random.key_data(found["key"]).tolist() == jax.random.key_data(key).tolist()
+
+
+def test_a_single_process_is_the_source_or_nobody_is() -> None:
+    assert broadcast_one_to_all(1, is_source=True) == 1
+    with pytest.raises(AgreementError, match="the only process, and it is not the source"):
+        broadcast_one_to_all(1, is_source=False)
+
+
+@pytest.mark.parametrize("leaf", [object(), "text", b"bytes"], ids=["object", "text", "bytes"])
+def test_a_leaf_that_is_no_array_is_refused_by_its_path(leaf: object) -> None:
+    with pytest.raises(TypeError, match=r"\['a'\]\[0\]: expected an array or a number"):
+        broadcast_one_to_all({"a": [leaf]})
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 3, 4, 7, 100])
+def test_pieces_of_any_size_make_up_the_whole(piece_bytes: int) -> None:
+    sizes = [5, 1, 0, 9, 2]
+    source = [np.arange(n, dtype=np.uint8) + 10 * n for n in sizes]
+    target = [np.zeros(n, np.uint8) for n in sizes]
+    for start in range(0, sum(sizes), piece_bytes):
+        piece = np.zeros(piece_bytes, np.uint8)
+        for stretch, part in _overlaps(source, piece, start):
+            part[:] = stretch
+        for stretch, part in _overlaps(target, piece, start):
+            stretch[:] = part
+    for one, other in zip(source, target, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_difference_names_the_first_leaf_where_trees_part() -> None:
+    assert _difference(["a: int32[]", "b: int32[2]"], ["a: int32[]", "b: int32[3]"]) == (
+        "; in this one, expected b: int32[2], found b: int32[3]"
+    )
+    assert _difference(["a: int32[]"], ["a: int32[]", "b: int32[3]"]).endswith(
+        "expected no such leaf, found b: int32[3]"
+    )
+    assert _difference(["a: int32[]"], ["a: int32[]"]) == ""
