@@ -56,6 +56,7 @@ def main() -> None:
             losses.add(step, loss, loader.digest)
             session.step(step, state)
             time.sleep(max(0.0, due_s - time.monotonic()))
+        jax.block_until_ready(state)  # so that every loss is there to be recorded, however long it takes
     finally:  # also when session.step raises Preempted, which ends the script with the policy's exit code
         losses.close()
         loader.close()

@@ -90,7 +90,7 @@ def check_some_of_the_processes(folder: Path) -> None:
     """One process alone saves what it holds a replica of, and refuses what another holds a part of."""
     state = make_state()
     if jax.process_index() == 1:
-        with AsyncCheckpointer(active_processes=[1]) as checkpointer:
+        with AsyncCheckpointer(active_processes=[1], primary_host=1) as checkpointer:
             checkpointer.save(folder, {"replicated": state["replicated"]})
             checkpointer.wait_until_finished()
             with pytest.raises(CheckpointError, match=r"leaf 'sharded': no process of those that save, 1, holds"):

@@ -53,7 +53,7 @@ def test_those_that_take_no_part_are_told_and_what_they_alone_hold_is_refused(do
     refused = [" ".join(found) for found in said(done[1], "refused:")]
     assert "active_processes: expected some of the process indices 0 to 2 with 1" in refused[1]
     for taking_part in (refused[0], refused[2]):
-        assert "leaf 'split' has a shard on process 1, but only processes 0, 2 save it" in taking_part
+        assert "leaf 'split': no process of those that save, 0, 2, holds its shard at" in taking_part
     assert not (done[0] / "too-much").exists()
 
 
