@@ -147,9 +147,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
 
 def _expected_files(first: DoneRecord) -> list[str]:
     assert first.arrays is not None
-    chunks = [
-        layout.in_item(first.item, spec.chunk_file(index)) for spec in first.arrays for index in plan.grid(spec)
-    ]
+    chunks = [layout.in_item(first.item, spec.chunk_file(index)) for spec in first.arrays for index in plan.grid(spec)]
     with_host_state = range(first.process_count) if first.item else ()
     return chunks + [layout.host_state_file(process) for process in with_host_state]
 
