@@ -93,7 +93,8 @@ class Pod:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Replica]) -> Iterator[Service]:
+    """Ends before the replicas (``start``) do, so that they see every connection end, half-made ones too."""
     monkeypatch.setattr(Backoff, "next_s", lambda self: 0.02)
     monkeypatch.setattr(subscription, "_JOIN_S", WAIT_S)
     service = Service()
