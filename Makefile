@@ -9,7 +9,8 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests of Gracepoint on a cluster share one, one at a
 # time; those of the cluster itself run beside them, on their own.
-FAST    := -n 2 --dist worksteal -m 'not cluster'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
@@ -47,10 +48,10 @@ check: lint types imports ## Lint, types and the import rules.
 
 test: check ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's.
 	@$(MAKE) --no-print-directory parts || { [ "$$CI" != true ] && echo "What needs the cluster is skipped below, with the reason."; }
-	$(PYTEST) $(FAST)
+	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(CLUSTER)
 
-test-fast: check ## All but the cluster: under two minutes on two cores.
+test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: under two minutes.
 	$(PYTEST) $(FAST)
 
 test-cluster: parts ## The cluster tests alone.

@@ -17,7 +17,7 @@ from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, ParamInfo, Sa
 from tests.unit.checkpoint.support import assert_same, engine, in_gang, rich_state, save, sharding
 from tests.unit.checkpoint.test_formats import each_format
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 
 @each_format

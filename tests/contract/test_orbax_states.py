@@ -28,7 +28,7 @@ from gracepoint.errors import CheckpointCorrupt
 from tests.contract.states import STATES, names, spread
 from tests.unit.checkpoint.support import assert_same, bits, engine, save, sharding
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 LONG = os.environ.get("GRACEPOINT_LONG") == "1"
 LEAVES = 10_000 if LONG else 500  # Orbax takes about a minute for so many

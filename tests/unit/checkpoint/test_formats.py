@@ -210,6 +210,7 @@ def test_how_fast_a_process_wrote_is_told_to_the_log_and_to_jax(
     assert "wrote 1048576 bytes in" in caplog.text
 
 
+@pytest.mark.long
 def test_ten_thousand_leaves_come_back_from_a_handful_of_files(tmp_path: Path) -> None:
     state = {f"l{i}": np.asarray(i) for i in range(10_000)}
     save(engine(tmp_path), 1, state)

@@ -118,6 +118,7 @@ def test_leaves_that_are_copied_later_need_no_memory_for_a_snapshot(tmp_path: Pa
     engine(tmp_path, host_memory_limit_bytes=1, options=options).prepare({"w": jnp.zeros(100)})
 
 
+@pytest.mark.long
 def test_a_hundred_saves_take_no_more_memory_than_twenty(tmp_path: Path) -> None:
     state = {"w": jnp.zeros(MIB, jnp.float32), "b": jnp.zeros(10)}  # 4 MiB
     files = engine(tmp_path / "files", keep_last=1)

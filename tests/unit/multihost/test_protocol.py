@@ -99,6 +99,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_no_schedule_breaks_the_agreement() -> None:
     ends: collections.Counter[str] = collections.Counter()
 
