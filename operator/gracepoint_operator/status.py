@@ -169,17 +169,19 @@ def acknowledged(
     Args:
         status: As the API has it.
         replica: This replica's name.
-        laggards: The pods that it told and has not heard of. Listed only where no other replica told anyone, as
-            their receipts may have gone there.
+        laggards: The pods that it told and has not heard of. Listed only where no other replica had a part in it, as
+            a receipt goes to any of them.
         observed_at: When the signal was first observed.
     """
     entries = status.replicas or []
-    others_told = any(entry.told for entry in entries if entry.name != replica)
-    own_told = any(entry.told for entry in entries if entry.name == replica)
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
     received = sum(entry.acknowledged for entry in entries)
-    known = before.laggards if not own_told else [] if others_told else laggards
-    after = Acknowledgements(expected=max(before.expected, received), received=received, laggards=sorted(known)[:50])
+    expected = max(before.expected, received)
+    if received >= expected or len(entries) > 1:
+        laggards = []
+    elif all(entry.name != replica for entry in entries):
+        laggards = before.laggards  # another one's to say
+    after = Acknowledgements(expected=expected, received=received, laggards=sorted(laggards)[:50])
     status = status.model_copy(update={"acknowledgements": after})
     told = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
     if told and sum(entry.told for entry in entries) >= after.expected:

@@ -79,7 +79,8 @@ class Acknowledgements(Model):
     """Pods of the gang at the signal."""
     received: Count
     laggards: list[ObjectName] = Field(default=[], max_length=50)
-    """At most 50 of the pods that have not acknowledged, sorted."""
+    """At most 50 of the pods that have not acknowledged, sorted. Empty also where several replicas had a part in it, as
+    none of them knows whose receipt is missing."""
 
 
 class StageTiming(Model):

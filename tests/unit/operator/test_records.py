@@ -98,6 +98,29 @@ async def test_a_receipt_that_comes_to_the_other_replica_after_the_end_is_counte
         assert api.received == sorted(api.received)
 
 
+async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        gang = [first.subscribe(index, f"s-{index}") for index in (0, 1)]
+        first.taint()
+        await first.phase("Noticed")
+        watch(second)
+        await until(lambda: second.core.world.epochs, "the watch")
+        for subscriber in gang:
+            await frames(subscriber)
+        await until(lambda: len(api.status["acknowledgements"]["laggards"]) == 2, "the laggards")
+        await seen_and_at_rest(first, second)
+        before = len(api.received)
+        await seen_and_at_rest(first, second)
+        assert len(api.received) == before  # a replica that had no part in it leaves them to the one that had
+        await acknowledge(second, 0)
+        await until(lambda: api.status["acknowledgements"]["received"] == 1, "one receipt")
+        assert api.status["acknowledgements"]["laggards"] == []  # none of the two knows whose is missing
+        await acknowledge(second, 1)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        await seen_and_at_rest(first, second)
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+
+
 async def test_the_sum_of_the_receipts_never_dips_while_a_replica_is_about_to_write_its_own(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
