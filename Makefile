@@ -70,8 +70,9 @@ format: $(STAMP) ## Formats the code.
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md.
+generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
+	$(PY) -m gracepoint_operator.signals --write docs/signals.md
 
 clean: ## Removes the environment, the cache and all build output.
 	rm -rf $(VENV) .cache build *.egg-info sidecar/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -77,7 +77,7 @@ class Measured:
 
 def main(root: Path, state_bytes: int, repeats: int, leaves: int, leaves_repeats: int) -> None:
     here().initialize_jax()
-    together = _Together(Joining().join(timeout_s=_TIMEOUT_S))
+    together = Together(Joining().join(timeout_s=_TIMEOUT_S))
     large = _Bench(root / "large", large_state(state_bytes), together).measure(repeats)
     small = _Bench(root / "small", small_state(leaves), together).measure(leaves_repeats)
     print(MEASURED + json.dumps([dataclasses.asdict(large), dataclasses.asdict(small)]), flush=True)
@@ -130,7 +130,7 @@ def _placer() -> Place:
     return place
 
 
-class _Together:
+class Together:
     """The processes of the benchmark."""
 
     def __init__(self, joined: Joined) -> None:
@@ -142,6 +142,7 @@ class _Together:
         return self._gang.process_index == 0
 
     def meet(self) -> None:
+        """Waits for all."""
         self._meetings += 1
         self._gang.barrier(f"benchmark/{self._meetings}", timeout_s=_TIMEOUT_S)
 
@@ -163,7 +164,7 @@ class _Together:
 class _Bench:
     """All measurements with one state."""
 
-    def __init__(self, root: Path, state: Any, together: _Together) -> None:
+    def __init__(self, root: Path, state: Any, together: Together) -> None:
         joined = Joining().join(timeout_s=_TIMEOUT_S)  # anew, as an attempt has one Checkpointer
         self._state = state
         self._together = together
@@ -180,9 +181,9 @@ class _Bench:
         measured = self._measured
         reserved_bytes = {}
         for name, engine in self._engines.items():
-            before_bytes = _resident_bytes()
+            before_bytes = resident_bytes()
             measured.prepare_s[name] = self._together.timed(functools.partial(engine.prepare, self._state))
-            reserved_bytes[name] = _resident_bytes() - before_bytes
+            reserved_bytes[name] = resident_bytes() - before_bytes
             measured.blocked_s[name], measured.committed_s[name], measured.restore_s[name] = [], [], []
         for step in range(1, repeats + 1):
             measured.memcpy_s.append(self._together.timed(self._memcpy.of(self._state)))
@@ -204,8 +205,8 @@ class _Bench:
         self._state = jax.block_until_ready(
             jax.tree.map(lambda leaf: self._negate(leaf) if isinstance(leaf, jax.Array) else leaf, self._state)
         )
-        before_bytes = _resident_bytes()
-        _forget_peak()
+        before_bytes = resident_bytes()
+        forget_peak()
 
         def save() -> None:
             began_s = time.perf_counter()
@@ -214,7 +215,7 @@ class _Bench:
             engine.wait()
 
         self._measured.committed_s[name].append(self._together.timed(save))
-        return max(0, _resident_bytes(peak=True) - before_bytes)
+        return max(0, resident_bytes(peak=True) - before_bytes)
 
     def _restore(self, step: int) -> None:
         ours = self._engines[engines.GRACEPOINT].folder(step)
@@ -314,7 +315,8 @@ def _read(files: Sequence[Path]) -> None:
         list(readers.map(read, files))
 
 
-def _resident_bytes(*, peak: bool = False) -> int:
+def resident_bytes(*, peak: bool = False) -> int:
+    """Returns this process's memory, now or at most since ``forget_peak``."""
     wanted = "VmHWM:" if peak else "VmRSS:"
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(wanted):
@@ -322,7 +324,8 @@ def _resident_bytes(*, peak: bool = False) -> int:
     raise RuntimeError(f"/proc/self/status has no {wanted}")
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
+    """Has the kernel begin anew with what it knows of the most memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -49,7 +49,8 @@ class Snapshot:
         every = list(items)
         jobsets = [i for i in every if i["kind"] == "JobSet" and i["metadata"]["name"] == name]
         pods = [_pod(i) for i in every if i["kind"] == "Pod" and _labels(i).get(names.JOBSET_LABEL_NAME) == name]
-        preemptions = [i for i in every if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == name]
+        asked = [i for i in every if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == name]
+        preemptions = [i for i in asked if "epoch" in i["spec"]]  # the others are requests
         return Snapshot(
             jobset=jobsets[0] if jobsets else None,
             pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.process))),

@@ -20,6 +20,8 @@ from gracepoint_operator.kube import Kube, KubeError
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
+from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
+from gracepoint_operator.throttle import DEFAULT_LIKELY_GANGS_PER_MINUTE
 
 log = logging.getLogger("gracepoint_operator")
 
@@ -28,14 +30,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
     configure(given.log_format)
+    metrics = Metrics()
     try:
-        api = Kube.connect(given.kubeconfig, given.context)
+        own_rows = () if given.signals is None else read_own_rows(given.signals)
+        api = Kube.connect(given.kubeconfig, given.context, metrics.count_api_request)
         certificates = Certificates(given.tls_directory)
-    except (KubeError, OSError) as error:
+    except (KubeError, OSError, OwnRowsError) as error:
         log.error("cannot start", extra=about(error=str(error)))
         return 1
-    metrics = Metrics()
-    core = Core(api, metrics, time.time, given.replica)
+    core = Core(
+        api,
+        metrics,
+        time.time,
+        given.replica,
+        rows=(*own_rows, *BUILT_IN),
+        likely_gangs_per_minute=given.likely_gangs_per_minute,
+    )
     server = Server(
         core,
         api,
@@ -54,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         server.start(on_failure)
-        log.info("started", extra=about(replica=given.replica, namespace=given.namespace))
+        log.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
         handlers.run(core, api, stop, replica=given.replica)
     except RuntimeError as error:
         log.error("ended by a failure", extra=about(error=str(error)))
@@ -73,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--https-port", type=int, default=8443, help="channel and webhooks")
     parser.add_argument("--health-port", type=int, default=8080, help="/healthz, /readyz, /metrics")
     parser.add_argument("--replica", default=platform.node(), help="this replica's name: its pod's")
+    parser.add_argument("--signals", type=Path, help="a JSON file with rows of your own for the disruption catalogue")
+    parser.add_argument(
+        "--likely-gangs-per-minute",
+        type=int,
+        default=DEFAULT_LIKELY_GANGS_PER_MINUTE,
+        help="how many gangs are told at most of signals that are likely, but not sure",
+    )
     parser.add_argument("--namespace", default="", help="the operator's own namespace, for its log")
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
     parser.add_argument("--kubeconfig", help="a kubeconfig file; without it, the pod's service account")

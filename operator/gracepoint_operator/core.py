@@ -9,7 +9,8 @@ loop:
   events that waited, as a thousand pods that start at once are a thousand events of one JobSet;
 * ``_sweep``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
   and then; it also runs every JobSet through ``decide``;
-* ``_tick``: once a second, for what only time brings about: epochs under way that expire;
+* ``_tick``: once a second, for what only time brings about: epochs under way that expire, those that were held back,
+  requests for JobSets that do not come;
 * ``_check``: one task for each JobSet whose deleted pod is suspect; ends with its answer.
 
 ``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
@@ -19,15 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tenacity
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator import kinds, kube
+from gracepoint_operator import answers, kinds, kube, throttle
+from gracepoint_operator.answers import Answer
 from gracepoint_operator.channel import Channel
-from gracepoint_operator.decide import Check, decide
+from gracepoint_operator.decide import Check, Start, decide
 from gracepoint_operator.deliver import Deliverer
+from gracepoint_operator.eviction_hold import EvictionHold
+from gracepoint_operator.hints import Hinter
 from gracepoint_operator.identity import Gate
 from gracepoint_operator.intake import Intake
 from gracepoint_operator.kube import JsonObject, Kube
@@ -37,6 +41,8 @@ from gracepoint_operator.policy_record import PolicyRecorder
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.record import Recorder
 from gracepoint_operator.refresh import look_afresh, put, sweep
+from gracepoint_operator.request_record import RequestRecorder
+from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.subscribers import Subscribers
 from gracepoint_operator.versions import version_of
 from gracepoint_operator.world import World
@@ -49,6 +55,8 @@ _SWEEP_AGAIN_S = 2.0
 _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
+#: For so long a JobSet may be on its way that somebody asked something for: both may be of one file.
+_JOBSET_COMES_S = 5.0
 
 
 class Core:
@@ -60,6 +68,8 @@ class Core:
         clock: Seconds since the epoch.
         replica: This replica's name.
         write_interval_s: Pause between two writes of one object to the API.
+        rows: The disruption catalogue, in the order in which its rows are tried.
+        likely_gangs_per_minute: How many are told at most of signals that are not sure; see ``throttle``.
     """
 
     def __init__(
@@ -69,9 +79,12 @@ class Core:
         clock: Callable[[], float],
         replica: str,
         write_interval_s: float = 1.0,
+        rows: Sequence[Row] = BUILT_IN,
+        likely_gangs_per_minute: int = throttle.DEFAULT_LIKELY_GANGS_PER_MINUTE,
     ) -> None:
         self._api = api
-        self.world = World(clock)
+        self._likely_gangs_per_minute = likely_gangs_per_minute
+        self.world = World(clock, rows)
         self.subscribers = Subscribers()
         self._clock = clock
         self._receipts = Receipts()
@@ -83,9 +96,13 @@ class Core:
         self.intake = Intake(
             api, self.world, self.deliverer, self._receipts, self._recorder, self._policies, metrics, clock
         )
+        self.evictions = EvictionHold(api, self.world, self._take, self._react, lambda: self.ready, metrics, clock)
+        self._hinter = Hinter(self.subscribers)
         gate = Gate(api, self.world, clock)
         self.channel = Channel(gate, self.subscribers, self.deliverer, self.intake, metrics, replica)
+        self._requests = RequestRecorder(api, metrics, write_interval_s)
         self._checks: dict[str, asyncio.Task[None]] = {}
+        self._held_back: set[str] = set()  # JobSets with an epoch that has to wait; decided about again each second
         self._affected: set[str] = set()  # JobSets to be decided about in the loop's next round
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -117,8 +134,9 @@ class Core:
         finally:
             for task in list(self._checks.values()):
                 task.cancel()
-            await self._recorder.close(_LAST_WRITES_S)
-            await self._policies.close(_LAST_WRITES_S)
+            await asyncio.gather(
+                *(scribe.close(_LAST_WRITES_S) for scribe in (self._recorder, self._policies, self._requests))
+            )
 
     def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
         if event == "DELETED":
@@ -145,6 +163,7 @@ class Core:
         self._policies.forget(uid)  # if it is a JobSet
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._receipts.forget(place[1:])
+            self._requests.forget(place[1:])
         return self.world.drop(uid, version)
 
     def _follow(self, body: JsonObject) -> None:
@@ -169,12 +188,30 @@ class Core:
                 log.exception("a JobSet could not be decided about", extra=about(jobset_uid=uid))
 
     def _decide(self, uid: str) -> None:
-        for decision in decide(self.world.gang(uid), self._clock()):
-            if not isinstance(decision, Check):
-                self.deliverer.carry_out(decision)
-            elif uid not in self._checks:
-                task = asyncio.create_task(self._check(decision), name=f"check {uid}")
-                self._checks[uid] = task
+        now, waits = self._clock(), False
+        gang = self.world.gang(uid)
+        self._hinter.tell(gang)
+        for decision in decide(gang, now):
+            match decision:
+                case Check():
+                    if uid not in self._checks:
+                        self._checks[uid] = asyncio.create_task(self._check(decision), name=f"check {uid}")
+                case Answer():
+                    self._requests.answer(decision)
+                case Start() if self._is_held_back(decision, now):
+                    waits = True
+                case _:
+                    self.deliverer.carry_out(decision)
+        if not waits:
+            self._held_back.discard(uid)
+        elif uid not in self._held_back:
+            self._held_back.add(uid)
+            log.warning(
+                "a gang is not told yet, as many were of signals that are not sure", extra=about(jobset_uid=uid)
+            )
+
+    def _is_held_back(self, start: Start, now: float) -> bool:
+        return throttle.holds_back(start.spec, self.world.epochs.values(), now, self._likely_gangs_per_minute)
 
     async def _check(self, decision: Check) -> None:
         """Asks the API whether a deletion is ordinary life. If it does not answer in time, the pod is believed."""
@@ -217,4 +254,10 @@ class Core:
         while True:
             await asyncio.sleep(TICK_S)
             if self.ready:
-                self._react(self.world.disrupted_jobset_uids())
+                self._react(self.world.disrupted_jobset_uids() | self._held_back)
+                self._answer_homeless()
+
+    def _answer_homeless(self) -> None:
+        for request in self.world.homeless_requests():
+            if self._clock() - request.created_at > _JOBSET_COMES_S:
+                self._requests.answer(answers.without_jobset(request))

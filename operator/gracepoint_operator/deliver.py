@@ -15,17 +15,21 @@ from collections.abc import Callable
 
 from gracepoint.wire.messages import Frame, Mode, Notice, Phase, Retraction
 from gracepoint_operator import signals, status
-from gracepoint_operator.decide import DEADLINE_TOLERANCE_S, Decision, End, Move, Reached, Start
+from gracepoint_operator.decide import End, Move, Reached, Start
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.objects import format_time
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.record import Recorder
+from gracepoint_operator.specs import DEADLINE_TOLERANCE_S
 from gracepoint_operator.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.world import World
 
 log = logging.getLogger(__name__)
+
+#: A process that was cut off hears on its return of so many retractions at most: more than it can have missed.
+_RETRACTIONS = 8
 
 
 class Deliverer:
@@ -60,12 +64,18 @@ class Deliverer:
         self._clock = clock
         self.ready = False
 
-    def carry_out(self, decision: Decision) -> None:
-        """Does one decision, but for ``Check``, which needs waiting."""
+    def carry_out(self, decision: Start | Move | End | Reached) -> None:
+        """Does one decision about an epoch."""
         now = self._clock()
         match decision:
             case Start():
-                begun = Epoch(decision.namespace, decision.name, None, decision.spec, status.noticed(decision.expected))
+                begun = Epoch(
+                    decision.namespace,
+                    decision.name,
+                    None,
+                    decision.spec,
+                    status.noticed(decision.expected, decision.spec),
+                )
                 self.changed(begun)
                 log.info("signal", extra=about(preemption=begun.name, signal=begun.spec.signal))
             case Move():
@@ -82,8 +92,14 @@ class Deliverer:
             self._tell_one(subscriber, epoch)
 
     def catch_up(self, subscriber: Subscriber) -> None:
-        """Tells a new subscriber of what is under way."""
-        for epoch in self._world.epochs_of(subscriber.hello.jobset_uid, subscriber.hello.namespace):
+        """Tells a new subscriber of what is under way, and of what was taken back.
+
+        The process may have been told by its connection before, or by the twin, and have missed the rest.
+        """
+        epochs = self._world.epochs_of(subscriber.hello.jobset_uid, subscriber.hello.namespace)
+        retracted = [epoch.name for epoch in epochs if epoch.phase is Phase.RETRACTED]
+        subscriber.retracted.update(retracted[:-_RETRACTIONS])
+        for epoch in epochs:
             self._tell_one(subscriber, epoch)
 
     def changed(self, epoch: Epoch) -> None:
@@ -95,20 +111,20 @@ class Deliverer:
         self._recorder.touch(epoch, urgent=known is None or ended)
 
     def _tell_one(self, subscriber: Subscriber, epoch: Epoch) -> None:
-        if epoch.spec.mode is not Mode.ENFORCE or epoch.spec.signal in signals.KNOWN_TO_GANG:
+        if epoch.spec.mode is Mode.OBSERVE or epoch.spec.signal in signals.KNOWN_TO_GANG:
             return
         pod = self._world.pods.get(subscriber.hello.pod_uid)
         if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
             return
         told = subscriber.told.get(epoch.name)
-        if epoch.phase is Phase.RETRACTED and told is not None and epoch.name not in subscriber.retracted:
+        if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:
             subscriber.retracted.add(epoch.name)
             make = functools.partial(_retraction, subscriber, epoch)
             subscriber.send(Outgoing(make, lambda: None))
         if epoch.phase.ended:
             return
         deadline_at = epoch.spec.deadline.timestamp()
-        if told is None or deadline_at < told - DEADLINE_TOLERANCE_S:
+        if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
             subscriber.told[epoch.name] = deadline_at
             subscriber.send(
                 Outgoing(
@@ -144,7 +160,7 @@ def _notice(subscriber: Subscriber, epoch: Epoch, now: float) -> Frame:
         nodes=list(spec.nodes),
         remaining_s=round(deadline_at - now, 4),
         deadline=format_time(deadline_at),
-        mode=spec.mode,
+        mode=spec.mode if spec.exits else Mode.DRILL,  # which to the library means: save, and train on
     )
 
 

@@ -7,18 +7,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from gracepoint.wire.messages import Phase
+from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.objects import Pod, parse_time
 from gracepoint_operator.resources import Acknowledgements, Preemption, PreemptionSpec, PreemptionStatus
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
 
-#: Ends after which every process of the gang leaves.
-LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
+#: Ends after which every process of a gang leaves that was told to.
+_LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
 #: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
-MOVABLE = ("signal", "confidence", "cancelable", "nodes", "pods", "deadline")
+MOVABLE = (
+    *("signal", "confidence", "cancelable", "nodes", "pods"),
+    *("deadline", "eviction_attempted_at", "requests", "moves"),
+)
+#: What an eviction that joins changes even where the deadline stays.
+_EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
 
 _T = TypeVar("_T")
 _NAME_LIMIT = 40  # of the JobSet's part, so that the whole fits into a label
@@ -67,6 +72,22 @@ class Epoch:
                 return condition.last_transition_time.timestamp()
         return self.spec.deadline.timestamp()
 
+    @property
+    def is_rehearsal(self) -> bool:
+        """True for a drill that somebody asked for, where disruptions are none."""
+        return self.spec.mode is Mode.DRILL and self.spec.policy.spec.mode is not Mode.DRILL
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """True if the gang is told to leave when it has saved."""
+        return self.spec.mode is Mode.ENFORCE and self.spec.exits
+
+    @property
+    def leaves(self) -> bool:
+        """True if every process of the gang leaves, or has left. Who is only observed leaves by a SIGTERM."""
+        trains_on = self.spec.mode is Mode.DRILL or not self.spec.exits
+        return self.phase in _LEAVING and not trains_on
+
     def includes(self, pod: Pod) -> bool:
         """True if the pod was there when the epoch began; a later one is of the life after it.
 
@@ -78,13 +99,19 @@ class Epoch:
     def joined(self, other: Epoch) -> Epoch:
         """What this replica knows and what the API has, as one; ``other`` is the API's.
 
-        The deadline is the earlier one, the phase the one further on; see ``joined_status``.
+        Of two versions of the spec the one that was moved more often counts, then the one with the earlier deadline;
+        the first attempt to evict is the earlier one, the phase the one further on; see ``joined_status``.
         """
         spec = other.spec
-        if self.spec.deadline < spec.deadline:
+        attempted = [at for at in (self.spec.eviction_attempted_at, spec.eviction_attempted_at) if at is not None]
+        if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in _EVICTED})
+        if (-self.spec.moves, self.spec.deadline) < (-spec.moves, spec.deadline):
             # Only what joining signals may change: two replicas saw the first one at slightly different times,
             # and the API server refuses any other observedAt than the one that stands there.
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
+        if attempted:
+            spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
         return dataclasses.replace(other, spec=spec, status=status)
 
@@ -97,7 +124,7 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
 
     The phase moves forward only, and an end is never replaced by another end, but for one: Expired says that
-    nobody has said how it ended, so a Committed that comes later corrects it. Figures come from whoever is
+    nobody has said how it ended, so a Committed or Promoted that comes later corrects it. Figures come from whoever is
     further on; a stage keeps the entry of ``theirs``, which was there first (of two first acknowledgements,
     the earlier one is the first); receipts never become fewer.
     """
@@ -118,7 +145,7 @@ def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
     if ours.phase is None or theirs.phase is None:
         return theirs.phase is None
     if theirs.phase.ended:
-        return (ours.phase, theirs.phase) == (Phase.COMMITTED, Phase.EXPIRED)
+        return theirs.phase is Phase.EXPIRED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
     return ours.phase.rank > theirs.phase.rank
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.objects import Job, JobSet, Node, Pod
+from gracepoint_operator.requests import Request
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.signals import Mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Gang:
         pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
         nodes: The nodes of those pods, by name.
         epochs: Its Preemptions, oldest first.
-        since: When each mark on those nodes and pods was first seen.
+        requests: What somebody asked for it, oldest first.
+        marks: What may be a signal, by the UID of the pod that it concerns: on the pod, its node, Job, JobSet, ...
+        since: When each mark was first seen.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
     """
@@ -32,6 +36,8 @@ class Gang:
     nodes: Mapping[str, Node]
     policy: CheckpointPolicy | None
     epochs: tuple[Epoch, ...]
+    requests: tuple[Request, ...]
+    marks: Mapping[str, Sequence[Mark]]
     since: Mapping[str, float]
     bound_at: Mapping[str, float]
     checked: frozenset[str]
@@ -40,14 +46,16 @@ class Gang:
     def members(self) -> tuple[Pod, ...]:
         """The pods of the current attempt, ended ones too; none where the JobSet is not to go on."""
         jobset = self.jobset
-        if jobset is None or jobset.deleted or jobset.finished or jobset.suspended:
+        if jobset is None or jobset.deleted or jobset.finished:
             return ()
         return tuple(pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts)
 
     def job_goes_on(self, pod: Pod) -> bool:
-        """True if the Job of this pod is there and is to go on."""
+        """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down."""
         job = self.jobs.get(pod.job_name)
-        return job is not None and not (job.deleted or job.finished or job.suspended)
+        if job is None or job.deleted or job.finished:
+            return False
+        return job.completions is None or pod.completion_index < job.completions
 
     def is_ordinary_life(self, pod: Pod) -> bool:
         """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""

@@ -25,6 +25,8 @@ _KINDS: dict[tuple[str, str, str], kinds.Kind] = {
     ("", "v1", "pods"): kinds.PODS,
     ("batch", "v1", "jobs"): kinds.JOBS,
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"): kinds.JOBSETS,
+    ("karpenter.sh", "v1", "nodeclaims"): kinds.NODE_CLAIMS,
+    ("kueue.x-k8s.io", "v1beta1", "workloads"): kinds.WORKLOADS,
     (GROUP, API_VERSION, "checkpointpolicies"): kinds.POLICIES,
     (GROUP, API_VERSION, "preemptions"): kinds.PREEMPTIONS,
 }

@@ -2,7 +2,7 @@
 
 The token says the pod's UID; the API server says whether the token is good, and for our audience. A review
 is remembered for some seconds, so that a gang's reports do not each cost one; that the pod is there and alive
-is asked of our own view every time, and first.
+is asked of our own view every time, and first. The receipts of those whose stream is open cost none (``channel``).
 
 So whoever wants to cost the API server something must name a living pod of a JobSet, and gets one review at a
 time for it; all together get ``_REVIEWS_AT_ONCE``, which leaves threads of ``Kube`` to everything else. Bad
@@ -94,7 +94,7 @@ class Gate:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise RequestRefused(401, Reason.NO_TOKEN, "expected the header Authorization: Bearer <token>")
-        self._living(pod_uid)
+        self.living(pod_uid)
         identity = await self._review(token.strip(), pod_uid)
         if identity.pod_uid != pod_uid:
             raise RequestRefused(
@@ -102,12 +102,17 @@ class Gate:
                 Reason.OTHER_POD,
                 f"pod_uid: found {pod_uid!r}, expected {identity.pod_uid!r}, to which the token is bound",
             )
-        pod = self._living(pod_uid)
+        pod = self.living(pod_uid)
         if pod.namespace != identity.namespace:
             raise _unknown_pod(pod_uid, f"one in {identity.namespace!r}, as the token says")
         return pod
 
-    def _living(self, pod_uid: str) -> Pod:
+    def living(self, pod_uid: str) -> Pod:
+        """The pod, if it is there and alive; shows nothing of who asks.
+
+        Raises:
+            RequestRefused: It is not.
+        """
         pod = self._world.pods.get(pod_uid)
         if pod is None or pod.finished:
             raise _unknown_pod(pod_uid, "a running pod of a JobSet")

@@ -1,8 +1,8 @@
 """Takes the gangs' messages in: receipts, reports, forecasts, word of having come back.
 
 Everything here runs on the core's event loop, each message in the task of its request, and waits for the API only
-where a message cannot be placed by what is known. What follows from a message is handed to the deliverer and the
-recorders, neither of which is waited for.
+where a message cannot be placed by what is known, and shortly for a gang's last word to be written. What else follows
+from a message is handed to the deliverer and the recorders, neither of which is waited for.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 import tenacity
 
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
-from gracepoint_operator import kinds, kube, signals, status
-from gracepoint_operator.decide import epoch_spec
+from gracepoint_operator import kinds, kube, signals, specs, status
+from gracepoint_operator.counting import Timed
 from gracepoint_operator.deliver import Deliverer
 from gracepoint_operator.epochs import Epoch, epoch_name
 from gracepoint_operator.gang import Gang
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _TWIN_S = 2.0
 _TWIN_POLL_S = 0.1
+_LAST_WORD_S = 1.0  # the gang has better to do than to wait for an API server that is away
 
 
 class UnknownPreemption(Exception):
@@ -117,6 +118,9 @@ class Intake:
                 extra=about(preemption=epoch.name, phase=epoch.phase, reported=report.phase),
             )
         self._deliverer.changed(dataclasses.replace(epoch, status=after))
+        if report.phase.ended:
+            # Whoever gets an answer leaves: a replica that dies now must not be the only one to know.
+            await self._recorder.settled(epoch, _LAST_WORD_S)
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         epochs = self._world.epochs_of(message.jobset_uid, pod.namespace)
@@ -205,13 +209,14 @@ class Intake:
         told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
-        spec = epoch_spec(gang.jobset, gang.policy, gang.epochs, [(signal, told_at)])
+        spec = specs.begun(gang.jobset, gang.policy, gang.epochs, [Timed(signal, told_at)], self._clock())
         name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
-        return Epoch(pod.namespace, name, None, spec, status.noticed(len(gang.members)))
+        return Epoch(pod.namespace, name, None, spec, status.noticed(len(gang.members), spec))
 
     def _known(self, pod: Pod) -> Epoch | None:
-        """The epoch that a report without a name is about, if there is one."""
-        latest = next(reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace)), None)
+        """The epoch that a report without a name is about, if there is one. None that lets the gang train on."""
+        epochs = reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace))
+        latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
         return latest if about_it else None
 

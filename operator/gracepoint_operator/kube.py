@@ -20,7 +20,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import kubernetes.client
@@ -84,15 +84,24 @@ class Kube:
 
     Args:
         client: A configured client of the ``kubernetes`` package.
+        count: Called after each call with its method and its outcome: ``ok``, or the name of the error. From the
+            caller's thread.
     """
 
-    def __init__(self, client: kubernetes.client.ApiClient) -> None:
+    def __init__(
+        self, client: kubernetes.client.ApiClient, count: Callable[[str, str], None] = lambda method, outcome: None
+    ) -> None:
         self._client = client
+        self._count = count
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
 
     @staticmethod
-    def connect(kubeconfig: str | None = None, context: str | None = None) -> Kube:
-        """Connects from inside the cluster, or by a kubeconfig file where one is named.
+    def connect(
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        count: Callable[[str, str], None] = lambda method, outcome: None,
+    ) -> Kube:
+        """Connects from inside the cluster, or by a kubeconfig file where one is named; ``count`` as above.
 
         Raises:
             KubeError: Neither gives a configuration.
@@ -112,7 +121,7 @@ class Kube:
             ) from error
         configuration.connection_pool_maxsize = _THREADS
         configuration.retries = False  # the callers decide whether and when to try again
-        return Kube(kubernetes.client.ApiClient(configuration))
+        return Kube(kubernetes.client.ApiClient(configuration), count)
 
     def credentials(self) -> Credentials:
         """As of now: a service account's token is renewed on disk every hour."""
@@ -136,14 +145,16 @@ class Kube:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(self, kind: Kind, *, label_selector: str | None = None) -> list[JsonObject]:
-        """Every object of the kind in the cluster, as one consistent list read in chunks."""
+    async def list(
+        self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None
+    ) -> list[JsonObject]:
+        """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
         items: list[JsonObject] = []
         query: dict[str, str] = {"limit": str(_LIST_CHUNK)}
         if label_selector:
             query["labelSelector"] = label_selector
         while True:
-            page = await self._call("GET", kind.path(), query=query, timeout_s=_LIST_TIMEOUT_S)
+            page = await self._call("GET", kind.path(namespace), query=query, timeout_s=_LIST_TIMEOUT_S)
             items += page.get("items") or []
             query["continue"] = page.get("metadata", {}).get("continue") or ""
             if not query["continue"]:
@@ -155,7 +166,7 @@ class Kube:
         except Conflict as error:
             raise AlreadyExists(str(error)) from error
 
-    async def merge(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
+    async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the object itself, without its status."""
         path = kind.path(namespace, name)
         return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
@@ -207,7 +218,16 @@ class Kube:
         )
         what = f"{method} {path}"
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _translated, what, call)
+        outcome = "Cancelled"
+        try:
+            answer = await loop.run_in_executor(self._threads, _translated, what, call)
+            outcome = "ok"
+            return answer
+        except KubeError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._count(method, outcome)
 
 
 def _translated(what: str, call: functools.partial[Any]) -> JsonObject:

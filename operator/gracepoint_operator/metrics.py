@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import prometheus_client as prometheus
 
+_LONG_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
+_SPARE_S = (-60.0, -10.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 600.0)
 _FAST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
@@ -35,10 +37,58 @@ class Metrics:
             "Pods that are connected to this replica.",
             registry=self.registry,
         )
+        self.evictions = prometheus.Counter(
+            "gracepoint_evictions_answered",
+            "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",
+            ["answer"],
+            registry=self.registry,
+        )
         self.phases = prometheus.Counter(
             "gracepoint_preemption_phases",
-            "Preemptions that this replica recorded in a phase.",
+            "Preemptions that this replica recorded in a phase. Each phase of each is counted by one replica.",
             ["phase", "cause"],
+            registry=self.registry,
+        )
+        self.lead_s = prometheus.Histogram(
+            "gracepoint_signal_lead_seconds",
+            "From first observing a signal to the deadline that it set.",
+            ["cause"],
+            registry=self.registry,
+            buckets=_LONG_S,
+        )
+        self.emergency_s = prometheus.Histogram(
+            "gracepoint_emergency_seconds",
+            "Parts of an emergency save, the slowest process's: agreement, drain, save (until durable), commit.",
+            ["part"],
+            registry=self.registry,
+            buckets=_FAST_S,
+        )
+        self.spare_s = prometheus.Histogram(
+            "gracepoint_spare_seconds",
+            "From the commit to the deadline; negative where it was late.",
+            registry=self.registry,
+            buckets=_SPARE_S,
+        )
+        self.steps_lost = prometheus.Counter(
+            "gracepoint_steps_lost",
+            "Completed training steps that the committed checkpoints lack.",
+            registry=self.registry,
+        )
+        self.false_alarms = prometheus.Counter(
+            "gracepoint_false_alarms",
+            "Preemptions that were retracted, or expired while a pod that they were about lives on.",
+            ["cause", "phase"],
+            registry=self.registry,
+        )
+        self.undelivered = prometheus.Counter(
+            "gracepoint_notices_undelivered",
+            "Pods that had not acknowledged the notice when it was over and, where the gang leaves, they were gone.",
+            registry=self.registry,
+        )
+        self.api_requests = prometheus.Counter(
+            "gracepoint_api_requests",
+            "Requests to the API server but for watches, by outcome: ok, or the kind of the error.",
+            ["method", "outcome"],
             registry=self.registry,
         )
         self.write_failures = prometheus.Counter(
@@ -46,6 +96,9 @@ class Metrics:
             "Objects that could not be written to the API for all trying.",
             registry=self.registry,
         )
+
+    def count_api_request(self, method: str, outcome: str) -> None:
+        self.api_requests.labels(method=method, outcome=outcome).inc()
 
     def text(self) -> bytes:
         """The exposition format."""

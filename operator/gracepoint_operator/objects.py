@@ -14,6 +14,7 @@ from typing import Any
 from gracepoint.wire import names
 
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
+LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds where the API server filled in nothing
 
 _SPOT_LABELS = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
@@ -40,15 +41,11 @@ class Node:
     """A node.
 
     Attributes:
-        taints_written_at: When the owner of ``spec.taints`` last wrote the node: every taint of now was there
-            by then. None where the API server tells nothing.
         spot: True for GKE's Spot and preemptible nodes, which cut the grace period of pods.
     """
 
     name: str
     uid: str
-    taints: tuple[Taint, ...]
-    taints_written_at: float | None
     spot: bool
 
 
@@ -67,15 +64,6 @@ class Toleration:
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         return self.operator == "Exists" or self.value == taint.value
-
-
-@dataclasses.dataclass(frozen=True)
-class DisruptionTarget:
-    """The pod condition of that name, while it is True."""
-
-    reason: str
-    message: str
-    since_at: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +88,6 @@ class Pod:
     tolerations: tuple[Toleration, ...]
     deletion_at: float | None
     deletion_grace_s: float | None
-    disruption: DisruptionTarget | None
     phase: str
 
     @property
@@ -130,18 +117,27 @@ class Pod:
     def policy(self) -> str:
         return self.labels.get(names.LABEL_POLICY, "")
 
+    @property
+    def completion_index(self) -> int:
+        """Its place in its Job; 0 where it has none."""
+        text = self.labels.get(LABEL_COMPLETION_INDEX, "0")
+        return int(text) if text.isdecimal() else 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A Job of a JobSet. ``finished`` also while it is still being brought to its end (FailureTarget)."""
+    """A Job of a JobSet. ``finished`` also while it is still being brought to its end (FailureTarget).
+
+    ``completions``: how many pods it is of, where it says so; their indices are smaller.
+    """
 
     namespace: str
     name: str
     uid: str
     jobset_uid: str
-    suspended: bool
     deleted: bool
     finished: bool
+    completions: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,28 +152,26 @@ class JobSet:
     uid: str
     policy: str
     restarts: int
-    suspended: bool
     deleted: bool
     finished: bool
     injected: bool
 
 
+def read_taint(entry: Mapping[str, Any]) -> Taint:
+    """An entry of a node's ``spec.taints``."""
+    return Taint(
+        key=entry["key"],
+        value=entry.get("value") or "",
+        effect=entry.get("effect") or "",
+        added_at=parse_time(entry.get("timeAdded")),
+    )
+
+
 def read_node(body: Mapping[str, Any]) -> Node:
     meta = body["metadata"]
-    taints = tuple(
-        Taint(
-            key=taint["key"],
-            value=taint.get("value") or "",
-            effect=taint.get("effect") or "",
-            added_at=parse_time(taint.get("timeAdded")),
-        )
-        for taint in body.get("spec", {}).get("taints") or ()
-    )
     return Node(
         name=meta["name"],
         uid=meta["uid"],
-        taints=taints,
-        taints_written_at=_taints_written_at(meta),
         spot=any((meta.get("labels") or {}).get(label) == "true" for label in _SPOT_LABELS),
     )
 
@@ -185,7 +179,7 @@ def read_node(body: Mapping[str, Any]) -> Node:
 def read_pod(body: Mapping[str, Any]) -> Pod:
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     conditions = _conditions(status)
-    target, scheduled = conditions.get("DisruptionTarget"), conditions.get("PodScheduled")
+    scheduled = conditions.get("PodScheduled")
     return Pod(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -207,13 +201,6 @@ def read_pod(body: Mapping[str, Any]) -> Pod:
         ),
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
-        disruption=None
-        if target is None
-        else DisruptionTarget(
-            reason=target.get("reason") or "",
-            message=target.get("message") or "",
-            since_at=parse_time(target.get("lastTransitionTime")),
-        ),
         phase=status.get("phase") or "Pending",
     )
 
@@ -225,9 +212,9 @@ def read_job(body: Mapping[str, Any]) -> Job:
         name=meta["name"],
         uid=meta["uid"],
         jobset_uid=(meta.get("labels") or {}).get(names.JOBSET_LABEL_UID, ""),
-        suspended=bool((body.get("spec") or {}).get("suspend")),
         deleted="deletionTimestamp" in meta,
         finished=bool(_FINISHED_JOB & _conditions(status).keys()),
+        completions=(body.get("spec") or {}).get("completions"),
     )
 
 
@@ -239,7 +226,6 @@ def read_jobset(body: Mapping[str, Any]) -> JobSet:
         uid=meta["uid"],
         policy=(meta.get("labels") or {}).get(names.LABEL_POLICY, ""),
         restarts=int(status.get("restarts") or 0),
-        suspended=bool((body.get("spec") or {}).get("suspend")),
         deleted="deletionTimestamp" in meta,
         finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
         injected=any(
@@ -273,13 +259,3 @@ def _template_labels(replicated_jobs: Any) -> Iterable[Mapping[str, str]]:
 
 def _number(value: Any, default: Any) -> Any:
     return default if value is None else float(value)
-
-
-def _taints_written_at(meta: Mapping[str, Any]) -> float | None:
-    times = [
-        parse_time(entry.get("time"))
-        for entry in meta.get("managedFields") or ()
-        if "f:taints" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
-    ]
-    known = [at for at in times if at is not None]
-    return max(known) if known else None

@@ -9,21 +9,21 @@ a phase writes the Event, once, and the last one to write has seen the entries o
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
-from gracepoint_operator import kinds, kube, status
+from gracepoint_operator import kinds, kube, status, tally
 from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.events import Events
 from gracepoint_operator.kube import Kube
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.objects import format_time
 from gracepoint_operator.policy_record import PolicyRecorder
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.resources import Preemption, Replica
 from gracepoint_operator.scribe import Key, Scribe
+from gracepoint_operator.specs import DEADLINE_TOLERANCE_S
 from gracepoint_operator.status import Note
 from gracepoint_operator.world import World
 
@@ -61,14 +61,18 @@ class Recorder:
         self._world = world
         self._receipts = receipts
         self._metrics = metrics
-        self._clock = clock
         self._replica = replica
         self._policies = policies
+        self._events = Events(api, clock, replica)
         self._scribe = Scribe("preemption", self._write, metrics, interval_s)
 
     def touch(self, epoch: Epoch, *, urgent: bool = False) -> None:
         """Something about the epoch is new; ``urgent``: it began or ended just now."""
         self._scribe.touch(epoch.key, urgent=urgent)
+
+    async def settled(self, epoch: Epoch, timeout_s: float) -> None:
+        """Waits until what is known of the epoch now is written, for at most ``timeout_s``."""
+        await self._scribe.settled(epoch.key, timeout_s)
 
     def follow(self, body: kube.JsonObject) -> None:
         """The record was written, by whomever: it is written again if it lacks what is known here."""
@@ -92,6 +96,7 @@ class Recorder:
             joined = self._joined(found := Epoch.of(body))
             if joined is not None and joined.spec != found.spec:
                 body = await self._api.merge(kinds.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
+                await self._announce_move(found, Epoch.of(body), str(body["metadata"]["uid"]))
             entry = self._own_entry(found)
             if entry is not None:
                 body = await self._apply(key, entry)
@@ -108,7 +113,7 @@ class Recorder:
             written = Epoch.of(await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch))
             known = self._world.epochs.get(key)
             self._world.put_epoch(written if known is None else known.joined(written))
-            await self._announce(current, written)
+            await self._announce(current, written, str(body["metadata"]["uid"]))
 
     async def _made(self, epoch: Epoch) -> kube.JsonObject:
         """The object as the API has it; made, if it was not there. 409 means that the twin was first."""
@@ -166,49 +171,39 @@ class Recorder:
         manager = f"gracepoint-{self._replica}"[:128]
         return await self._api.apply_status(kinds.PREEMPTIONS, key[0], key[1], body, manager=manager)
 
-    async def _announce(self, before: Epoch, after: Epoch) -> None:
+    async def _announce_move(self, before: Epoch, after: Epoch, uid: str) -> None:
+        moved_s = abs((after.spec.deadline - before.spec.deadline).total_seconds())
+        if moved_s > DEADLINE_TOLERANCE_S and before.status.phase is not None:
+            await self._events.post(after, uid, status.note_of_move(after))
+
+    def _pods_live(self, epoch: Epoch) -> bool:
+        """True if a pod that the signals were about lives on."""
+        about_it = set(epoch.spec.pods)
+        return any(
+            pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
+            for pod in self._world.pods.values()
+            if not pod.finished and pod.deletion_at is None
+        )
+
+    async def _announce(self, before: Epoch, after: Epoch, uid: str) -> None:
         notes: list[Note | None] = []
         if before.status.phase is None and after.phase is not Phase.NOTICED:
             notes.append(status.note_of_phase(after, Phase.NOTICED))
+        if before.phase.rank < Phase.AGREED.rank < after.phase.rank and after.status.ordinal is not None:
+            notes.append(status.note_of_phase(after, Phase.AGREED))
+        tally.count_receipts(self._metrics, before, after)
         if before.status.phase is not after.status.phase:
-            self._metrics.phases.labels(phase=after.phase, cause=after.spec.cause).inc()
+            tally.count(self._metrics, before, after, pods_live=self._pods_live(after))
             notes.append(status.note_of_phase(after, after.phase))
             log.info(
                 "preemption moved on",
                 extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self._policies.touch(after.namespace, after.spec.policy.name)
+        if before.status.phase is None and not after.spec.exits:
+            notes.append(status.note_of_breaker(after))
         if before.status.restored_step is None and after.status.restored_step is not None:
             notes.append(status.note_of_resumption(after))
         for note in notes:
             if note is not None:
-                await self._post(after, note)
-
-    async def _post(self, epoch: Epoch, note: Note) -> None:
-        """One Event on the JobSet. A failed one is logged: it is news for people, not state."""
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {
-                "namespace": epoch.namespace,
-                "name": f"{epoch.name}.{uuid.uuid4().hex[:12]}",
-            },
-            "eventTime": format_time(self._clock()),
-            "reportingController": status.EVENT_CONTROLLER,
-            "reportingInstance": self._replica[:128],
-            "action": note.reason,
-            "reason": note.reason,
-            "note": note.message[:1024],
-            "type": "Warning" if note.warning else "Normal",
-            "regarding": {
-                "apiVersion": "jobset.x-k8s.io/v1alpha2",
-                "kind": "JobSet",
-                "namespace": epoch.namespace,
-                "name": epoch.spec.job_set.name,
-                "uid": epoch.spec.job_set.uid,
-            },
-        }
-        try:
-            await self._api.create(kinds.EVENTS, epoch.namespace, body)
-        except kube.KubeError as error:
-            log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
+                await self._events.post(after, uid, note)

@@ -29,6 +29,8 @@ SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.JOBSETS: names.LABEL_POLICY,
     kinds.JOBS: names.JOBSET_LABEL_UID,
     kinds.NODES: None,
+    kinds.NODE_CLAIMS: None,
+    kinds.WORKLOADS: None,
     kinds.PODS: names.JOBSET_LABEL_UID,
 }
 

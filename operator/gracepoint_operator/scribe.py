@@ -12,6 +12,7 @@ Lives on the core's event loop: no locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -48,6 +49,7 @@ class Scribe:
         self._marked: set[Key] = set()
         self._urgent: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._awaited: dict[Key, list[asyncio.Event]] = {}  # set when what was marked before has been tried
 
     def touch(self, key: Key, *, urgent: bool = False) -> None:
         """There is something to write; ``urgent`` does not wait for the pause to end."""
@@ -57,6 +59,15 @@ class Scribe:
             self._tasks[key] = asyncio.create_task(self._run(key), name=f"scribe {self._what} {key}")
         if urgent:
             self._urgent[key].set()
+
+    async def settled(self, key: Key, timeout_s: float) -> None:
+        """Waits until what is marked now has been written, or ``timeout_s`` are over."""
+        if key in self._marked:
+            written = asyncio.Event()
+            self._awaited.setdefault(key, []).append(written)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await written.wait()
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is marked, for at most ``timeout_s``; then stops."""
@@ -74,11 +85,14 @@ class Scribe:
             while key in self._marked:
                 self._marked.discard(key)
                 self._urgent[key].clear()
+                awaited = self._awaited.pop(key, [])
                 await self._attempt(key)
-                try:
-                    await asyncio.wait_for(self._urgent[key].wait(), self._interval_s)
-                except TimeoutError:
-                    continue
+                for written in awaited:
+                    written.set()
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._urgent[key].wait()
         finally:
             # No await between the last look at _marked and here: a touch after it starts a new task.
             del self._tasks[key], self._urgent[key]

@@ -9,6 +9,7 @@ than live on without ears. Certificates are read again when their files change; 
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import logging
 import ssl
@@ -33,6 +34,9 @@ _CERTIFICATE_POLL_S = 5.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
+#: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
+#: use in all. A TLS record has at most this, and the channel's messages are smaller still.
+_TLS_BUFFER_BYTES = 16 * 1024
 _LARGEST_REVIEW_BYTES = 8 * 1024 * 1024  # an AdmissionReview holds a whole JobSet, with managed fields
 
 
@@ -98,6 +102,10 @@ class Admission:
             return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
         except kube.NotFound:
             return None
+
+    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
+        held = await self._core.evictions.attempted(namespace, pod, uid)
+        return None if held is None else held.message
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.world.disrupted_nodes)
@@ -182,6 +190,7 @@ class Server:
 
     async def _run(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         async with self._ports(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._core.run(), name="core")
             tasks.create_task(self._certificates.watch(), name="certificates")

@@ -6,7 +6,18 @@ watch lost its place) it began earlier: then the API's own times are taken, whic
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+
+#: Whoever still tries, tries more often than this (kubectl drain: every 5 s).
+NEW_SERIES_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempts:
+    mark: str
+    first_at: float
+    last_at: float
 
 
 class Sightings:
@@ -20,6 +31,7 @@ class Sightings:
         self._clock = clock
         self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
         self._bound_at: dict[str, float] = {}
+        self._attempts: dict[str, _Attempts] = {}
 
     def see(self, uid: str, marks: Mapping[str, float | None], *, listed: bool) -> None:
         """The object has these marks now and no others.
@@ -39,11 +51,23 @@ class Sightings:
         if uid not in self._bound_at:
             self._bound_at[uid] = self._beginning(hint_at, listed)
 
+    def see_attempt(self, uid: str, mark: str) -> None:
+        """Something was tried on the object, which itself does not tell of it: an eviction.
+
+        The first of a series is what counts; after a pause of ``NEW_SERIES_S`` another series begins.
+        """
+        now = self._clock()
+        known = self._attempts.get(uid)
+        first_at = now if known is None or now - known.last_at > NEW_SERIES_S else known.first_at
+        self._attempts[uid] = _Attempts(mark, first_at, now)
+
     def since(self, uids: Iterable[str]) -> dict[str, float]:
         """When each mark on these objects was first seen."""
         found: dict[str, float] = {}
         for uid in uids:
             found.update(self._since.get(uid, {}))
+            if (attempts := self._attempts.get(uid)) is not None:
+                found[attempts.mark] = attempts.first_at
         return found
 
     def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
@@ -54,6 +78,7 @@ class Sightings:
         """The object is gone."""
         self._since.pop(uid, None)
         self._bound_at.pop(uid, None)
+        self._attempts.pop(uid, None)
 
     def _beginning(self, hint_at: float | None, listed: bool) -> float:
         now = self._clock()

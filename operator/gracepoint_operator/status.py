@@ -23,23 +23,37 @@ from gracepoint_operator.resources import (
     Acknowledgements,
     Condition,
     ConditionStatus,
+    PreemptionSpec,
     PreemptionStatus,
     Replica,
     StageTiming,
 )
+from gracepoint_operator.signals import Cause
 
 #: Who writes the Events.
 EVENT_CONTROLLER = "gracepoint.dev/operator"
 
 REASON_RESUMED = "Resumed"
+REASON_MOVED = "DeadlineMoved"
+#: False: the gang is not told to leave, for the reason that stands there.
+CONDITION_EXITS = "Exits"
+REASON_EXIT_BREAKER = "ExitBreakerOpen"
+REASON_TIME_LIMIT = "TimeLimit"
 _REASONS = {
     Phase.NOTICED: "PreemptionNoticed",
+    Phase.AGREED: "SaveAgreed",
     Phase.COMMITTED: "CheckpointCommitted",
     Phase.PROMOTED: "SnapshotPromoted",
     Phase.RETRACTED: "PreemptionRetracted",
     Phase.EXPIRED: "PreemptionExpired",
     Phase.FAILED: "PreemptionFailed",
 }
+#: The reasons of all Events, in the order of the story.
+STORY = (
+    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_MOVED, "SaveAgreed"),
+    *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
+    REASON_RESUMED,
+)
 _WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
 
 
@@ -59,17 +73,25 @@ def note_of_phase(epoch: Epoch, phase: Phase) -> Note | None:
         return None
     spec, status = epoch.spec, epoch.status
     if phase is Phase.NOTICED:
-        seconds = (spec.deadline - spec.observed_at).total_seconds()
-        told = "the gang is told" if spec.mode is Mode.ENFORCE else "observed only"
-        where = f" on {', '.join(spec.nodes[:5])}" if spec.nodes else ""
-        text = f"{spec.cause}: {spec.signal}{where}, {seconds:.0f} s ahead; {told}"
-    elif phase in (Phase.COMMITTED, Phase.PROMOTED):
-        lost = "" if status.steps_lost is None else f", {status.steps_lost} steps lost"
-        spare = "" if status.seconds_to_spare is None else f", {status.seconds_to_spare:.1f} s to spare"
-        text = f"step {status.step} is saved{lost}{spare}"
+        text = _seen(spec)
+    elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
+        text = _reached(phase, status)
     else:
         text = status.message or str(phase)
     return Note(reason, f"{epoch.name}: {text}", phase in _WARNINGS)
+
+
+def note_of_breaker(epoch: Epoch) -> Note:
+    """The Event of the gang's being told to save and to train on."""
+    exits = _exits(epoch.spec)
+    return Note(exits.reason, f"{epoch.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
+
+
+def note_of_move(epoch: Epoch) -> Note:
+    """The Event of a deadline that moved."""
+    seconds = (epoch.spec.deadline - epoch.spec.observed_at).total_seconds()
+    said = f"the deadline is now {seconds:.0f} s after the first signal: {epoch.spec.signal}"
+    return Note(REASON_MOVED, f"{epoch.name}: {said}")
 
 
 def note_of_resumption(epoch: Epoch) -> Note:
@@ -77,12 +99,13 @@ def note_of_resumption(epoch: Epoch) -> Note:
     return Note(REASON_RESUMED, f"{epoch.name}: training goes on from step {epoch.status.restored_step}")
 
 
-def noticed(expected: int) -> PreemptionStatus:
+def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
     """A new epoch's status."""
     return PreemptionStatus(
         phase=Phase.NOTICED,
-        message="the signal was seen",
+        message=_seen(spec),
         acknowledgements=Acknowledgements(expected=expected, received=0),
+        conditions=None if spec.exits else [_exits(spec)],
     )
 
 
@@ -101,7 +124,7 @@ def reported(epoch: Epoch, report: Report, notice_s: float, now: float) -> Preem
         notice_s: Seconds from the signal until that process was sent the notice.
         now: When the report came.
     """
-    message = report.message[:1024] or str(report.phase)
+    message = (report.message or _reached(report.phase, report))[:1024]
     after = PreemptionStatus(
         phase=report.phase,
         message=message,
@@ -109,6 +132,8 @@ def reported(epoch: Epoch, report: Report, notice_s: float, now: float) -> Preem
         step=report.step,
         bytes=report.bytes,
         processes=len(report.participants) or report.process_count,
+        choice=None if report.choice is None else report.choice[:32] or None,
+        choice_reason=report.choice_reason[:1024] or None,
         steps_lost=report.steps_lost,
         seconds_to_spare=None if report.seconds_to_spare is None else round(report.seconds_to_spare, 3),
         timings=[
@@ -190,6 +215,67 @@ def acknowledged(
     if heard and after.received >= after.expected:
         status = with_stage(status, "lastAck", observed_at, max(heard))
     return status
+
+
+def _seen(spec: PreemptionSpec) -> str:
+    """What the signal is, and what follows, in a sentence."""
+    seconds = (spec.deadline - spec.observed_at).total_seconds()
+    where = f" on {', '.join(spec.nodes[:5])}" if spec.nodes else ""
+    return f"{spec.cause}: {spec.signal}{where}, {seconds:.0f} s ahead; {_asked(spec)}"
+
+
+def _reached(phase: Phase, at: PreemptionStatus | Report) -> str:
+    """A phase that the gang has reached, in a sentence."""
+    step, spare_s = at.step, at.seconds_to_spare
+    match phase:
+        case Phase.FROZEN:
+            return "every process is held at its next sync point"
+        case Phase.AGREED:
+            # The step at that point is known when the processes have come there.
+            return f"all processes save at their sync point {at.ordinal}"
+        case Phase.DRAINED:
+            return f"all processes have reached step {step}, and their devices are idle"
+        case Phase.WRITTEN:
+            return f"every process has written its part of step {step}"
+        case Phase.DURABLE:
+            return f"all parts of step {step} are on stable storage"
+        case Phase.COMMITTED | Phase.PROMOTED:
+            lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
+            spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
+            return f"step {step} is saved{lost}{spare}"
+        case _:
+            return str(phase)
+
+
+def _asked(spec: PreemptionSpec) -> str:
+    """What the gang is asked for, in words."""
+    match spec.mode:
+        case Mode.OBSERVE:
+            return "observed only"
+        case Mode.DRILL:
+            return "a drill: the gang saves and trains on"
+        case Mode.ENFORCE:
+            return "the gang is told" if spec.exits else "the gang saves and trains on"
+
+
+def _exits(spec: PreemptionSpec) -> Condition:
+    breaker = spec.policy.spec.exit_breaker
+    if spec.cause == Cause.TIME_LIMIT:
+        reason = REASON_TIME_LIMIT
+        message = "the gang saves and trains on: its time is limited, and leaving would begin that anew"
+    else:
+        reason = REASON_EXIT_BREAKER
+        message = (
+            f"the gang saves and trains on: it has saved and left {breaker.saved_exits} times within "
+            f"{breaker.within_seconds} s (the policy's exitBreaker); find out what disrupts it wherever it starts"
+        )
+    return Condition(
+        type=CONDITION_EXITS,
+        status=ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        last_transition_time=spec.observed_at,
+    )
 
 
 def _ended_condition(phase: Phase, message: str, now: float) -> Condition:

@@ -33,12 +33,14 @@ class Subscriber:
     Attributes:
         told: Deadline (seconds since the epoch) last handed over, by name of the preemption.
         retracted: Names of preemptions whose retraction was handed over.
+        hinted: Marks of which a hint was handed over.
     """
 
     def __init__(self, hello: Subscription) -> None:
         self.hello = hello
         self.told: dict[str, float] = {}
         self.retracted: set[str] = set()
+        self.hinted: set[str] = set()
         self.closed = False
         self._frames: collections.deque[Outgoing] = collections.deque()
         self._news = asyncio.Event()
@@ -58,8 +60,10 @@ class Subscriber:
 
     async def next(self, timeout_s: float) -> Outgoing | None:
         """The next frame; None when none came within ``timeout_s``, or the subscriber was closed."""
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the news.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
         if self.closed or not self._frames:
             return None
         outgoing = self._frames.popleft()
@@ -120,6 +124,11 @@ class Subscribers:
         pod's. One that is not the newest known here may not.
         """
         return self._current.get(pod_uid, session) == session
+
+    def is_connected(self, pod_uid: str, session: str) -> bool:
+        """True if this session of the pod has its stream open here, and thus showed who it is."""
+        subscriber = self._by_pod.get(pod_uid)
+        return subscriber is not None and subscriber.hello.session == session
 
     def of_jobset(self, jobset_uid: str) -> list[Subscriber]:
         return [item for item in self._by_pod.values() if item.hello.jobset_uid == jobset_uid]

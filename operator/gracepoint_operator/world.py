@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gracepoint_operator import kinds, signals
+from gracepoint_operator import evictions, kinds, signals
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.gang import Gang
+from gracepoint_operator.markings import Markings
 from gracepoint_operator.objects import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.requests import Request
+from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.sightings import Sightings
+from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.versions import Versions
 
 Key = tuple[str, str]  # namespace, name
@@ -32,9 +35,10 @@ class World:
 
     Args:
         clock: Seconds since the epoch.
+        rows: The disruption catalogue, in the order in which rows are tried.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN) -> None:
         self.nodes: dict[str, Node] = {}
         self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
@@ -42,17 +46,23 @@ class World:
         self.jobsets: dict[str, JobSet] = {}
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.epochs: dict[Key, Epoch] = {}
+        self.requests: dict[Key, Request] = {}
+        self._pod_uids: dict[Key, str] = {}
         self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
+        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
         self._sightings = Sightings(clock)
+        self._markings = Markings(rows, self._sightings)
         self._versions = Versions(clock)
         self._checked: set[str] = set()
         self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
         self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
+            kinds.NODE_CLAIMS: self._put_node_claim,
+            kinds.WORKLOADS: self._put_workload,
             kinds.PODS: self._put_pod,
             kinds.JOBS: self._put_job,
             kinds.JOBSETS: self._put_jobset,
@@ -64,7 +74,7 @@ class World:
         """Takes an object in; returns the UIDs of the JobSets that it may matter to.
 
         Args:
-            kind: One of nodes, pods, jobs, jobsets, policies, preemptions.
+            kind: One of those that are watched (``refresh.SELECTORS``).
             body: The object as the API gives it.
             listed: It comes from a listing: what is on it may be older than now.
 
@@ -90,6 +100,7 @@ class World:
         """
         self._versions.drop(uid, version)
         self._sightings.forget(uid)
+        attached_to = self._markings.forget(uid)
         self._doomed.discard(uid)
         if uid not in self._places:
             return set()
@@ -99,6 +110,10 @@ class World:
                 del self.nodes[name]
                 self.disrupted_nodes.discard(name)
             return self._on_node(name)
+        if kind is kinds.NODE_CLAIMS:
+            return self._on_node(attached_to)
+        if kind is kinds.WORKLOADS:
+            return {attached_to} & self.jobsets.keys()
         if kind is kinds.PODS:
             return self._drop_pod(uid)
         if kind is kinds.JOBS and uid in self.jobs:
@@ -113,10 +128,14 @@ class World:
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
             return self._of_policy((namespace, name))
-        epoch = self.epochs.pop((namespace, name), None)
-        if epoch is not None:
-            _discard(self._epochs_of, epoch.spec.job_set.uid, epoch.key)
-        return set()
+        if (request := self.requests.pop((namespace, name), None)) is not None:
+            wanted = (namespace, request.spec.job_set.name)
+            _discard(self._requests_for, wanted, request.key)
+            return self._named(wanted)
+        if (epoch := self.epochs.pop((namespace, name), None)) is None:
+            return set()
+        _discard(self._epochs_of, epoch.spec.job_set.uid, epoch.key)
+        return {epoch.spec.job_set.uid}
 
     def uids(self, kind: kinds.Kind) -> set[str]:
         """UIDs of the known objects of a kind."""
@@ -133,6 +152,14 @@ class World:
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
+    def pod_named(self, namespace: str, name: str) -> Pod | None:
+        """The pod of a JobSet, where it is known."""
+        return self.pods.get(self._pod_uids.get((namespace, name), ""))
+
+    def see_eviction(self, pod: Pod) -> None:
+        """Somebody asked to evict the pod, just now."""
+        self._sightings.see_attempt(pod.uid, evictions.mark(pod.uid))
+
     def doom(self, jobset_uid: str) -> None:
         """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
         if jobset_uid in self.jobsets:
@@ -145,6 +172,11 @@ class World:
     def jobset_uids(self) -> set[str]:
         """Every JobSet with anything to decide about."""
         return self.jobsets.keys() | self.disrupted_jobset_uids()
+
+    def homeless_requests(self) -> list[Request]:
+        """Requests that nobody has answered, for JobSets that are not known."""
+        waiting = (request for request in self.requests.values() if request.is_open and request.status.phase is None)
+        return [item for item in waiting if not self._named((item.namespace, item.spec.job_set.name))]
 
     def disrupted_jobset_uids(self) -> set[str]:
         """The JobSets with an epoch under way."""
@@ -163,16 +195,23 @@ class World:
         )
         nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
         pod_uids = [pod.uid for pod in pods]
-        jobs = [self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ())]
+        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ()))
+        jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
+        requests = self._requests(jobset)
+        marked = {jobset_uid, *pod_uids, *(request.uid for request in requests)}
+        marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
+        marked |= self._markings.attached_to([jobset_uid, *nodes])
         return Gang(
             jobset_uid=jobset_uid,
             jobset=jobset,
-            jobs={job.name: job for job in jobs if namespace in (None, job.namespace)},
+            jobs=jobs,
             pods=pods,
             nodes=nodes,
             policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
             epochs=tuple(self.epochs_of(jobset_uid, namespace)),
-            since=self._sightings.since((*(node.uid for node in nodes.values()), *pod_uids)),
+            requests=requests,
+            marks={pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in pods},
+            since=self._sightings.since(marked),
             bound_at=self._sightings.bound_at(pod_uids),
             checked=frozenset(pod_uids) & self._checked,
         )
@@ -180,29 +219,45 @@ class World:
     def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = read_node(body)
         self.nodes[node.name] = node
-        if signals.is_disrupted(node):
+        marks = self._markings.see(On.NODE, body, listed=listed)
+        if any(map(signals.marks_node, marks)):
             self.disrupted_nodes.add(node.name)
         else:
             self.disrupted_nodes.discard(node.name)
-        self._sightings.see(node.uid, signals.marks_of_node(node), listed=listed)
         return self._on_node(node.name)
+
+    def _put_node_claim(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        self._markings.see(On.NODE_CLAIM, body, listed=listed)
+        node = (body.get("status") or {}).get("nodeName") or ""
+        before = self._markings.attach(body["metadata"]["uid"], node)
+        return self._on_node(node) | self._on_node(before)
+
+    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        self._markings.see(On.WORKLOAD, body, listed=listed)
+        meta = body["metadata"]
+        owner = next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        self._markings.attach(meta["uid"], owner)
+        return {owner} & self.jobsets.keys()
 
     def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         pod = read_pod(body)
         if not pod.jobset_uid:
             return set()
         self.pods[pod.uid] = pod
+        self._pod_uids[pod.namespace, pod.name] = pod.uid
         self._pods_of[pod.jobset_uid].add(pod.uid)
         if pod.node:
             self._pods_on[pod.node].add(pod.uid)
             self._sightings.see_bound(pod.uid, pod.bound_at, listed=listed)
-        self._sightings.see(pod.uid, signals.marks_of_pod(pod), listed=listed)
+        self._markings.see(On.POD, body, listed=listed)
         return {pod.jobset_uid}
 
     def _drop_pod(self, uid: str) -> set[str]:
         pod = self.pods.pop(uid, None)
         if pod is None:
             return set()
+        if self._pod_uids.get((pod.namespace, pod.name)) == uid:
+            del self._pod_uids[pod.namespace, pod.name]
         _discard(self._pods_of, pod.jobset_uid, uid)
         _discard(self._pods_on, pod.node, uid)
         self._checked.discard(uid)
@@ -212,12 +267,14 @@ class World:
         job = read_job(body)
         if not job.jobset_uid:
             return set()
+        self._markings.see(On.JOB, body, listed=listed)
         self.jobs[job.uid] = job
         self._jobs_of[job.jobset_uid].add(job.uid)
         return {job.jobset_uid}
 
     def _put_jobset(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         jobset = read_jobset(body)
+        self._markings.see(On.JOB_SET, body, listed=listed)
         self.jobsets[jobset.uid] = jobset
         return {jobset.uid}
 
@@ -228,10 +285,35 @@ class World:
         return self._of_policy(key)
 
     def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        if PreemptionRequest.is_one(body["spec"]):
+            return self._put_request(Request.of(body), listed)
         epoch = Epoch.of(body)
         known = self.epochs.get(epoch.key)
         self.put_epoch(epoch if known is None else known.joined(epoch))
         return {epoch.spec.job_set.uid}
+
+    def _put_request(self, request: Request, listed: bool) -> set[str]:
+        self.requests[request.key] = request
+        wanted = (request.namespace, request.spec.job_set.name)
+        self._requests_for[wanted].add(request.key)
+        self._sightings.see(request.uid, {request.mark: request.created_at}, listed=listed)
+        return self._named(wanted)
+
+    def _requests(self, jobset: JobSet | None) -> tuple[Request, ...]:
+        """What somebody asked for a JobSet, oldest first."""
+        keys = () if jobset is None else self._requests_for.get((jobset.namespace, jobset.name), ())
+        return tuple(sorted((self.requests[key] for key in keys), key=lambda item: (item.created_at, item.name)))
+
+    def _named(self, key: Key) -> set[str]:
+        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.name) == key}
+
+    def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
+        """The marks on everything that the pod depends on."""
+        node = self.nodes.get(pod.node)
+        uids = [pod.uid, pod.jobset_uid, *sorted(self._markings.attached_to([pod.node, pod.jobset_uid]))]
+        uids += [] if node is None else [node.uid]
+        uids += [] if job is None else [job.uid]
+        return self._markings.on(uids)
 
     def _on_node(self, name: str) -> set[str]:
         return {self.pods[uid].jobset_uid for uid in self._pods_on.get(name, ())}

@@ -9,6 +9,7 @@ import dataclasses
 import threading
 from typing import Any
 
+from gracepoint.deadline_plan import Plan
 from gracepoint.receivers import Mailbox
 from gracepoint.reporting import Progress, Reporter
 from gracepoint.stages import Stages
@@ -28,6 +29,7 @@ class Account:
     Attributes:
         doubt: Why it will not be done in time, as far as is known.
         waits_at: The barrier at which training waits for the other processes.
+        plan: What all processes chose to do at the agreed point.
     """
 
     def __init__(self, number: int, drill: bool, stages: Stages, mailbox: Mailbox, reporter: Reporter) -> None:
@@ -36,6 +38,7 @@ class Account:
         self.stages = stages
         self.doubt = ""
         self.waits_at: str | None = None
+        self.plan: Plan | None = None
         self.progress = Progress()
         self._mailbox = mailbox
         self._reporter = reporter
@@ -50,6 +53,11 @@ class Account:
         self._phase = phase
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
         self._reporter.report(phase, self.progress, about)
+
+    def chose(self, plan: Plan) -> None:
+        """All processes have chosen; told with the next report."""
+        self.plan = plan
+        self.progress = dataclasses.replace(self.progress, choice=str(plan.choice), choice_reason=plan.reason)
 
     def has_doubt(self, doubt: str) -> None:
         """Says at once that it will not be done in time; the first report does where there was none yet."""

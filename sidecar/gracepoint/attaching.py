@@ -97,6 +97,8 @@ def attach(
         keep_every_steps=settings.keep_every_steps,
         keep_for_s=settings.keep_for_s,
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
+        remember_throughput=True,
+        hastens=settings.operator_url is not None,
         clock=time.monotonic,
     )
     checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)

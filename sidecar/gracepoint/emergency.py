@@ -5,6 +5,9 @@ epochs, starts the watchdog and reports Frozen, Agreed and Retracted. Its timing
 whether the time will do (``looked``). The training thread saves (``saving``), or learns that it cannot (``failed``).
 The watchdog (``overdue``) has the last word if none of them comes to an end in time. What they share is the mailbox,
 the outlook, and the open epoch's ``account``, which is replaced when the next one opens.
+
+A background save that was under way goes on beside all of this. Where the current step is not saved in the end, and
+that one was committed since the freeze began, the gang leaves with it (``_committed_instead``).
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class Emergency:
         self._clock = clock
         self._leaving: Leaving | None = None
         self._on_freeze: Callable[[], None] | None = None
+        self._committed_step: Callable[[], int | None] = lambda: None
+        self._current_step: Callable[[], int] = lambda: 0
         self.begin_without_agreement()
 
     def leave_by(self, leaving: Leaving) -> None:
@@ -78,6 +83,10 @@ class Emergency:
     def call_when_it_freezes(self, on_freeze: Callable[[], None]) -> None:
         """Says what else is to be done when a freeze begins that is no drill; in one process. Before any epoch."""
         self._on_freeze = on_freeze
+
+    def look_for_commits(self, committed_step: Callable[[], int | None], current_step: Callable[[], int]) -> None:
+        """Says how to learn what a background save has committed, and where training is. Before any epoch."""
+        self._committed_step, self._current_step = committed_step, current_step
 
     @property
     def drill(self) -> bool:
@@ -117,6 +126,7 @@ class Emergency:
         first_s = self._mailbox.first_at_s
         stages = Stages(self._clock() if first_s is None else first_s, self._clock)
         self.epoch = Account(epoch.number, epoch.drill, stages, self._mailbox, self._reporter)
+        self._committed_before = self._committed_step()
         self._outlook.begin()
         if self._leaving is not None and not epoch.drill:
             self._leaving.watch(
@@ -153,6 +163,8 @@ class Emergency:
                 self._gang.cancel(waits_at, "the time was over")
         if epoch.doubt or epoch.ended or epoch.stages.has("written"):
             return
+        if epoch.plan is not None and epoch.plan.steps_lost > 0:
+            return  # it is known, and no more is tried
         doubt = self._outlook.doubt(drained=epoch.stages.has("drained"))
         if doubt:
             log.error("%s; tried all the same", doubt)
@@ -169,18 +181,27 @@ class Emergency:
     # The training thread.
 
     def failed(self, step: int, error: Exception, steps_lost: int | None = None) -> Preempted | None:
-        """Reports that nothing was saved, and returns what to raise; None after a drill."""
+        """Reports that this step was not saved, and returns what to raise; None after a drill."""
         reason = self.epoch.with_doubt(f"not saved at step {step}: {error}")
-        self._fail(reason, error, step=step, steps_lost=steps_lost)
+        instead = self._committed_instead()
+        if instead is not None:
+            reason = self._left_with(instead, step, reason)
+        else:
+            self._fail(reason, error, step=step, steps_lost=steps_lost)
         if self.epoch.drill:
             return None
         self._reporter.flush(min(_FLUSH_S, max(0.0, self.time_left_s() + self._outlook.reserve_s)))
-        preempted = Preempted(self._settings.unsaved_exit_code, saved=False, step=step, reason=reason)
+        if instead is None:
+            preempted = Preempted(self._settings.unsaved_exit_code, saved=False, step=step, reason=reason)
+        else:
+            code, lost = self._settings.saved_exit_code, step - instead
+            preempted = Preempted(code, saved=True, step=instead, reason=reason, steps_lost=lost)
         preempted.__cause__ = error
         return preempted
 
     def begin_without_agreement(self) -> None:
         """A preemption ends before its freeze began: a peer is gone already."""
+        self._committed_before = self._committed_step()
         stages = Stages(self._clock(), self._clock)
         self.epoch = Account(-1, False, stages, self._mailbox, self._reporter)
 
@@ -198,7 +219,12 @@ class Emergency:
     def overdue(self) -> None:
         """The time is over and the training thread is stuck somewhere."""
         last = self.epoch.stages.last or "noticed"
-        self._fail(self.epoch.with_doubt(f"not saved: the time was over; the last stage reached was {last}"))
+        step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
+        instead = self._committed_instead()
+        if instead is not None:
+            self._left_with(instead, step, self.epoch.with_doubt(reason))
+        else:
+            self._fail(self.epoch.with_doubt(reason))
         self._reporter.flush(self._outlook.reserve_s / 2)
 
     # Any of them.
@@ -210,6 +236,26 @@ class Emergency:
         log.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
         self.decide(self._settings.unsaved_exit_code)
         self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
+
+    def _committed_instead(self) -> int | None:
+        """The step that a background save has committed since the freeze began, as the first that asks knows it."""
+        known = self._committed_step()
+        found = "" if known is None or known == self._committed_before else str(known)
+        with contextlib.suppress(GracepointError):  # nobody can be asked: then what this process knows
+            found = self._gang.decide(f"epoch/{self.epoch.number}/instead", found)
+        return int(found) if found else None
+
+    def _left_with(self, instead: int, step: int, reason: str) -> str:
+        """Ends the epoch with a step that is older than the one that was to be saved."""
+        lost = step - instead
+        reason = f"step {instead} is committed, {lost} steps before step {step}, which was {reason}"
+        if self.epoch.drill:
+            reason = f"drill: {reason}"
+        if self.epoch.fail_first():
+            log.error("preempted saved=True drill=%s reason=%s", self.epoch.drill, reason)
+            self.decide(self._settings.saved_exit_code)
+            self.epoch.report(Phase.PROMOTED, step=instead, steps_lost=lost, message=reason)
+        return reason
 
     def decide(self, code: int) -> None:
         """The process ends with this code; in a drill it does not."""

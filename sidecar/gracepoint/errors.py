@@ -106,15 +106,18 @@ class Preempted(SystemExit):
     """Ends the training script after a preemption; ``code`` is the policy's exit code.
 
     Attributes:
-        saved: True if the state at ``step`` is committed, so that nothing is lost.
+        saved: True if the state at ``step`` is committed.
         step: The step that was saved, or the last one passed where nothing was saved.
+        steps_lost: How many completed steps that one lacks: more than 0 where an older snapshot was saved, as there
+            was no time for more. None where nothing was saved.
         reason: What happened, in words.
     """
 
-    def __init__(self, code: int, *, saved: bool, step: int, reason: str) -> None:
+    def __init__(self, code: int, *, saved: bool, step: int, reason: str, steps_lost: int = 0) -> None:
         super().__init__(code)
         self.saved = saved
         self.step = step
+        self.steps_lost = steps_lost if saved else None
         self.reason = reason
 
     def __str__(self) -> str:

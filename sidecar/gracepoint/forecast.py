@@ -8,25 +8,23 @@ import statistics
 from collections.abc import Callable
 from typing import Protocol
 
+from gracepoint import deadline_plan
+from gracepoint.deadline_plan import NewestSnapshot, Situation
 from gracepoint.runahead import LIMIT
 
-#: Assumed until the first save was measured: what a slow network disk gives one process, and the fixed part of a
-#: save. A guess, on the safe side; a first periodic save replaces it.
-ASSUMED_BYTES_PER_S = 100e6
-ASSUMED_FIXED_S = 1.0
 _KEPT = 9
 
 
-class SaveStats(Protocol):
-    """The part of the checkpoint engine's figures that is used here."""
+class Throughput(Protocol):
+    """What saves have been like, over all processes; None where there was none."""
 
     @property
-    def bytes(self) -> int:
-        """Written by all processes."""
+    def streamed_bytes_per_s(self) -> float | None:
+        """Of emergencies."""
 
     @property
-    def committed_s(self) -> float:
-        """From the begin of the save until it was committed."""
+    def snapshot_bytes_per_s(self) -> float | None:
+        """Of saves in the background."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Figures:
         step_s: From one ``step()`` to the next, typically: that may be many steps of the optimizer.
         wait_s: Until the next one, at worst: the longest there was, as an evaluation without sync points makes it.
         drain_s: For the steps in flight.
-        save_s: From drained to committed.
+        save_s: From drained to committed, by the throughput that was learnt.
     """
 
     state_bytes: int
@@ -98,12 +96,10 @@ class Pace:
         return self._longest_s
 
 
-def figures(pace: Pace, state_bytes: int, process_count: int, last_save: SaveStats | None) -> Figures:
-    """Predicts an emergency from the pace of training and the last save."""
-    if last_save is None or last_save.bytes == 0:
-        save_s = ASSUMED_FIXED_S + state_bytes / (ASSUMED_BYTES_PER_S * process_count)
-    else:
-        save_s = last_save.committed_s * state_bytes / last_save.bytes
+def figures(pace: Pace, state_bytes: int, process_count: int, throughput: Throughput) -> Figures:
+    """Predicts an emergency from the pace of training and the saves so far."""
+    bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
+    save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
     step_s = pace.step_s
     return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (LIMIT + 1) * step_s, save_s)
 
@@ -113,15 +109,19 @@ class Forecaster:
 
     Args:
         process_count: Who save together.
+        throughput: Of the saves so far, also of earlier starts.
+        margin: Factor on predictions.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, process_count: int, clock: Callable[[], float]) -> None:
+    def __init__(self, process_count: int, throughput: Throughput, margin: float, clock: Callable[[], float]) -> None:
         self._process_count = process_count
+        self._throughput = throughput
+        self.margin = margin
         self._clock = clock
         self._pace = Pace()
         self._state_bytes: int | None = None
-        self._last_save: SaveStats | None = None
+        self._last_save: object = None
         self._told = False
 
     @property
@@ -141,10 +141,31 @@ class Forecaster:
         """What an emergency would take now; None while that is not known."""
         if self._state_bytes is None or not self._pace.known:
             return None
-        return figures(self._pace, self._state_bytes, self._process_count, self._last_save)
+        return figures(self._pace, self._state_bytes, self._process_count, self._throughput)
 
-    def news(self, last_save: SaveStats | None) -> Figures | None:
-        """The figures, when they are known first and whenever another save was measured."""
+    def situation(self, step: int, left_s: float, snapshot: NewestSnapshot | None) -> Situation:
+        """What the deadline plan goes by at the agreed point. What is not known is taken for nothing there.
+
+        Args:
+            step: The current one.
+            left_s: Until everything must be done.
+            snapshot: The newest in host memory.
+        """
+        known = self.figures()
+        return Situation(
+            step=step,
+            left_s=left_s,
+            state_bytes=self._state_bytes,
+            process_count=self._process_count,
+            drain_s=0.0 if known is None else known.drain_s,
+            streamed_bytes_per_s=self._throughput.streamed_bytes_per_s,
+            snapshot_bytes_per_s=self._throughput.snapshot_bytes_per_s,
+            snapshot=snapshot,
+            margin=self.margin,
+        )
+
+    def news(self, last_save: object) -> Figures | None:
+        """The figures, when they are known first and whenever another save, told by its measures, was committed."""
         if self._told and last_save is self._last_save:
             return None
         self._last_save = last_save

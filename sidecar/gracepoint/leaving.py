@@ -164,8 +164,11 @@ class Leaving:
             code = self._overdue_code if decided is None else decided
 
         def last_words() -> None:
+            nonlocal code
             if decided is None:
                 self._on_overdue()
+                if self._code is not None:  # what was saved in the background is known only now
+                    code = self._code
             log.warning("ended by the watchdog code=%d", code)
             flush_output()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gracepoint.gang import Gang
-from gracepoint.receivers import Mailbox, MetadataWatchers, Operator, Sender, SigtermReceiver
+from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Sender, SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
 
@@ -20,12 +20,14 @@ class Receivers:
     Args:
         settings: What there is to listen to.
         mailbox: Where notices go.
+        hints: Where hints go.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, settings: Settings, mailbox: Mailbox, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: Settings, mailbox: Mailbox, hints: Hints, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._mailbox = mailbox
+        self._hints = hints
         self._operator = Operator.known_to(settings, clock)
         self._metadata: MetadataWatchers | None = None
         self._sigterm: SigtermReceiver | None = None
@@ -41,7 +43,7 @@ class Receivers:
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
-            self._operator.subscribe(session, gang, self._mailbox, __version__)
+            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints)
 
     def stop_listening(self) -> None:
         """Brings no notices any more; word can still be sent. Safe to repeat."""

@@ -35,6 +35,8 @@ class Progress:
     seconds_to_spare: float | None = None
     stages: dict[str, StageTiming] = dataclasses.field(default_factory=dict)
     message: str = ""
+    choice: str | None = None
+    choice_reason: str = ""
 
 
 class Reporter:
@@ -68,10 +70,12 @@ class Reporter:
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
         log.info(
-            "preemption phase=%s preemption=%s cause=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s message=%s",
+            "preemption phase=%s preemption=%s cause=%s choice=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s "
+            "message=%s",
             phase,
             preemption,
             cause,
+            progress.choice,
             progress.ordinal,
             progress.step,
             progress.bytes,
@@ -98,6 +102,8 @@ class Reporter:
             seconds_to_spare=progress.seconds_to_spare,
             stages=progress.stages,
             message=progress.message,
+            choice=progress.choice,
+            choice_reason=progress.choice_reason,
         )
         left_s = remaining_s + _AFTER_DEADLINE_S if math.isfinite(remaining_s) else _UNHURRIED_S
         self._sender.send(message, within_s=left_s)

@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gracepoint.errors import AgreementError, CheckpointError, Preempted, SaveFailed, SettingsError
+from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.forecast import Forecaster
 from gracepoint.host_values import HostValues
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
+from gracepoint.periodic import PeriodicSaves
 from gracepoint.runahead import RunAhead
 from gracepoint.settings import Settings
 from gracepoint.standby import Standby
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 _RESTORE_TIMEOUT_S = 3600.0
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
-_PERIODIC_TIMEOUT_S = 900.0
 #: What Python ends with after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
 
@@ -64,18 +64,18 @@ class Session:
     ) -> None:
         global _open
         self._checkpointer = checkpointer
-        self._directory = directory
-        self._margin = settings.margin
         self._values = HostValues()
         self._began = False  # restore or a sync point was called
-        self._restored_step: int | None = None
         self._run_ahead = RunAhead()
-        self._forecaster = Forecaster(meeting.gang.process_count, clock)
+        throughput = checkpointer.throughput
+        self._forecaster = Forecaster(meeting.gang.process_count, throughput, settings.margin, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
-        standby = Standby(settings, meeting, self.nonce, self._forecaster.figures, clock)
+        standby = Standby(settings, meeting, self.nonce, self._forecaster, clock)
         self._standby = standby
+        self._saves = PeriodicSaves(checkpointer, directory, standby.agreement, standby.mailbox)
         self._points = SyncPoints(standby.agreement, standby.saving, standby.emergency, self._steps_at_risk)
+        standby.emergency.look_for_commits(lambda: checkpointer.committed_step, lambda: self._points.step)
         atexit.register(self._at_exit)
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
@@ -123,7 +123,7 @@ class Session:
             self._standby.reporter.resumption(None, training=False)
             return like, 0
         self._values.set(restored.host_state, restored.step)
-        self._points.step = self._restored_step = restored.step
+        self._points.step = self._saves.restored_step = restored.step
         log.info("restored step=%d", restored.step)
         self._standby.reporter.resumption(restored.step, training=False)
         return restored.state, restored.step
@@ -147,7 +147,7 @@ class Session:
         """
         number = self._points.begin(step)
         if not self._began:
-            self._check_that_nothing_newer_is_there(number)
+            self._saves.check_that_nothing_newer_is_there(number)
         self._began = True
         self._points.step = number
         self._throttle(state)
@@ -156,11 +156,12 @@ class Session:
         if not self._forecaster.prepared:
             total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.periodic)
             self._forecaster.prepare(total_bytes)
-            self._standby.reporter.resumption(self._restored_step, training=True)
-        if self._checkpointer.is_due(number):
-            self._save_periodically(state)
+            self._standby.reporter.resumption(self._saves.restored_step, training=True)
+        if self._standby.hints.due():
+            self._checkpointer.hasten()
+        self._saves.save_if_due(number, state, self._values.get)
         if (figures := self._forecaster.news(self._checkpointer.last_save)) is not None:
-            self._standby.reporter.forecast(figures, self._margin)
+            self._standby.reporter.forecast(figures, self._forecaster.margin)
 
     def poll(self, state: Any) -> None:
         """A sync point that is no step (an evaluation loop): saves at the last step's number if it is time.
@@ -241,17 +242,6 @@ class Session:
 
     # Within sync points.
 
-    def _check_that_nothing_newer_is_there(self, step: int) -> None:
-        from gracepoint.checkpoint.functions import latest_step
-
-        newest = latest_step(self._directory)
-        if newest is not None and newest >= step:
-            raise CheckpointError(
-                f"step({step}): {self._directory} has a complete step {newest}, and restore() was not called. The next "
-                f"start would restore that one, and not what is trained now: call session.restore(like=state) before "
-                f"the first step, or give this run a directory of its own"
-            )
-
     def _throttle(self, state: Any) -> None:
         try:
             self._run_ahead.throttle(state)
@@ -269,20 +259,8 @@ class Session:
             save = self._standby.saving.save
             self._points.end_epoch(save(self._checkpointer, self._points.step, state, self._values.get))
 
-    def _save_periodically(self, state: Any) -> None:
-        if self._standby.agreement.noticed:
-            # A preemption is about to save: that the save before failed must not keep it from that.
-            try:
-                left_s = max(0.0, self._standby.mailbox.remaining_s())
-                self._checkpointer.wait_until_finished(min(left_s, _PERIODIC_TIMEOUT_S))
-            except SaveFailed as error:
-                log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
-        self._checkpointer.save_in_background(self._points.step, state, self._values.get())
-
     def _steps_at_risk(self) -> int | None:
-        last = self._checkpointer.last_save
-        saved = last.step if last is not None else self._restored_step
-        return None if saved is None else self._points.step - saved
+        return self._saves.steps_at_risk(self._points.step)
 
     # The end of the session.
 

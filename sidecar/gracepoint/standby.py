@@ -9,13 +9,13 @@ import functools
 from collections.abc import Callable
 
 from gracepoint.emergency import Emergency
-from gracepoint.forecast import Figures
+from gracepoint.forecast import Forecaster
 from gracepoint.leaving import Leaving
 from gracepoint.listening import Receivers
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.notices import Notices
 from gracepoint.outlook import Outlook
-from gracepoint.receivers import Mailbox
+from gracepoint.receivers import Hints, Mailbox
 from gracepoint.reporting import Reporter
 from gracepoint.saving import Saving
 from gracepoint.settings import Settings
@@ -30,7 +30,7 @@ class Standby:
         settings: Of this process.
         meeting: The processes.
         nonce: The session's.
-        figures: What an emergency would take now; None while that is not known.
+        forecaster: What an emergency would take now.
         clock: Monotonic seconds.
     """
 
@@ -39,16 +39,17 @@ class Standby:
         settings: Settings,
         meeting: Meeting,
         nonce: str,
-        figures: Callable[[], Figures | None],
+        forecaster: Forecaster,
         clock: Callable[[], float],
     ) -> None:
         gang = meeting.gang
         self._alone = gang.process_count == 1
         self.mailbox = Mailbox(clock)
-        self._receivers = Receivers(settings, self.mailbox, clock)
+        self.hints = Hints(clock)
+        self._receivers = Receivers(settings, self.mailbox, self.hints, clock)
         self.reporter = Reporter(self._receivers.sender, settings, nonce, gang, self.mailbox)
         notices = Notices(self.mailbox, gang.process_index, clock)
-        outlook = Outlook(self.mailbox, settings, figures, clock)
+        outlook = Outlook(self.mailbox, settings, forecaster.figures, clock)
         self.emergency = Emergency(gang, settings, self.mailbox, notices, outlook, self.reporter, clock)
         self.leaving = Leaving(
             meeting.store,
@@ -60,7 +61,7 @@ class Standby:
         self.leaving.start()
         self.emergency.leave_by(self.leaving)
         self.agreement = Agreement(meeting.store, gang, self.emergency)
-        self.saving = Saving(gang, settings, self.mailbox, self.reporter, self.emergency, self.agreement)
+        self.saving = Saving(gang, settings, self.mailbox, self.reporter, self.emergency, self.agreement, forecaster)
         notices.connect(self.agreement)
         # A SIGTERM would have raised JAX's notice without us, at once; any other notice does when it is time.
         tell_jax = functools.partial(raise_jax_notice, meeting.client)

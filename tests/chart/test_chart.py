@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.admission.routes import PATH_JOBSETS, PATH_PODS
+from gracepoint_operator.admission.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS
+from gracepoint_operator.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.resources.crds import definitions
 from tests.chart.conftest import CHART, Helm, Render
 
@@ -68,8 +69,11 @@ def test_the_role_is_exactly_this(render: Render) -> None:
     assert granted == {
         "/namespaces": {"get"},
         "/nodes": watch,
-        "/pods": watch,
+        "/pods": read,
+        "policy/poddisruptionbudgets": {"list"},
         "events.k8s.io/events": {"create"},
+        "karpenter.sh/nodeclaims": watch,
+        "kueue.x-k8s.io/workloads": watch,
         "batch/jobs": read,
         "jobset.x-k8s.io/jobsets": read,
         "gracepoint.dev/checkpointpolicies": read,
@@ -92,7 +96,7 @@ def test_the_pods_are_restricted(render: Render) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         assert key not in pod
-    assert {kind for v in pod["volumes"] for kind in v.keys() - {"name"}} == {"secret", "emptyDir"}
+    assert {kind for v in pod["volumes"] for kind in v.keys() - {"name"}} == {"secret", "configMap", "emptyDir"}
     for container in pod["containers"]:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -106,6 +110,8 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
     args = container["args"]
     assert dict(zip(args[::2], args[1::2], strict=True)) == {
         "--tls-directory": "/tls",
+        "--signals": "/etc/gracepoint/signals.json",
+        "--likely-gangs-per-minute": "10",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",
         "--https-port": "8443",
         "--health-port": "8080",
@@ -114,7 +120,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--log-format": "json",
     }
     assert {e["name"] for e in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
-    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/tmp"}
+    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/etc/gracepoint", "/tmp"}
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
     assert ports == {"https": 8443, "health": 8080}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
@@ -165,6 +171,31 @@ def test_a_jobset_is_refused_and_a_pod_created_while_the_operator_is_down(render
     assert pods["timeoutSeconds"] <= 3
     assert jobsets["clientConfig"]["service"]["path"] == PATH_JOBSETS
     assert pods["clientConfig"]["service"]["path"] == PATH_PODS
+
+
+@pytest.mark.parametrize("settings", MODES)
+def test_evictions_wait_at_most_a_second_for_an_operator_that_is_down(render: Render, settings: list[str]) -> None:
+    objects = render(*settings)
+    configuration = one(objects, "ValidatingWebhookConfiguration")
+    (webhook,) = configuration["webhooks"]
+    assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 1)
+    assert webhook["timeoutSeconds"] > LOOK_WITHIN_S, "the answer must come before the API server has given up"
+    assert webhook["sideEffects"] == "NoneOnDryRun"
+    (rule,) = webhook["rules"]
+    assert (rule["resources"], rule["operations"]) == (["pods/eviction"], ["CREATE"])
+    assert webhook["clientConfig"]["service"]["path"] == PATH_EVICTIONS
+    assert "objectSelector" not in webhook, "an Eviction carries no labels of its pod"
+    (mutating, *_) = webhooks(objects).values()
+    assert webhook["clientConfig"].get("caBundle") == mutating["clientConfig"].get("caBundle")
+    annotations = one(objects, "MutatingWebhookConfiguration")["metadata"].get("annotations")
+    assert configuration["metadata"].get("annotations") == annotations
+
+
+def test_evictions_in_system_namespaces_are_not_asked_about(render: Render) -> None:
+    (webhook,) = one(render("admission.excludedNamespaces={batch}"), "ValidatingWebhookConfiguration")["webhooks"]
+    (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+    assert expression["operator"] == "NotIn"
+    assert expression["values"] == ["kube-system", "kube-public", "kube-node-lease", "gp-system", "batch"]
 
 
 @pytest.mark.parametrize("name", ["gp", "zeta"])
@@ -257,6 +288,7 @@ def test_namespaced_objects_are_in_the_releases_namespace(render: Render, settin
         "ClusterRoleBinding",
         "CustomResourceDefinition",
         "MutatingWebhookConfiguration",
+        "ValidatingWebhookConfiguration",
     }
     for o in render(*settings):
         expected = None if o["kind"] in cluster_wide else "gp-system"
@@ -283,6 +315,24 @@ def test_wrong_values_are_refused_naming_them(template: Helm, setting: str, word
     assert words in done.stderr
 
 
+def test_prometheus_operator_is_pointed_at_the_pods_metrics_if_asked_for(render: Render) -> None:
+    assert of_kind(render(), "PodMonitor") == []
+    objects = render("podMonitor.enabled=true", "podMonitor.interval=15s", "podMonitor.labels.release=prometheus")
+    monitor = one(objects, "PodMonitor")
+    deployment = one(objects, "Deployment")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert monitor["spec"]["selector"] == deployment["spec"]["selector"]
+    assert endpoint == {"port": "health", "path": "/metrics", "interval": "15s"}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    ports = {port["name"] for port in pod_spec(objects)["containers"][0]["ports"]}
+    assert endpoint["port"] in ports
+
+
+def test_logs_are_json_if_asked_for(render: Render) -> None:
+    arguments = pod_spec(render("logFormat=json"))["containers"][0]["args"]
+    assert arguments[arguments.index("--log-format") + 1] == "json"
+
+
 def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
     objects = render(
         "image.repository=r.example/op",
@@ -299,4 +349,4 @@ def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
     metadata = one(objects, "Deployment")["spec"]["template"]["metadata"]
     assert metadata["labels"]["team"] == "x"
-    assert metadata["annotations"] == {"note": "y"}
+    assert metadata["annotations"]["note"] == "y"

@@ -61,6 +61,12 @@ def _scale(cluster: Cluster, replicas: int) -> None:
 
 def refused(cluster: Cluster) -> dict[str, float]:
     """How many requests all replicas have refused on the channel, by reason."""
+    pattern = re.compile(r'gracepoint_channel_requests_refused_total{reason="(\w+)"}')
+    return {found[1]: count for name, count in counted(cluster).items() if (found := pattern.fullmatch(name))}
+
+
+def counted(cluster: Cluster) -> dict[str, float]:
+    """The metrics of all replicas, summed, by name with labels."""
     pods = cluster.kubectl(
         "get", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
     )
@@ -68,8 +74,6 @@ def refused(cluster: Cluster) -> dict[str, float]:
     for pod in json.loads(pods.stdout)["items"]:
         path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
         text = cluster.kubectl("get", "--raw", path).stdout
-        for reason, count in re.findall(
-            r'^gracepoint_channel_requests_refused_total{reason="(\w+)"} (\S+)$', text, re.M
-        ):
-            counts[reason] = counts.get(reason, 0) + float(count)
+        for name, count in re.findall(r"^(gracepoint_.+) (\S+)$", text, re.M):
+            counts[name] = counts.get(name, 0) + float(count)
     return counts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import time
+
 import pytest
 
 from demo import nodes
@@ -76,13 +79,17 @@ def test_a_tainted_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
 def test_a_drained_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
     node = run.wait_for_trainers(MIDDLE)[1].node
-    run.cluster.kubectl(
-        "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s", timeout_s=100
-    )
+    drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
+    drained = run.cluster.kubectl(*drain, timeout_s=100)
+    ended_unix_s = time.time()
+    assert f"Gracepoint saves the JobSet {run.name}" in drained.stderr, "it was not held"
     snapshot = finished(run, undisturbed)
     assert node not in {pod.node for pod in snapshot.pods}
-    committed(run.wait_for_phase(Phase.COMMITTED))
-    assert [p["spec"]["cause"] for p in run.look().preemptions] == ["Drain"]
+    saved = committed(record := run.wait_for_phase(Phase.COMMITTED))
+    attempted = datetime.datetime.fromisoformat(record["spec"]["evictionAttemptedAt"])
+    assert attempted.timestamp() + reached(saved)["committed"] < ended_unix_s, "it ended before the commit"
+    assert (record["spec"]["cause"], record["spec"]["signal"]) == ("Drain", "eviction of the pod")
+    assert len(run.look().preemptions) == 1
 
 
 def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:

@@ -285,3 +285,23 @@ def test_probes_tell_listening_from_knowing(replica: Replica) -> None:
         url = f"http://localhost:{replica.server.health_port}/{path}"
         with urllib.request.urlopen(url) as response:
             assert response.status == 200
+
+
+def test_the_receipt_of_an_open_stream_costs_no_review_of_its_token_and_any_other_does(replica: Replica) -> None:
+    stream = replica.stream(0, "s-0")
+    assert isinstance(stream.next(), Hello)
+    replica.taint()
+    stream.notice()
+    replica.api.bind_token("renewed", NAMESPACE, "uid-pod-0-0")  # as kubelet does every hour: another token
+
+    def reviews() -> int:
+        return replica.api.calls.count(f"POST {kinds.TOKEN_REVIEWS.path()}")
+
+    before = reviews()
+    receipt = Acknowledgement(pod_uid="uid-pod-0-0", session="s-0", preemption=NAME, process_index=0)
+    replica.post("renewed", PATH_ACKNOWLEDGE, receipt)
+    assert reviews() == before
+    other = dataclasses.replace(receipt, pod_uid="uid-pod-1-0", session="s-1", process_index=1)
+    replica.post("token-1", PATH_ACKNOWLEDGE, other)
+    assert reviews() == before + 1
+    stream.close()

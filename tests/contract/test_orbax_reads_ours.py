@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint import commit, layout
 from tests.unit.checkpoint.support import (
@@ -106,6 +108,19 @@ def test_arrays_of_zeros_and_without_elements_are_restored(tmp_path: Path) -> No
     save(engine(tmp_path), 1, state)
     found = ocp.StandardCheckpointer().restore(tmp_path / "1" / "default", state)
     assert_same(found, state)
+
+
+def test_what_was_written_past_the_page_cache_is_restored(tmp_path: Path) -> None:
+    turned = Format(Layout(major_to_minor=(1, 0)), sharding("x", "y"))
+    values = np.random.default_rng(0).standard_normal((602, 998), np.float32)  # no whole blocks of a disk
+    state = {
+        "split": jax.device_put(values, sharding("x", "y")),
+        "whole": jax.device_put(values.astype(jnp.bfloat16), sharding()),
+        "turned": jax.device_put(values, turned),
+        "bytes": np.frombuffer(values.tobytes(), np.uint8)[1:],
+    }
+    save(engine(tmp_path), 1, state)
+    assert_same(ocp.StandardCheckpointer().restore(tmp_path / "1" / "default", state), state)
 
 
 def test_a_salvaged_step_is_restored(tmp_path: Path) -> None:

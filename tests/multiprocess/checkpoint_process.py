@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, catalog, commit, saving, writer
+from gracepoint.checkpoint import Checkpointer, catalog, commit, express_writer, saving, writer
 from gracepoint.errors import GracepointError
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import JaxStore, StoreGang
@@ -123,14 +123,14 @@ def is_commit(source: Any, target: Any) -> bool:
     return Path(target).name.isdigit()
 
 
-def is_third_chunk() -> Callable[[Any], bool]:
+def is_third_chunk() -> Callable[..., bool]:
     seen = itertools.count(1)
-    return lambda data: isinstance(data, memoryview) and next(seen) == 3
+    return lambda folders, job, chunk, *_: chunk.mine and next(seen) == 3
 
 
 POINTS: dict[str, Callable[[], None]] = {
     "before any file": lambda: around(writer.Writer, "write", before=lambda *_: True),
-    "in the middle of the files": lambda: around(writer, "file_of", before=is_third_chunk()),
+    "in the middle of the files": lambda: around(express_writer, "_write_chunk", before=is_third_chunk()),
     "after the files": lambda: around(writer.Writer, "write", after=lambda *_: True),
     "before the done-record": lambda: around(saving, "write_durably", before=is_done_record),
     "after the done-record": lambda: around(saving, "write_durably", after=is_done_record),

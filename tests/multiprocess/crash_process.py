@@ -2,9 +2,10 @@
 
     crash_process.py FORMAT ROOT ATTEMPT ACTION...
 
-FORMAT is ``files`` (one for each chunk) or ``ocdbt``.
+FORMAT is ``files`` (one for each chunk), ``direct`` (the same, past the page cache however small they are) or
+``ocdbt``, or ``path``: there all saves go to ``ROOT/model``, each with ``force`` over the one before.
 Actions: ``background:STEP``, ``save:STEP``, ``die-before-commit:STEP`` (as soon as its own part is durable) and
-``restore:STEP``.
+``restore:STEP``; with a path, ``background``, ``save``, ``die-before-commit``.
 Marks: ``begun STEP``, ``durable STEP PROCESS`` and ``committed STEP``.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer
+from gracepoint.checkpoint import AsyncCheckpointer, Checkpointer, direct_io, saving
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import JaxStore, StoreGang
@@ -55,13 +57,34 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
 
         store = JaxStore(distributed.global_state.client, f"test/{attempt}")
         gang = StoreGang(store, place.process_index, place.process_count)
+    if form == "path":
+        with AsyncCheckpointer(gang=gang, timeout_s=TIMEOUT_S) as checkpointer:
+            for action in actions:
+                verb, step = action.split(":")
+                replace(checkpointer, Path(root, "model"), verb, int(step))
+        return
     options = WriteOptions(use_ocdbt=form == "ocdbt")
+    if form == "direct":
+        assert direct_io.has_direct_io(Path(root))
+        direct_io._SMALL_BYTES = 0
     engine = Checkpointer(root, gang=gang, attempt=attempt, keep_last=1, options=options)
     for action in actions:
         verb, step = action.split(":")
         ACTIONS[verb](engine, int(step))
         print(f"{action} done", flush=True)
     engine.close(TIMEOUT_S)
+
+
+def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -> None:
+    mark(f"begun {step}")
+    if verb == "die-before-commit":
+        saving.Save._commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    if verb == "background":
+        checkpointer.save(path, make_state(step), force=True)
+        checkpointer.wait_until_finished()
+    else:
+        checkpointer.save_and_wait(path, make_state(step), force=True)
+    mark(f"committed {step}")
 
 
 def do_background(engine: Checkpointer, step: int) -> None:

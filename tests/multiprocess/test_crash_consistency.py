@@ -7,6 +7,7 @@ the steps whose save had begun, whole, and never an older one than what a proces
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -18,9 +19,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.checkpoint import catalog
+from gracepoint.checkpoint import AsyncCheckpointer, catalog
 from gracepoint.checkpoint.integrity import verify
 from gracepoint.checkpoint.layout import Layout
+from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace
 from tests.multiprocess.disk import Crash, Disk, Tree
 from tests.multiprocess.launcher import Processes
@@ -33,7 +35,7 @@ LIKE = {"w": jnp.zeros(8), "b": jnp.zeros(3, jnp.bfloat16), "n": 0}
 KILLED = -9
 
 
-STEPS = range(1, 5)
+STEPS = range(1, 6)
 # How many processes, and what they do: saves with a deletion, an emergency, a death before the commit, a salvage, and a
 # step that is saved again.
 FILES = [
@@ -41,10 +43,20 @@ FILES = [
     (1, ["files", "job-1-b", "restore:4"]),
     (1, ["files", "job-2-c", "save:4"]),
 ]
+# The same past the page cache.
+DIRECT = [
+    (2, ["direct", "job-0-a", "save:1", "die-before-commit:2"]),
+    (1, ["direct", "job-1-b", "restore:2"]),
+]
 # The same where the processes' parts are merged at the commit.
 OCDBT = [
     (2, ["ocdbt", "job-0-a", "background:1", "save:2", "die-before-commit:3"]),
     (1, ["ocdbt", "job-1-b", "restore:3"]),
+]
+# One path that is saved to over and over, and at last by another start.
+PATH = [
+    (2, ["path", "job-0-a", "background:1", "save:2", "background:3", "die-before-commit:4"]),
+    (1, ["path", "job-1-b", "save:5"]),
 ]
 
 
@@ -67,15 +79,19 @@ class Run:
     left: Tree
 
 
-@pytest.fixture(scope="module", params=[FILES, OCDBT], ids=["a file for each chunk", "OCDBT"])
+@pytest.fixture(scope="module", params=[FILES, DIRECT, OCDBT], ids=["a file for each chunk", "direct I/O", "OCDBT"])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return record(request.param, tmp_path_factory.mktemp("recorded"))
+
+
+def record(run: Sequence[tuple[int, list[str]]], top: Path) -> Run:
+    """Has the processes of ``run`` do what it says, one start after the other, below ``top``."""
     if why := strace.missing():
         pytest.skip(why)
-    top = tmp_path_factory.mktemp("recorded")
     root = top / "root"
     root.mkdir()
     with strace.recording(top / "log") as nursery:
-        for count, (form, *arguments) in request.param:
+        for count, (form, *arguments) in run:
             arguments = [form, str(root), *arguments]
             with Processes.start(SCRIPT, count, arguments=arguments, devices=1, off=nursery) as processes:
                 codes = [result.code for result in processes.wait(90)]
@@ -124,9 +140,7 @@ def is_read_by_nobody(path: str) -> bool:
 def restored_after(crash: Crash, recorded: Run, root: Path) -> int | None:
     """Restores what a crash left, checks it, and returns the step."""
     where = f"a crash between {crash.first} and {crash.last} of the recording"
-    root.mkdir()
-    for path, data in crash.tree.items():
-        (root / path).mkdir() if data is None else (root / path).write_bytes(data)
+    lay_out(crash, root)
     visible = Layout(root).steps()
     for step in visible:
         assert verify(root / str(step)).ok, f"{where}: step {step} has its name and is not whole"
@@ -148,6 +162,41 @@ def restored_after(crash: Crash, recorded: Run, root: Path) -> int | None:
 def newest(reached: Mapping[int, int], position: int) -> int:
     """Returns the newest step that had reached a point by ``position``; 0 if none had."""
     return max((step for step, at in reached.items() if at <= position), default=0)
+
+
+def test_after_a_crash_at_any_point_a_path_that_is_replaced_holds_the_old_tree_or_the_new_one_whole(
+    tmp_path: Path, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "QUIET_S", 0.0)
+    run = record(PATH, tmp_path)
+    assert run.disk.tree() == run.left
+    crashes = run.disk.crashes(ignoring=is_read_by_nobody)
+    found = {path_after(crash, run, memory_folder / str(n)) for n, crash in enumerate(crashes)}
+    assert found >= {None, 1, 2, 3, 5}, "the crashes are not where they should be"
+
+
+def path_after(crash: Crash, recorded: Run, root: Path) -> int | None:
+    """Restores the path from what a crash left, checks it, and returns which save it holds."""
+    where = f"a crash between {crash.first} and {crash.last} of the recording"
+    lay_out(crash, root)
+    path = root / "model"
+    assert not path.exists() or verify(path).ok, f"{where}: the path is there, and not whole"
+    found = None
+    with AsyncCheckpointer(timeout_s=30) as checkpointer, contextlib.suppress(CheckpointNotFound):
+        state = checkpointer.restore(path, LIKE)
+        found = int(state["n"])
+        assert_same(state, {"w": jnp.arange(8.0) + found, "b": jnp.full(3, found, jnp.bfloat16), "n": found})
+    least, most = newest(recorded.committed, crash.last), newest(recorded.begun, crash.first)
+    assert least <= (found or 0) <= most, f"{where}: save {found} is restored, expected {least} to {most}"
+    shutil.rmtree(root)
+    return found
+
+
+def lay_out(crash: Crash, root: Path) -> None:
+    """Makes the tree that a crash left."""
+    root.mkdir()
+    for path, data in crash.tree.items():
+        (root / path).mkdir() if data is None else (root / path).write_bytes(data)
 
 
 @pytest.fixture

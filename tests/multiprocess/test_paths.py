@@ -78,4 +78,5 @@ def test_a_sessions_saves_by_the_clock_are_the_same_steps_in_all_processes(done:
 
 def test_nothing_unfinished_is_left(done: tuple[Path, list[str]]) -> None:
     assert not [path for path in done[0].rglob("*gracepoint-*") if "tmp" in path.name or "trash" in path.name]
-    assert not list(done[0].rglob(".gracepoint-*"))
+    hidden = {path.name for path in done[0].rglob(".gracepoint-*")}
+    assert hidden <= {".gracepoint-throughput"}, "which is kept for the next start"

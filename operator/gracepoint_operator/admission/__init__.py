@@ -1,8 +1,8 @@
-"""The mutating webhooks: what a labelled JobSet and its pods are given when they are created.
+"""The webhooks: what a labelled JobSet and its pods are given when they are created, and evictions that wait.
 
 Pure functions on plain dicts (``contract``, ``injection``, ``placement``), and thin routes (``routes``) that
-read an AdmissionReview, call them and answer with a JSON patch. Nothing here keeps state or writes to the
-API, so dry runs and repeated calls are harmless.
+read an AdmissionReview, call them and answer, the mutating ones with a JSON patch. Nothing here keeps state or
+writes to the API, so dry runs and repeated calls are harmless. Whether an eviction waits is the operator's to say.
 """
 
 from gracepoint_operator.admission.contract import Patched, Refused, release_contract

@@ -21,6 +21,7 @@ import dataclasses
 from typing import Any
 
 from gracepoint_operator.admission.members import Json, Member, Problems, gang
+from gracepoint_operator.admission.template import check_template
 from gracepoint_operator.resources import CheckpointPolicySpec
 
 #: Seconds between SIGTERM and SIGKILL where the pod template names none; Kubernetes' own 30 are few.
@@ -28,6 +29,8 @@ DEFAULT_GRACE_PERIOD_S = 120
 #: Ordinary failures that a JobSet without a failure policy survives: when a node dies without notice, its
 #: peers abort before anything says why, and that must not be the end of the job.
 DEFAULT_MAX_RESTARTS = 3
+#: The most that Kubernetes takes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
+MAX_POD_FAILURE_RULES = 20
 #: Our rule in the JobSet's failure policy; the name is reserved.
 RULE_NAME = "gracepoint_preemption"
 
@@ -57,7 +60,10 @@ def release_contract(jobset: Json, policy: CheckpointPolicySpec) -> Patched | Re
     members = gang(made, policy.training, problems)
     for member in members:
         _fail_as_a_whole(member, policy, problems)
+        check_template(member, _codes(policy), problems)
+        _run_at_once(member, members, problems)
     _hostnames(made, problems)
+    _restarts_elsewhere(made, problems)
     if problems:
         return Refused(tuple(problems))
     _restart_uncounted(made["spec"], members, policy)
@@ -76,7 +82,8 @@ def _fail_as_a_whole(member: Member, policy: CheckpointPolicySpec, problems: Pro
         )
     else:
         _expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
-    pod.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_PERIOD_S)
+    if pod.get("terminationGracePeriodSeconds") is None:
+        pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
     _expect(job, "backoffLimit", 0, path, "a replaced pod cannot join the running gang", problems)
     _expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
     if job.get("parallelism") is not None:
@@ -138,7 +145,15 @@ def _pod_failure_policy(member: Member, policy: CheckpointPolicySpec, problems: 
                 fix="Remove the rule",
             )
     # First match wins, so ours come first; the user's still say what happens to other failures.
-    pod_failure_policy["rules"] = ours + [rule for rule in rules if rule not in ours]
+    theirs = [rule for rule in rules if rule not in ours]
+    pod_failure_policy["rules"] = ours + theirs
+    if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
+        problems.add(
+            f"{member.path}.podFailurePolicy.rules",
+            found=f"{len(theirs)} rules",
+            expected=f"at most {MAX_POD_FAILURE_RULES - len(ours)} beside ours, as Kubernetes takes no more",
+            fix="Remove some, or put their exit codes together",
+        )
 
 
 def _is_about_leaving(rule: Json, codes: list[int], container: str) -> bool:
@@ -172,6 +187,31 @@ def _restart_uncounted(spec: Json, members: list[Member], policy: CheckpointPoli
     failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
     theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") != RULE_NAME]
     failure_policy["rules"] = [rule, *theirs]
+
+
+def _run_at_once(member: Member, members: list[Member], problems: Problems) -> None:
+    """No process of the gang waits for the end of another."""
+    gang_names = {other.name for other in members}
+    for i, item in enumerate(member.depends_on):
+        if item.get("status") == "Complete" and item.get("name") in gang_names:
+            problems.add(
+                f"{member.path.removesuffix('.template.spec')}.dependsOn[{i}].status",
+                found=f"Complete, of {item['name']}, which is of the same gang",
+                expected="Ready: all processes of a gang run at once",
+                fix="Set it to Ready, or name the replicatedJobs that train in the policy's "
+                "spec.training.replicatedJobs",
+            )
+
+
+def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
+    strategy = (jobset.get("spec", {}).get("failurePolicy") or {}).get("restartStrategy")
+    if strategy not in (None, "Recreate", "BlockingRecreate"):
+        problems.add(
+            "spec.failurePolicy.restartStrategy",
+            found=strategy,
+            expected="Recreate or BlockingRecreate: only new pods are bound to another node",
+            fix="Remove it",
+        )
 
 
 def _hostnames(jobset: Json, problems: Problems) -> None:

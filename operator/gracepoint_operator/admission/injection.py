@@ -18,9 +18,9 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.admission.members import Json, Member, Problems, gang
+from gracepoint_operator.admission.template import TOKEN_VOLUME
 from gracepoint_operator.resources import CheckpointPolicySpec
 
-VOLUME = "gracepoint-token"
 #: Lifetime of a projected token; the kubelet renews it after 80 %.
 TOKEN_LIFETIME_S = 3600
 
@@ -160,8 +160,8 @@ def _inject_template(member: Member, policy_name: str, environment: list[Json]) 
         "expirationSeconds": TOKEN_LIFETIME_S,
         "path": names.TOKEN_FILE.removeprefix(f"{names.TOKEN_DIRECTORY}/"),
     }
-    volume = {"name": VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
-    mount = {"name": VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}
+    volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
+    mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}
     pod["volumes"] = _with(pod.get("volumes") or [], volume)
     container["volumeMounts"] = _with(container.get("volumeMounts") or [], mount)
 

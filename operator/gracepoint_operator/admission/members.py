@@ -27,6 +27,7 @@ class Member:
     job: Json  # the Job's spec
     template: Json  # its pod template
     container: Json  # the one that trains
+    depends_on: tuple[Json, ...] = ()  # the replicatedJobs that JobSet starts before this one
 
     @property
     def pods_per_job(self) -> int:
@@ -74,7 +75,8 @@ def _member(index: int, job: Json, training: Training, problems: Problems) -> Me
     names = [container.get("name") for container in containers]
     for container in containers:
         if container.get("name") == training.container or not training.container:
-            return Member(path, job["name"], replicas, spec, template, container)
+            depends_on = tuple(job.get("dependsOn") or ())
+            return Member(path, job["name"], replicas, spec, template, container, depends_on)
     problems.add(
         f"{path}.template.spec.containers",
         found=names,

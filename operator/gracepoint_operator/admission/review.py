@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jsonpatch
@@ -20,11 +21,13 @@ class NoReview(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the API server asks about."""
+    """What the API server asks about. The name is empty where the API server is going to make one."""
 
     uid: str
     namespace: str
     object: Json
+    name: str = ""
+    dry_run: bool = False
 
     @staticmethod
     def read(body: bytes) -> Request:
@@ -37,7 +40,13 @@ class Request:
             review: Any = json.loads(body)
             found = review["apiVersion"], review["kind"]
             request = review["request"]
-            read = Request(request["uid"], request.get("namespace", ""), request["object"])
+            read = Request(
+                request["uid"],
+                request.get("namespace", ""),
+                request["object"],
+                request.get("name", ""),
+                request.get("dryRun") is True,
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise NoReview(f"expected an AdmissionReview, found {body[:80]!r} ({error!r})") from error
         if found != (API_VERSION, "AdmissionReview"):
@@ -51,9 +60,11 @@ class Request:
         return (self.object.get("metadata") or {}).get("labels") or {}
 
 
-def allowed(request: Request, wanted: Json) -> Json:
-    """The answer that turns the request's object into ``wanted``."""
+def allowed(request: Request, wanted: Json, warnings: Sequence[str] = ()) -> Json:
+    """The answer that turns the request's object into ``wanted``; clients show the warnings."""
     response: Json = {"uid": request.uid, "allowed": True}
+    if warnings:
+        response["warnings"] = list(warnings)
     patch = jsonpatch.make_patch(request.object, wanted).patch
     if patch:
         text = json.dumps(patch, separators=(",", ":"))
@@ -64,6 +75,18 @@ def allowed(request: Request, wanted: Json) -> Json:
 def refused(request: Request, message: str) -> Json:
     """The answer that shows ``message`` to whoever made the request."""
     status = {"code": 422, "reason": "Invalid", "message": message}
+    return _review({"uid": request.uid, "allowed": False, "status": status})
+
+
+def later(request: Request, message: str) -> Json:
+    """The answer to an eviction that has to wait: that of a PodDisruptionBudget, at which every client tries again."""
+    status = {"code": 429, "reason": "TooManyRequests", "message": message}
+    return _review({"uid": request.uid, "allowed": False, "status": status})
+
+
+def unknown(request: Request, message: str) -> Json:
+    """The answer where one cannot know: the same request may succeed later."""
+    status = {"code": 503, "reason": "ServiceUnavailable", "message": message}
     return _review({"uid": request.uid, "allowed": False, "status": status})
 
 

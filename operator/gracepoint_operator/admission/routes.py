@@ -23,11 +23,13 @@ from gracepoint_operator.admission.injection import (
 )
 from gracepoint_operator.admission.members import Json
 from gracepoint_operator.admission.placement import avoid_nodes
-from gracepoint_operator.admission.review import NoReview, Request, allowed, refused
+from gracepoint_operator.admission.review import NoReview, Request, allowed, later, refused, unknown
+from gracepoint_operator.admission.shown import overruled, shown
 from gracepoint_operator.resources import CheckpointPolicy
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_PODS = "/mutate/pods"
+PATH_EVICTIONS = "/validate/evictions"
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +46,23 @@ class AdmissionContext(Protocol):
 
         Raises:
             pydantic.ValidationError: It is there, and cannot be used.
-            Exception: Whatever says that one cannot know; the request then fails with 500.
+            Exception: Whatever says that one cannot know; the request is then refused with 503.
         """
 
     def disrupted_nodes(self) -> frozenset[str]:
         """Names of the nodes that new pods should keep off."""
+
+    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
+        """Notes that somebody asks to evict the pod. Bounded in time.
+
+        Args:
+            namespace: The pod's.
+            pod: Its name.
+            uid: The only UID that the eviction is for; None: whichever.
+
+        Returns:
+            For people, why it has to wait; None: it may go on.
+        """
 
 
 def add_routes(app: web.Application, context: AdmissionContext) -> None:
@@ -62,6 +76,11 @@ def add_routes(app: web.Application, context: AdmissionContext) -> None:
         request = await _read(http)
         return web.json_response(mutate_pod(request, context))
 
+    async def validate_evictions(http: web.Request) -> web.Response:
+        request = await _read(http)
+        return web.json_response(await validate_eviction(request, context))
+
+    app.router.add_post(PATH_EVICTIONS, validate_evictions)
     app.router.add_post(PATH_JOBSETS, mutate_jobsets)
     app.router.add_post(PATH_PODS, mutate_pods)
 
@@ -76,6 +95,9 @@ async def mutate_jobset(request: Request, context: AdmissionContext) -> Json:
         policy = await context.policy(request.namespace, name) if name else None
     except ValidationError as error:
         return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
+    except Exception as error:
+        logger.exception("CheckpointPolicy cannot be read")
+        return unknown(request, f"{where}, a CheckpointPolicy that could not be read just now ({error}). Try again")
     if policy is None:
         return refused(
             request,
@@ -87,7 +109,9 @@ async def mutate_jobset(request: Request, context: AdmissionContext) -> Json:
         if isinstance(result, Refused):
             logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, result.message)
             return refused(request, result.message)
-        return allowed(request, inject_jobset(result.object, name, policy.spec, context.settings))
+        made = inject_jobset(result.object, name, policy.spec, context.settings)
+        warnings = overruled(request.object, made, policy)
+        return allowed(request, shown(request.object, made, policy), warnings)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
@@ -100,6 +124,26 @@ def mutate_pod(request: Request, context: AdmissionContext) -> Json:
     if LABEL_POLICY in request.labels and is_injected(pod):
         pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
     return allowed(request, pod)
+
+
+async def validate_eviction(request: Request, context: AdmissionContext) -> Json:
+    """Eviction CREATE: 429 while the pod's gang saves.
+
+    Whatever goes wrong here, the answer is to let it through: at anything but 429 drains give up.
+    """
+    options: Json = request.object.get("deleteOptions") or {}
+    if request.dry_run or options.get("dryRun"):
+        # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and
+        # sooner or later it will be; held, it would be tried again until then.
+        return allowed(request, request.object)
+    try:
+        pod = request.name or request.object["metadata"]["name"]
+        uid = (options.get("preconditions") or {}).get("uid")
+        why = await context.why_eviction_waits(request.namespace, pod, uid)
+    except Exception:
+        logger.exception("an eviction could not be decided about, it is let through")
+        why = None
+    return allowed(request, request.object) if why is None else later(request, why)
 
 
 async def _read(http: web.Request) -> Request:

@@ -7,8 +7,8 @@ from typing import Any
 from gracepoint.wire.names import API_VERSION, GROUP
 from gracepoint_operator.resources.base import Resource, cel, rules
 from gracepoint_operator.resources.policy import CheckpointPolicy
-from gracepoint_operator.resources.preemption import Preemption
-from gracepoint_operator.resources.schema import structural
+from gracepoint_operator.resources.preemption import EITHER, Preemption, PreemptionRequest
+from gracepoint_operator.resources.schema import either, structural
 
 
 def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -> dict[str, Any]:
@@ -56,7 +56,11 @@ _POLICY_RULES = rules(
 
 
 def _definition(
-    model: type[Resource], short_names: list[str], columns: list[dict[str, Any]], extra: dict[str, Any]
+    model: type[Resource],
+    short_names: list[str],
+    columns: list[dict[str, Any]],
+    parts: dict[str, Any],
+    extra: dict[str, Any],
 ) -> dict[str, Any]:
     schema = {
         "type": "object",
@@ -67,8 +71,7 @@ def _definition(
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural(model.part("spec")),
-            "status": structural(model.part("status")),
+            **parts,
         },
     }
     return {
@@ -105,10 +108,21 @@ def _definition(
     }
 
 
+def _parts(model: type[Resource]) -> dict[str, Any]:
+    return {name: structural(model.part(name)) for name in ("spec", "status")}
+
+
+def _preemption() -> dict[str, Any]:
+    """A record of the operator, or somebody's request."""
+    record, request = _parts(Preemption), _parts(PreemptionRequest)
+    spec = either(record["spec"], request["spec"])
+    return {"spec": either(EITHER, spec), "status": either(record["status"], request["status"])}
+
+
 def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of the file that each is kept in."""
     made = (
-        _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _POLICY_RULES),
-        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, {}),
+        _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _parts(CheckpointPolicy), _POLICY_RULES),
+        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), {}),
     )
     return {f"{crd['metadata']['name']}.yaml": crd for crd in made}

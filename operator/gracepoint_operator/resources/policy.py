@@ -44,8 +44,16 @@ class SignalKind(StrEnum):
     """What can be seen of a disruption before it happens."""
 
     NODE_TAINT = "NodeTaint"
+    NODE_LABEL = "NodeLabel"
+    NODE_ANNOTATION = "NodeAnnotation"
+    NODE_CONDITION = "NodeCondition"
+    NODE_CLAIM = "NodeClaim"
+    SUSPENSION = "Suspension"
+    TIME_LIMIT = "TimeLimit"
     DISRUPTION_TARGET = "DisruptionTarget"
     POD_DELETION = "PodDeletion"
+    EVICTION = "Eviction"
+    REQUEST = "Request"
 
 
 class CloudMetadata(StrEnum):
@@ -137,17 +145,39 @@ class AfterSave(Model):
         return self
 
 
+class ExitBreaker(Model):
+    """What ends a circle of saving, leaving and being disrupted again where the job comes back."""
+
+    saved_exits: Annotated[int, Field(ge=0, le=1000)] = 5
+    """A JobSet that has saved and left so often within withinSeconds saves at the next notice and trains on, until a
+    SIGTERM says that it must go. 0: it leaves always."""
+    within_seconds: Annotated[int, Field(ge=1, le=604_800)] = 1800
+    """The time within which those exits are counted."""
+
+
+class EvictionHold(Model):
+    """How long an eviction waits for the save that it brings about."""
+
+    enabled: bool = True
+    """An eviction through the Eviction API (kubectl drain, autoscalers, the descheduler) of one of the gang's pods is
+    answered with 429, try again later, until the save is committed. False: it is let through at once."""
+    bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    """Seconds after the first attempt at which evictions are let through in any case. It is the deadline of the save,
+    so it should be more than a save takes; what it is more than deadline.headStartSeconds, training goes on first."""
+
+
 class CheckpointPolicySpec(Model):
     """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
 
-    mode: Literal[Mode.ENFORCE, Mode.OBSERVE] = Mode.ENFORCE
+    mode: Mode = Mode.ENFORCE
     """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
-    told. An edit counts for the next signal."""
+    told. Drill: the gang is told, saves and trains on, until a SIGTERM says that it must go. An edit counts for the
+    next signal."""
     training: Training = Training()
     """Which part of the JobSet trains. An edit counts for JobSets created later."""
     checkpoint: Checkpoint
     """Where and when checkpoints are made. An edit counts for JobSets created later."""
-    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=8, json_schema_extra=LIST_SET)
+    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=16, json_schema_extra=LIST_SET)
     """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
     the next signal."""
     cloud_metadata: list[CloudMetadata] = Field(
@@ -159,8 +189,13 @@ class CheckpointPolicySpec(Model):
     operator is down. Auto, alone: the pod finds out. Empty: none. An edit counts for JobSets created later."""
     deadline: Deadline = Deadline()
     """How careful the emergency plan is. An edit counts for JobSets created later."""
+    eviction_hold: EvictionHold = EvictionHold()
+    """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
+    counts for the next signal."""
     after_save: AfterSave = AfterSave()
     """How processes leave. An edit counts for JobSets created later."""
+    exit_breaker: ExitBreaker = ExitBreaker()
+    """When a JobSet that leaves again and again is to leave no more. An edit counts for the next signal."""
 
     @field_validator("cloud_metadata")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.resources.base import (
@@ -20,7 +21,9 @@ from gracepoint_operator.resources.base import (
     Text,
     Time,
     Uid,
+    cel,
     list_map,
+    rules,
 )
 from gracepoint_operator.resources.policy import CheckpointPolicySpec
 
@@ -39,11 +42,21 @@ class PolicyCopy(Model):
     spec: CheckpointPolicySpec
 
 
+class RequestReference(Model):
+    """A request that was adopted. Its UID, as one of the same name may come after it."""
+
+    name: ObjectName
+    uid: Uid
+
+
 class PreemptionSpec(Model):
     """Written by the operator replica that sees the signal first; read by all replicas.
 
-    Signals that join later may move ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods`` and
-    ``deadline``; the rest never changes.
+    Signals that join later may move ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
+    ``evictionAttemptedAt``, ``requests`` and ``moves``; the rest never changes.
+
+    A Preemption without ``epoch`` is a request of a person or a controller: it has ``jobSet`` (by name), ``deadline``
+    or ``deadlineSeconds``, ``cause``, ``mode`` (Enforce or Drill) and ``retracted``, and nothing else.
     """
 
     job_set: Annotated[JobSetReference, Field(json_schema_extra=IMMUTABLE)]
@@ -65,9 +78,22 @@ class PreemptionSpec(Model):
     observed_at: Annotated[Time, Field(json_schema_extra=IMMUTABLE)]
     """When the first signal was first observed: zero of all timings."""
     deadline: Time
-    """When the first of the pods is expected to die. The earliest of all signals; it may move."""
-    mode: Annotated[Literal[Mode.ENFORCE, Mode.OBSERVE], Field(json_schema_extra=IMMUTABLE)]
-    """Enforce: the gang is told. Observe: recorded only."""
+    """When the first of the pods is expected to die. The earliest of all signals; it may move, to a later time only
+    where whoever set it says so and the gang has not frozen."""
+    eviction_attempted_at: Time | None = None
+    """When an eviction of one of the pods was first asked for, by any of the replicas: the hold is counted from it.
+    Absent: no eviction was asked for."""
+    requests: list[RequestReference] = Field(default=[], max_length=64, json_schema_extra=list_map("uid"))
+    """Requests that this is about, or that joined it."""
+    moves: Count = 0
+    """How often joining signals have changed it. Of two versions the one with more moves counts, then the one with the
+    earlier deadline."""
+    mode: Annotated[Mode, Field(json_schema_extra=IMMUTABLE)]
+    """Enforce: the gang is told, saves and leaves. Observe: recorded only. Drill: the gang is told, saves and trains
+    on."""
+    exits: Annotated[bool, Field(json_schema_extra=IMMUTABLE)] = True
+    """False: the gang saves and trains on, since it has left too often (the policy's exitBreaker), or since its own
+    time is over, which leaving would begin anew."""
     policy: Annotated[PolicyCopy, Field(json_schema_extra=IMMUTABLE)]
     """What the gang was told by."""
 
@@ -117,7 +143,7 @@ class PreemptionStatus(Model):
 
     phase: Phase | None = None
     """How far it is; moves forward only. Committed, Promoted, Retracted, Expired and Failed are ends, of which only
-    Expired may still change: to Committed, by a report that came late. Absent: just created."""
+    Expired may still change: to Committed or Promoted, by a report that came late. Absent: just created."""
     message: Text | None = None
     """The phase in words; at an end, why it ended so."""
     ordinal: Count | None = None
@@ -132,6 +158,11 @@ class PreemptionStatus(Model):
     """Receipts of the notice over all replicas."""
     timings: Annotated[list[StageTiming], Field(max_length=32, json_schema_extra=list_map("stage"))] | None = None
     """When which stage was reached."""
+    choice: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    """What all processes chose to do with the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or
+    Impossible. Absent until agreed, and from libraries before there was a choice."""
+    choice_reason: Text | None = None
+    """Why, with the figures, in one sentence."""
     steps_lost: Count | None = None
     """Completed steps that the checkpoint lacks. Absent until known."""
     seconds_to_spare: float | None = None
@@ -141,6 +172,119 @@ class PreemptionStatus(Model):
     conditions: Conditions | None = None
     replicas: Annotated[list[Replica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
     """One entry for each operator replica that took part."""
+
+
+_DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
+
+
+class RequestedJobSet(Model):
+    """The JobSet, in the request's namespace."""
+
+    name: ObjectName
+    uid: Uid | None = None
+    """Absent: whichever has the name."""
+
+
+class RequestSpec(Model):
+    """Written by a person or a controller: this JobSet is to save and leave, or to rehearse that.
+
+    Deleting the request takes it back, as ``retracted`` does, unless the gang has frozen.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("has(self.epoch) || has(self.deadline) != has(self.deadlineSeconds)", _DEADLINE_MESSAGE)
+        )
+    )
+
+    job_set: Annotated[RequestedJobSet, Field(json_schema_extra=IMMUTABLE)]
+    """Whom it is about."""
+    cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)] = "Requested"
+    """Why, in one word. The record and the notice carry it."""
+    deadline: Time | None = None
+    """When the pods are expected to die: the gang trains on until it must save. May be edited until it has frozen."""
+    deadline_seconds: Seconds | None = None
+    """In place of deadline: so many seconds after the request was created."""
+    mode: Annotated[Literal[Mode.ENFORCE, Mode.DRILL], Field(json_schema_extra=IMMUTABLE)] = Mode.ENFORCE
+    """Enforce: save and leave; under a policy of mode Observe or Drill, what that says. Drill: rehearse all but the
+    exit."""
+    retracted: bool = False
+    """True: taken back."""
+
+    @model_validator(mode="after")
+    def _one_deadline(self) -> RequestSpec:
+        if (self.deadline is None) == (self.deadline_seconds is None):
+            raise ValueError(_DEADLINE_MESSAGE)
+        return self
+
+
+class RequestPhase(StrEnum):
+    """What became of a request; once its Preemption has ended, how that ended."""
+
+    ADOPTED = "Adopted"
+    SUPERSEDED = "Superseded"
+    COMMITTED = "Committed"
+    PROMOTED = "Promoted"
+    RETRACTED = "Retracted"
+    EXPIRED = "Expired"
+    FAILED = "Failed"
+
+    @property
+    def ended(self) -> bool:
+        return self is not RequestPhase.ADOPTED
+
+
+class RequestStatus(Model):
+    """Written by the operator."""
+
+    phase: RequestPhase | None = None
+    """Adopted: the Preemption that is named is about it. Superseded: nothing came of it, the message says why. Then
+    how that Preemption ended. Absent: not decided yet."""
+    message: Text | None = None
+    """The phase in words."""
+    preemption: ObjectName | None = None
+    """The Preemption that was made of it, or that it joined."""
+
+
+class PreemptionRequest(Resource):
+    """A Preemption that somebody else than the operator made: it asks for one."""
+
+    kind_name: ClassVar[str] = "Preemption"
+    plural: ClassVar[str] = "preemptions"
+
+    kind: Literal["Preemption"]
+    spec: RequestSpec
+    status: RequestStatus = RequestStatus()
+
+    @staticmethod
+    def is_one(spec: Any) -> bool:
+        """True if the spec of a Preemption is a request's: the operator's own have a number."""
+        return "epoch" not in spec
+
+
+#: What of a record stands in no request, and what stands in it beside that, in JSON. Either all is there, or nothing.
+RECORD_ONLY = ("signal", "confidence", "cancelable", "observedAt", "policy")
+_RECORD = (*RECORD_ONLY, "cause", "mode", "deadline", "jobSet.uid")
+#: A rule that a field is immutable does not see that it comes or goes.
+_STAYS = ("epoch", "cause", "mode", "exits")
+_KIND_MESSAGE = (
+    "expected a request (jobSet, deadline or deadlineSeconds, cause, mode, retracted), or a record, which the operator "
+    "makes; neither ever becomes the other, and cause, mode and exits never come or go"
+)
+
+
+def _has(fields: tuple[str, ...], joined: str) -> str:
+    return joined.join(f"has(self.{field})" for field in fields)
+
+
+#: The schema of a Preemption's spec beside its fields.
+EITHER = rules(
+    cel(
+        f"has(self.epoch) ? {_has(_RECORD, ' && ')} && !has(self.deadlineSeconds) : !({_has(RECORD_ONLY, ' || ')})",
+        _KIND_MESSAGE,
+    ),
+    cel(" && ".join(f"has(self.{field}) == has(oldSelf.{field})" for field in _STAYS), _KIND_MESSAGE),
+)
 
 
 class Preemption(Resource):

@@ -22,11 +22,20 @@ def policy_fields() -> str:
 
 def put_into(page: str) -> str:
     """``page`` with the table renewed between its two marks."""
-    before, _, rest = page.partition(START)
-    _, found, after = rest.partition(END)
+    return put_between(page, START, END, policy_fields())
+
+
+def put_between(page: str, start: str, end: str, table: str) -> str:
+    """``page`` with ``table`` between the lines ``start`` and ``end``, in place of what is there.
+
+    Raises:
+        ValueError: It does not have these lines.
+    """
+    before, _, rest = page.partition(start)
+    _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"the page has no table to renew: expected the lines {START!r} and {END!r}")
-    return f"{before}{START}{policy_fields()}{END}{after}"
+        raise ValueError(f"the page has no table to renew: expected the lines {start!r} and {end!r}")
+    return f"{before}{start}{table}{end}{after}"
 
 
 def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

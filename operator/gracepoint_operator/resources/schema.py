@@ -21,6 +21,32 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
     return _translate(schema, schema.get("$defs", {}), model.__name__)
 
 
+def either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The structural schema of an object that is of one of two kinds: a field that only one of them has, or requires,
+    may be absent, and the API server fills in no default that is not of both. Where both say something of a field, the
+    words of ``first`` count; rules of both do.
+    """
+    merged = {**second, **first}
+    if first.get("default") != second.get("default"):
+        merged.pop("default")
+    if "properties" in first and "properties" in second:
+        ours, theirs = first["properties"], second["properties"]
+        shared = {name: either(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
+        of_one = {name: _without_default(field) for name, field in {**ours, **theirs}.items()}
+        merged["properties"] = {**of_one, **shared}
+        merged["required"] = [name for name in first.get("required", []) if name in second.get("required", [])]
+    if "enum" in first and "enum" in second:
+        merged["enum"] = [*first["enum"], *(value for value in second["enum"] if value not in first["enum"])]
+    rules = "x-kubernetes-validations"
+    if rules in first and rules in second:
+        merged[rules] = first[rules] + [rule for rule in second[rules] if rule not in first[rules]]
+    return merged
+
+
+def _without_default(field: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in field.items() if key != "default"}
+
+
 #: Keywords that are taken over as they are.
 _PLAIN = frozenset(
     {

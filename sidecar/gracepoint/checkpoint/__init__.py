@@ -2,9 +2,9 @@
 
 From the outside in: ``functions``, ``async_checkpointer`` and ``manager`` (the public API, on processes that
 ``joined`` brings together), ``checkpointer`` (what the session holds), ``saver`` with ``saving``, and ``restoring``
-(one save and one restore, over the gang), ``planner``, ``snapshot``, ``writer`` and ``reader`` (the bytes),
-``commit``, ``catalog``, ``retention`` and ``lease`` (folders), ``plan``, ``tree``, ``target``, ``records``,
-``host_state`` and ``layout`` (data).
+(one save and one restore, over the gang), ``under_way`` and ``newest`` (the save in the background),
+``planner``, ``snapshot``, ``writer`` and ``reader`` (the bytes), ``commit``, ``catalog``, ``retention`` and ``lease``
+(folders), ``throughput``, ``plan``, ``tree``, ``target``, ``records``, ``host_state`` and ``layout`` (data).
 docs/checkpoint.md says how it is used, docs/checkpoint-format.md what is promised.
 """
 

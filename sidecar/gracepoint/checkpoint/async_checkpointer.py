@@ -7,16 +7,15 @@ deletes what was replaced. At the interpreter's end a save under way is waited f
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from gracepoint.checkpoint import at_path, commit, layout, tidying
+from gracepoint.checkpoint import at_path, tidying
 from gracepoint.checkpoint.at_exit import AtExit
+from gracepoint.checkpoint.callback import call_back
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.joined import Joined, Joining
 from gracepoint.checkpoint.layout import Layout
@@ -27,11 +26,9 @@ from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.saver import Saver
 from gracepoint.checkpoint.saving import Save
 from gracepoint.checkpoint.sync_fn import SyncFnBarrier
-from gracepoint.errors import CheckpointError, CheckpointExists, SaveFailed, SettingsError
+from gracepoint.errors import SettingsError
 from gracepoint.gang import Gang
 from gracepoint.multihost.utilities import BarrierSyncFn
-
-logger = logging.getLogger(__name__)
 
 _ABANDON_S = 10.0
 
@@ -94,6 +91,21 @@ class AsyncCheckpointer:
     def last_save(self) -> SaveStats | None:
         """What the last committed save took in this process; None before the first."""
         return self._last_save if self._saver is None else self._saver.last_save
+
+    def prepare(self, tree: Any, *, save_args: Any = None) -> None:
+        """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
+
+        Args:
+            tree: Of the form that will be saved.
+            save_args: That ``save`` will be given.
+
+        Raises:
+            CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
+            BarrierError: Other processes did not take part in time.
+        """
+        self.wait_until_finished()  # what is under way is in the memory that another form would take
+        _, saver = self._join()
+        saver.prepare(tree, in_background=True, save_args=save_args)
 
     def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
@@ -175,7 +187,7 @@ class AsyncCheckpointer:
         self.wait_until_finished()
         joined, _ = self._join()
         self._restores += 1
-        paths = _paths_of(path)
+        paths = at_path.paths_of(path)
         return at_path.restore(
             paths,
             paths.step(None),
@@ -197,7 +209,9 @@ class AsyncCheckpointer:
             CheckpointCorrupt: Its metadata are damaged.
         """
         self.wait_until_finished()
-        return metadata_of(at_path.folder_of(_paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock))
+        return metadata_of(
+            at_path.folder_of(at_path.paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock)
+        )
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
@@ -261,27 +275,11 @@ class AsyncCheckpointer:
 
     def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[Save, Saver, Layout]:
         joined, saver = self._join()
-        paths = _paths_of(path)
+        paths = at_path.paths_of(path)
         save = saver.begin(paths, None, replace=force, barrier=self._barrier(joined))
         with save.failing_together():
-            self._check_target(save, joined.gang, force)
+            at_path.check_target(save, joined.gang, force=force, timeout_s=self._timeout_s)
         return save, saver, paths
-
-    def _check_target(self, save: Save, gang: Gang, force: bool) -> None:
-        """Raises in all processes alike if the save must not go where it should."""
-        target, word, key = save.temporary.target, None, f"{save.key}/target"
-        if gang.process_index == 0:
-            try:
-                word = json.dumps([str(target), at_path.why_not_to(target, force)])
-            except OSError as error:
-                gang.fail(key, error)
-                raise
-        word = gang.broadcast(key, word, timeout_s=self._timeout_s)
-        theirs, problem = json.loads(word)
-        if theirs != str(target):
-            raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
-        if problem is not None:
-            raise CheckpointExists(problem)
 
     def _barrier(self, joined: Joined) -> SyncFnBarrier | None:
         if self._barrier_sync_fn is None:
@@ -289,35 +287,16 @@ class AsyncCheckpointer:
         committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 
-    def _is_primary(self, joined: Joined) -> bool:
-        return self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
-
     def _after_commit(self, save: Save, paths: Layout) -> None:
         """Runs in the thread of the save."""
         joined, _ = self._join()
         if self._callback is not None:
-            self._call_back(self._callback, f"{save.key}/callback", joined)
+            is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
+            call_back(
+                self._callback if is_called else None,
+                gang=joined.gang,
+                key=f"{save.key}/callback",
+                timeout_s=self._timeout_s,
+            )
         if joined.gang.process_index == 0:
-            try:
-                commit.give_up_old(paths, attempt=joined.attempt, older_than_s=tidying.UNFINISHED_KEPT_S)
-                commit.empty_trash(paths)
-            except OSError as error:
-                logger.warning("beside %s was not tidied up: %s", save.temporary.target, error)
-
-    def _call_back(self, callback: Callable[[], None], key: str, joined: Joined) -> None:
-        if self._is_primary(joined):
-            try:
-                callback()
-            except Exception as error:
-                joined.gang.fail(key, error)
-                raise SaveFailed(
-                    f"the checkpoint is committed, but post_finalization_callback failed: {error}"
-                ) from error
-        joined.gang.barrier(key, timeout_s=self._timeout_s)
-
-
-def _paths_of(path: str | os.PathLike[str]) -> Layout:
-    root = layout.root_of(os.fspath(path))
-    if not root.name:
-        raise SettingsError(f"checkpoint path {os.fspath(path)!r}: expected a folder's name at its end")
-    return Layout(root.parent, name=root.name)
+            tidying.tidy_beside(save.temporary, paths)

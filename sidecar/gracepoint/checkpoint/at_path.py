@@ -16,11 +16,47 @@ from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions, read_tree
 from gracepoint.checkpoint.restoring import read_together
+from gracepoint.checkpoint.saving import Save
 from gracepoint.checkpoint.together import Together
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointNotFound, SettingsError
 from gracepoint.gang import Gang
 
 _MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+
+
+def paths_of(path: str | os.PathLike[str]) -> Layout:
+    """Returns the paths of saves to ``path``, an absolute path or ``file://`` URI.
+
+    Raises:
+        SettingsError: It is none.
+    """
+    root = layout.root_of(os.fspath(path))
+    if not root.name:
+        raise SettingsError(f"checkpoint path {os.fspath(path)!r}: expected a folder's name at its end")
+    return Layout(root.parent, name=root.name)
+
+
+def check_target(save: Save, gang: Gang, *, force: bool, timeout_s: float) -> None:
+    """Raises in all processes alike if ``save`` must not go where it should. Collective.
+
+    Raises:
+        CheckpointExists: There is something, and ``force`` is not set, or it is no checkpoint.
+        CheckpointError: The processes save to different paths.
+        BarrierError: Process 0 did not tell in time.
+    """
+    target, word, key = save.temporary.target, None, f"{save.key}/target"
+    if gang.process_index == 0:
+        try:
+            word = json.dumps([str(target), why_not_to(target, force)])
+        except OSError as error:
+            gang.fail(key, error)
+            raise
+    word = gang.broadcast(key, word, timeout_s=timeout_s)
+    theirs, problem = json.loads(word)
+    if theirs != str(target):
+        raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
+    if problem is not None:
+        raise CheckpointExists(problem)
 
 
 def why_not_to(target: Path, force: bool) -> str | None:

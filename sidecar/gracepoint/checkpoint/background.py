@@ -9,7 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+
+_LOOK_EVERY_S = 0.05
 
 
 class Background:
@@ -50,6 +53,15 @@ class Background:
         if self._thread.is_alive():
             raise SaveFailed(f"{self._name} did not end within {timeout_s} s")
         self._thread = None
+
+    def wait_until(self, deadline: Deadline) -> None:
+        """As ``wait``, until a deadline that may move meanwhile."""
+        while self._thread is not None:
+            self._thread.join(min(deadline.remaining_s(), _LOOK_EVERY_S))
+            if not self._thread.is_alive():
+                self._thread = None
+            elif deadline.passed():
+                raise SaveFailed(f"{self._name} did not end {deadline.ended}")
 
     def take_error(self) -> Exception | None:
         """Returns the error of a function that has ended, once; None if it went well or still runs."""

@@ -24,7 +24,7 @@ class ByteLimit:
         if self._max_bytes is None:
             return True
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_room(size_bytes), timeout=deadline.remaining_s()):
+            if not deadline.wait_for(self._changed, lambda: self._has_room(size_bytes)):
                 return False
             self._taken += size_bytes
             return True

@@ -9,7 +9,12 @@ waits for its word, and all others find it there already. The pace of process 0 
 next one should have to last ``1 / _BLOCKS`` of the interval; from one call at the start, a block at most doubles.
 
 That costs one read of the store in ``1 / _BLOCKS`` of the interval, and a save is late by about two blocks where
-training slows down. All methods belong to the training thread; there are no others here.
+training slows down.
+
+A save may also be asked for early (``hasten``), which is not arithmetic either: where that is possible, there are
+blocks by steps, too, of at most ``1 / _BLOCKS`` of ``_HASTENED_S``, so that it comes some seconds later.
+
+All methods belong to the training thread; there are no others here.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from gracepoint.errors import SettingsError
 from gracepoint.gang import Gang
 
 _BLOCKS = 20
+_HASTENED_S = 60.0
 #: How long a process may be a block ahead of process 0: what an evaluation by process 0 alone may take.
 _WAIT_S = 1800.0
 
@@ -45,18 +51,30 @@ class Cadence:
         gang: The processes.
         key: Below which the blocks are published; used by nothing else.
         clock: Monotonic seconds; only process 0's counts.
+        hastens: Whether ``hasten`` will be called.
 
     Raises:
         SettingsError: An interval is negative or not finite.
     """
 
-    def __init__(self, *, every_steps: int, every_s: float, gang: Gang, key: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        every_steps: int,
+        every_s: float,
+        gang: Gang,
+        key: str,
+        clock: Callable[[], float],
+        hastens: bool = False,
+    ) -> None:
         if every_steps < 0:
             raise SettingsError(f"save_every_steps: expected a number of steps from 0, found {every_steps}")
         if not 0 <= every_s < math.inf:
             raise SettingsError(f"save_every_s: expected a finite number of seconds from 0, found {every_s}")
         self._every_steps = every_steps
-        self._every_s = every_s
+        self._every_s = every_s or math.inf
+        self._by_blocks = every_s > 0 or (hastens and every_steps > 0)
+        self._pace_s = min(self._every_s, _HASTENED_S) if hastens else every_s
         self._gang = gang
         self._key = key
         self._clock = clock
@@ -68,11 +86,12 @@ class Cadence:
         self._next = _Block(1, 0)
         self._entered_s: float | None = None
         self._due_s = 0.0
+        self._hastened = False
 
     @property
     def periodic(self) -> bool:
         """False if nothing is ever due."""
-        return bool(self._every_steps or self._every_s)
+        return self._every_steps > 0 or self._every_s < math.inf
 
     def is_due(self, step: int) -> bool:
         """True if this step is to be saved. Collective: asked at the same steps in all processes.
@@ -86,12 +105,16 @@ class Cadence:
             self._asked = (step, self._due(step))
         return self._asked[1]
 
+    def hasten(self) -> None:
+        """Brings the next save forward to the block after this one; only process 0's word counts."""
+        self._hastened = True
+
     def saved(self) -> None:
         """The state was saved just now, for whatever reason: seconds count from here."""
         self._due_s = self._clock() + self._every_s
 
     def _due(self, step: int) -> bool:
-        by_time = self._every_s > 0 and self._due_by_time()  # counts calls: asked for at every step
+        by_time = self._by_blocks and self._due_by_time()  # counts calls: asked for at every step
         return by_time or (self._every_steps > 0 and step % self._every_steps == 0)
 
     def _due_by_time(self) -> bool:
@@ -123,8 +146,13 @@ class Cadence:
         call_s = max((now_s - entered_s) / calls_before, 1e-6)
         if self._block.save:
             self._due_s = now_s + (self._block.save - 1) * call_s + self._every_s
+        elif self._hastened:
+            self._due_s = now_s
+        self._hastened = False
         begins_s = now_s + self._block.calls * call_s
-        calls = min(max(1, round(self._every_s / _BLOCKS / call_s)), 2 * self._block.calls)
+        calls = min(max(1, round(self._pace_s / _BLOCKS / call_s)), 2 * self._block.calls)
+        if self._due_s == math.inf:
+            return _Block(calls, 0)
         save = max(1, 1 + math.ceil((self._due_s - begins_s) / call_s))
         return _Block(calls, save if save <= calls else 0)
 

@@ -102,12 +102,12 @@ def complete_steps(paths: Layout) -> list[int]:
 def why_not(folder: Path, step: int) -> str | None:
     """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one."""
     try:
-        manifest = commit.read_manifest(folder)
+        manifest = commit.manifest_fields(folder)
     except CheckpointCorrupt as error:
         return str(error)
     if manifest is not None:
-        if manifest.step != step:
-            return f"{folder} holds step {manifest.step}"
+        if manifest["step"] != step:
+            return f"{folder} holds step {manifest['step']}"
         return None
     if not any(folder.iterdir()):
         return f"{folder} is empty"

@@ -24,7 +24,9 @@ from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.restoring import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.retention import Retention
 from gracepoint.checkpoint.saver import Saver
+from gracepoint.checkpoint.throughput import Throughput, Way
 from gracepoint.checkpoint.tidying import Tidier
+from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class Checkpointer:
         keep_for_s: float = 0.0,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
+        remember_throughput: bool = False,
+        hastens: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no file yet.
@@ -67,6 +71,8 @@ class Checkpointer:
             keep_for_s: As in ``Retention``.
             options: How arrays are written; None: the defaults.
             host_memory_limit_bytes: Background saves may have so much host memory in this process; None: what there is.
+            remember_throughput: Whether a file in the directory tells the next start how fast saves have been.
+            hastens: Whether ``hasten`` will be called.
             clock: Monotonic seconds.
 
         Raises:
@@ -78,7 +84,12 @@ class Checkpointer:
         self._clock = clock
         self._key = f"checkpoint/{attempt}"
         self._cadence = Cadence(
-            every_steps=save_every_steps, every_s=save_every_s, gang=gang, key=f"{self._key}/cadence", clock=clock
+            every_steps=save_every_steps,
+            every_s=save_every_s,
+            gang=gang,
+            key=f"{self._key}/cadence",
+            clock=clock,
+            hastens=hastens,
         )
         self._saver = Saver(
             gang,
@@ -89,6 +100,8 @@ class Checkpointer:
             host_memory_limit_bytes=host_memory_limit_bytes,
         )
         self._tidier = Tidier(self._paths, Retention(keep_last, keep_every_steps, keep_for_s), attempt)
+        file = self._paths.throughput() if remember_throughput else None
+        self.throughput = Throughput(file, writes=gang.process_index == 0)
         self._lease: Lease | None = None
         self._restores = 0
         self._committed_step: int | None = None  # which is on disk as this gang's state
@@ -97,6 +110,21 @@ class Checkpointer:
     def last_save(self) -> SaveStats | None:
         """What the last committed save took."""
         return self._saver.last_save
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """What host memory holds beside the state itself; None before the first background save."""
+        return self._saver.newest_snapshot
+
+    @property
+    def committed_step(self) -> int | None:
+        """The newest step that this process knows to be committed, or has restored."""
+        return self._committed_step
+
+    @property
+    def commit_key(self) -> str | None:
+        """Where ``save`` or ``promote`` waits for the other processes; who cancels it there ends that."""
+        return self._saver.commit_key
 
     @property
     def periodic(self) -> bool:
@@ -110,6 +138,17 @@ class Checkpointer:
             BarrierTimeout: Process 0 is so far behind that it has not said what comes next.
         """
         return self._cadence.is_due(step)
+
+    def hasten(self) -> None:
+        """A disruption may be near: warms the writer, and brings the next periodic save forward.
+
+        Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
+        """
+        try:
+            self._saver.warm(self._paths)
+        except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
+            logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
+        self._cadence.hasten()
 
     def check_shared(self, *, timeout_s: float) -> None:
         """Makes sure that the directory is one storage for all processes, and not a disk of each.
@@ -142,13 +181,14 @@ class Checkpointer:
             deadline=Deadline.after(timeout_s, self._clock),
         )
 
-    def prepare(self, state: Any, *, in_background: bool = True) -> int:
+    def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
         """Does once what must not happen in an emergency: plans, reserves and touches memory, warms the
         writer.
 
         Args:
             state: Of the form that will be saved.
             in_background: Whether there will be background saves, which need memory for a snapshot.
+            save_args: That will be given to these, too.
 
         Returns:
             Bytes of the state over all processes.
@@ -157,7 +197,8 @@ class Checkpointer:
             CheckpointError: The state cannot be saved; names the leaf.
             OSError: The directory cannot be written to.
         """
-        total_bytes = self._saver.prepare(state, in_background=in_background)
+        self.throughput.read()
+        total_bytes = self._saver.prepare(state, in_background=in_background, save_args=save_args)
         self._saver.warm(self._paths)
         return total_bytes
 
@@ -196,7 +237,9 @@ class Checkpointer:
                 self._lease.check()
 
         def then() -> None:
-            self._committed_step = step
+            if self._committed_step is None or step > self._committed_step:  # it was stopped, and not in time
+                self._committed_step = step
+            self._learn(Way.SNAPSHOT)
             self._tidy(step)
 
         self._saver.in_background(
@@ -210,21 +253,21 @@ class Checkpointer:
         state: Any,
         host_state: Mapping[str, Any],
         *,
-        timeout_s: float,
+        timeout_s: float | Callable[[], float],
         on_stage: Callable[[str], None],
     ) -> Saved:
         """Saves now, and returns when the step is committed.
 
-        A background save that is under way is waited for first, within the timeout; if it was of the same
-        step, that was it. If it failed, that is logged, and does not keep this one from being tried. A step
-        that this gang has committed or restored is not saved again. Chunks go from the devices to the disk
-        without a snapshot.
+        A background save that is under way and was not told to ``stop`` is waited for first, within the timeout;
+        if it was of the same step, that was it. If it failed, that is logged, and does not keep this one from being
+        tried. A step that this gang has committed or restored is not saved again. Chunks go from the devices to the
+        disk without a snapshot.
 
         Args:
             step: The step that ``state`` is at; the same in all processes.
             state: The train state. Must not be donated until this returns.
             host_state: This process's values by name.
-            timeout_s: For all of it.
+            timeout_s: For all of it; a function is asked again and again, as a preemption's deadline may move.
             on_stage: Called with "written" (this process's files are), "durable" (its done-record is) and
                 "committed" (the step is, for all).
 
@@ -232,8 +275,8 @@ class Checkpointer:
             SaveFailed: It is not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
-        deadline = Deadline.after(timeout_s, self._clock)
-        self._saver.wait(deadline.remaining_s())
+        deadline = Deadline.of(timeout_s, self._clock)
+        self._saver.wait_until(deadline)
         if error := self._saver.take_error():
             logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
         if self._is_committed(step):
@@ -243,7 +286,32 @@ class Checkpointer:
         save = self._saver.begin(self._paths, step)
         total_bytes = self._saver.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed_step = step
+        self._learn(Way.STREAMED)
         self._cadence.saved()
+        return Saved(step, total_bytes)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save under way, so that nothing stands in the way of ``save``. Collective.
+
+        Its thread ends at the border of two chunks. What it has written is left to be cleared away; if it was durable
+        in all processes already, it is committed.
+        """
+        self._saver.stop(reason)
+
+    def promote(self, *, timeout_s: float | Callable[[], float], on_stage: Callable[[str], None]) -> Saved:
+        """Commits the newest snapshot in host memory, in place of a state for which there is no time.
+
+        A background save that is under way is waited for; one that failed is written once more.
+
+        Args:
+            timeout_s: As in ``save``.
+            on_stage: As in ``save``.
+
+        Raises:
+            SaveFailed: There is no snapshot, or it is not committed in time.
+        """
+        step, total_bytes = self._saver.promote(self._paths, Deadline.of(timeout_s, self._clock), on_stage)
+        self._committed_step = step
         return Saved(step, total_bytes)
 
     def restore(
@@ -337,6 +405,10 @@ class Checkpointer:
         """
         self._saver.abandon(reason, timeout_s=timeout_s)
         self._release()
+
+    def _learn(self, way: Way) -> None:
+        if (last := self._saver.last_save) is not None:
+            self.throughput.learn(way, last.bytes, last.committed_s)
 
     def _is_committed(self, step: int) -> bool:
         if self._committed_step != step:

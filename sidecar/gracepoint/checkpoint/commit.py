@@ -9,8 +9,8 @@ any number of processes at once, and stopped anywhere:
 * the rename to ``<step>`` succeeds for one process; for the others the temporary folder is gone and the
   committed one, with this very attempt and ordinal in its manifest, is there;
 * a folder that stands at ``<step>`` already is replaced only by the gang that has just saved that step
-  (``replace``) and only once the new one is durable; salvage leaves it, and the older save is then never the
-  only one.
+  (``replace``) and only once the new one is durable; salvage leaves it, unless it is known to be damaged, and the
+  older save is then never the only one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from gracepoint.checkpoint import layout, ocdbt
 from gracepoint.checkpoint.files import check_size, sync_folders, write_durably
@@ -108,10 +109,10 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
     """True if what has the final name is this very save."""
     try:
-        manifest = read_manifest(temporary.target)
+        manifest = manifest_fields(temporary.target)
     except CheckpointCorrupt:
         return False
-    return manifest is not None and (manifest.attempt, manifest.ordinal) == (
+    return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
         temporary.attempt,
         temporary.ordinal,
     )
@@ -123,18 +124,32 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises:
         CheckpointCorrupt: It cannot be read.
     """
-    path = folder / layout.MANIFEST
+    data = _manifest_bytes(folder)
+    return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
+
+
+def manifest_fields(folder: Path) -> dict[str, Any] | None:
+    """Returns the same as it is written, in a small part of the time where there are many arrays.
+
+    Raises:
+        CheckpointCorrupt: It cannot be read.
+    """
+    data = _manifest_bytes(folder)
+    return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
+
+
+def _manifest_bytes(folder: Path) -> bytes | None:
     try:
-        data = path.read_bytes()
+        return (folder / layout.MANIFEST).read_bytes()
     except FileNotFoundError:
         return None
-    return Manifest.from_bytes(data, str(path))
 
 
 def salvage(paths: Layout) -> list[str]:
     """Commits every durable save whose process died before it could; returns remarks on the others, in words.
 
-    Only a save whose step has no folder yet is made visible. Saves with missing done-records are left alone.
+    Only a save whose step has no folder yet, or a damaged one, is made visible. Saves with missing done-records are
+    left alone.
     """
     remarks = []
     for temporary in paths.temporaries():
@@ -145,7 +160,7 @@ def salvage(paths: Layout) -> list[str]:
                 continue
             for path, file in merge(records).files.items():
                 check_size(temporary.path / path, file.bytes)
-            if finalize(paths, temporary, replace=False):
+            if finalize(paths, temporary, replace=False) or _replace_damaged(paths, temporary):
                 logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
             else:
                 remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
@@ -209,6 +224,33 @@ def file_system_now_s(paths: Layout) -> float:
         return probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
+
+
+def is_damaged(folder: Path) -> bool:
+    """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is."""
+    try:
+        manifest_fields(folder)
+    except CheckpointCorrupt:
+        return True
+    return (folder / layout.DAMAGE_MARK).exists()
+
+
+def _replace_damaged(paths: Layout, temporary: Temporary) -> bool:
+    """Commits a durable save in the place of a damaged one; False if what is there is not damaged.
+
+    Another salvager may do the same meanwhile, so that what was moved away is looked at again, and put back if it is
+    good: it is trash only then.
+    """
+    if not is_damaged(temporary.target):
+        return False
+    aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+    os.rename(temporary.target, aside)
+    if not is_damaged(aside):
+        os.rename(aside, temporary.target)
+        return is_committed(paths, temporary)
+    logger.warning("%s is damaged, and replaced by %s", temporary.target, temporary.path)
+    discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+    return finalize(paths, temporary, replace=False)
 
 
 def _complete(folder: Path, manifest: Manifest, target: Path) -> None:

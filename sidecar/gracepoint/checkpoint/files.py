@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from gracepoint.checkpoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1
@@ -92,14 +92,14 @@ def crc32_of(path: Path) -> int:
     buffer = bytearray(_BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
-            checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
+            checksum = crc32(memoryview(buffer)[:count], checksum)
     return checksum
 
 
-def check_contents(path: Path, size_bytes: int, crc32: int) -> None:
+def check_contents(path: Path, size_bytes: int, checksum: int) -> None:
     """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size or checksum."""
     check_size(path, size_bytes)
-    if crc32_of(path) != crc32:
+    if crc32_of(path) != checksum:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
 
 

@@ -17,6 +17,7 @@ Checkpoints of steps, in a root of their own:
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
   <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder that stood where a step had to go
   .gracepoint-lease                          which job uses the folder
+  .gracepoint-throughput                     how fast saves have been
   .gracepoint-*                              probes, and marks of readers, gone in a moment
 
 A checkpoint that has a path to itself is the train state alone, without items: what lies below ``default/`` above
@@ -39,6 +40,7 @@ from gracepoint.errors import SettingsError
 STEP_METADATA = "_CHECKPOINT_METADATA"
 COMMIT_SUCCESS = "commit_success.txt"
 MANIFEST = "_GRACEPOINT"
+DAMAGE_MARK = "_GRACEPOINT_DAMAGED"
 STATE_ITEM = "default"
 #: In the place of an item's name where the train state is the checkpoint's own folder.
 NO_ITEM = ""
@@ -134,8 +136,11 @@ class Layout:
     def lease(self) -> Path:
         return self.root / f"{_HIDDEN}lease"
 
+    def throughput(self) -> Path:
+        return self.root / f"{_HIDDEN}throughput"
+
     def damage_mark(self, step: int) -> Path:
-        return self.step(step) / "_GRACEPOINT_DAMAGED"
+        return self.step(step) / DAMAGE_MARK
 
     def reading_mark(self, step: int) -> Path:
         """A new mark of one reader."""
@@ -146,7 +151,7 @@ class Layout:
 
     def hidden(self) -> list[Path]:
         """Probes and marks, in use or left by a crash."""
-        return list(self.root.glob(f"{_HIDDEN}*"))
+        return [path for path in self.root.glob(f"{_HIDDEN}*") if path != self.throughput()]
 
     def _final_name(self, step: int | None) -> str:
         if (step is None) == (self._name is None):

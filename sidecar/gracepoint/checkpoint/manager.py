@@ -104,6 +104,19 @@ class CheckpointManager:
         """Returns the newest step that has a complete checkpoint; None if there is none."""
         return max(self.all_steps(), default=None)
 
+    def prepare(self, tree: Any, *, save_args: Any = None) -> None:
+        """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
+
+        Args:
+            tree: Of the form that will be saved.
+            save_args: That ``save`` will be given.
+
+        Raises:
+            CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
+            OSError: The directory cannot be written to.
+        """
+        self._open().prepare(tree, save_args=save_args)
+
     def should_save(self, step: int) -> bool:
         """True if it is time to save this step, alike in all processes.
 

@@ -74,6 +74,8 @@ class WriteOptions:
         write_limit_bytes: At most so many bytes are being written at once; None: no bound.
         pinned_host_transfer: Values come from devices through pinned host memory. None: on GPU and TPU.
         callback: Asked for priorities, and told what is done.
+        express: Chunks that are files of their values' bytes are written without TensorStore, past the page cache where
+            the file system lets them.
         store_sharding: Writes the shardings' file, from which a restore without arguments takes them.
     """
 
@@ -89,6 +91,7 @@ class WriteOptions:
     write_limit_bytes: int | None = None
     pinned_host_transfer: bool | None = None
     callback: SaveCallback = dataclasses.field(default_factory=Silent)
+    express: bool = True
     store_sharding: bool = True
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from jax.experimental.layout import Format
 
 from gracepoint.checkpoint.plan import normal_index
+from gracepoint.checkpoint.read_group import Values
 from gracepoint.checkpoint.spec import Index
 
 
@@ -21,11 +22,12 @@ class Placement(Protocol):
     def regions(self) -> Sequence[Index]:
         """The regions that this process needs, each once."""
 
-    def put(self, region: Index, values: npt.NDArray[Any]) -> Any:
-        """Takes over one region's values; the host memory they were read into is free on return. From any thread."""
+    def put(self, values: Values) -> Any:
+        """Takes over the values of some regions, or of all at once; returns a part, whose JAX arrays may be on their
+        way."""
 
-    def build(self, parts: Mapping[Index, Any]) -> Any:
-        """Makes the array of what ``put`` returned for each region."""
+    def build(self, parts: Sequence[Any]) -> Any:
+        """Makes the array of what ``put`` returned for all of its regions."""
 
 
 class OnHost:
@@ -35,11 +37,11 @@ class OnHost:
         self._whole = tuple((0, size) for size in shape)
         self.regions = (self._whole,)
 
-    def put(self, region: Index, values: npt.NDArray[Any]) -> Any:
-        return values
+    def put(self, values: Values) -> Any:
+        return values[self._whole]
 
-    def build(self, parts: Mapping[Index, Any]) -> Any:
-        return parts[self._whole]
+    def build(self, parts: Sequence[Any]) -> Any:
+        return parts[0]
 
 
 class OnDefaultDevice(OnHost):
@@ -50,10 +52,10 @@ class OnDefaultDevice(OnHost):
         super().__init__(shape)
         self._weak = weak_scalar and not shape
 
-    def put(self, region: Index, values: npt.NDArray[Any]) -> Any:
+    def put(self, values: Values) -> Any:
         if self._weak:
-            return jnp.asarray(values.item())
-        return jax.block_until_ready(jax.device_put(values))
+            return jnp.asarray(values[self._whole].item())
+        return jax.device_put(values[self._whole])
 
 
 class OnDevices:
@@ -71,14 +73,29 @@ class OnDevices:
     def regions(self) -> Sequence[Index]:
         return tuple(self._devices)
 
-    def put(self, region: Index, values: npt.NDArray[Any]) -> Any:
+    def put(self, values: Values) -> Any:
+        """Returns the array, of all regions at once, which is several times as fast; else those devices' by region."""
+        if len(values) == len(self._devices):
+            return self._whole(values)
+        return {region: self._on_its_devices(region, part) for region, part in values.items()}
+
+    def build(self, parts: Sequence[Any]) -> Any:
+        if isinstance(parts[0], jax.Array):
+            return parts[0]
+        arrays_of = {region: arrays for part in parts for region, arrays in part.items()}
+        arrays = [array for region in self._devices for array in arrays_of[region]]
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, arrays)
+
+    def _whole(self, values: Values) -> jax.Array:
+        where = self._sharding if self._layout is None else Format(self._layout, self._sharding)
+
+        def region(slices: Any) -> npt.NDArray[Any]:
+            return values[normal_index(slices, self._shape)]
+
+        return jax.make_array_from_callback(self._shape, where, region)
+
+    def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
         kind = self._sharding.memory_kind
         devices = [jax.sharding.SingleDeviceSharding(d, memory_kind=kind) for d in self._devices[region]]
         where = devices if self._layout is None else [Format(self._layout, device) for device in devices]
-        return jax.block_until_ready(jax.device_put([values] * len(where), where))
-
-    def build(self, parts: Mapping[Index, Any]) -> Any:
-        arrays = [array for region in self._devices for array in parts[region]]
-        if isinstance(self._sharding, jax.sharding.SingleDeviceSharding):
-            return arrays[0]
-        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, arrays)
+        return list(jax.device_put([values] * len(where), where))

@@ -13,6 +13,7 @@ from typing import Any
 
 from gracepoint.checkpoint import host_memory, orbax_metadata, tree
 from gracepoint.checkpoint.chunking import stored_specs
+from gracepoint.checkpoint.form import Form
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.plan import Plan, make_plan
 from gracepoint.checkpoint.snapshot import Snapshot, Specs, snapshot_bytes
@@ -27,6 +28,7 @@ class Prepared:
 
     Attributes:
         form: Of the states.
+        save_args: That they are saved with.
         specs: Of what is stored of each leaf.
         digest: Of the arrays' specs.
         metadata: Orbax's metadata files, by name below the item's folder.
@@ -34,7 +36,8 @@ class Prepared:
         snapshot: Memory for one; None if it was not needed yet.
     """
 
-    form: tuple[Any, ...]
+    form: Form
+    save_args: Any
     specs: Specs
     digest: str
     metadata: Mapping[str, bytes]
@@ -83,13 +86,14 @@ class Planner:
         Raises:
             CheckpointError: A leaf cannot be saved; names it.
         """
+        if self._prepared is not None:
+            known = self._prepared.form.leaves_of(state) if self._prepared.save_args == save_args else None
+            if known is not None:
+                return known, self._prepared
+            logger.info("the state has another form than before: planning its saves anew")
         leaves = tree.flatten(state)
-        form = ([(leaf.spec, getattr(leaf.data, "sharding", None)) for leaf in leaves], save_args)
-        if self._prepared is None or self._prepared.form != form:
-            if self._prepared is not None:
-                logger.info("the state has another form than before: planning its saves anew")
-            self._prepared = None  # the old snapshot goes before a new one comes
-            self._prepared = self._prepare(leaves, form, save_args)
+        self._prepared = None  # the old snapshot goes before a new one comes
+        self._prepared = self._prepare(leaves, Form(state, leaves), save_args)
         return leaves, self._prepared
 
     def snapshot(self, leaves: Sequence[tree.Leaf], prepared: Prepared) -> Snapshot:
@@ -104,7 +108,7 @@ class Planner:
             prepared.snapshot = Snapshot(leaves, prepared.specs, prepared.plan, self._options)
         return prepared.snapshot
 
-    def _prepare(self, leaves: Sequence[tree.Leaf], form: tuple[Any, ...], save_args: Any) -> Prepared:
+    def _prepare(self, leaves: Sequence[tree.Leaf], form: Form, save_args: Any) -> Prepared:
         specs = stored_specs(leaves, self._process_count, self._options, save_args, self._processes)
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
         plan = make_plan(
@@ -115,4 +119,4 @@ class Planner:
             max_replicas=self._options.max_replicas,
         )
         metadata = orbax_metadata.metadata_files(stored, store_sharding=self._options.store_sharding)
-        return Prepared(form, specs, tree_digest(tree.specs_of(stored)), metadata, plan)
+        return Prepared(form, save_args, specs, tree_digest(tree.specs_of(stored)), metadata, plan)

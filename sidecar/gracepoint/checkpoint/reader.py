@@ -1,56 +1,38 @@
 """Reads regions of arrays in parallel, with a bound on the bytes in flight.
 
-The calling thread hands out the work, one group of regions after the other: regions of an array that share pieces
-are one group. It takes the group's bytes from the limit first; whoever finishes the group gives them back. Reading
-threads live as long as the call. Each reads a piece, checks it, and copies it to the regions that it is part of
-unless it could be read in place; who reads the last piece of a region delivers that. After an error nothing more is
-begun. The threads are daemons: storage that hangs keeps nobody from raising in time, or from leaving.
+The calling thread hands out groups of regions, and takes those back that are complete, to deliver them: it alone
+makes JAX arrays, as several threads that do only wait for each other. It counts a group's bytes from the hand-out until
+its values are where they were delivered to, and hands out no more than the bound allows. Reading threads live as long
+as the call. Each reads pieces and checks them. After an error nothing more is begun. The threads are daemons: storage
+that hangs keeps nobody from raising in time, or from leaving.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
+import collections
+import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import jax
 
-from gracepoint.checkpoint.byte_limit import ByteLimit
 from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.read_group import Group, Request, groups_of
 from gracepoint.checkpoint.sources import Source
 from gracepoint.checkpoint.spec import Index
 
-#: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk.
-CONCURRENT_READS = 32
-# JAX's CPU backend takes over host memory with this alignment instead of copying it.
-_ALIGNMENT_BYTES = 64
+#: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk; not many more, as
+#: they compute checksums, too.
+CONCURRENT_READS = min(32, 4 * len(os.sched_getaffinity(0)))
+# An array of up to this size is delivered at once, as that takes about as long as delivering one of its regions.
+_TOGETHER_BYTES = 64 << 20
+# ... but of the bound only this part, so that others are read meanwhile.
+_TOGETHER_PART = 8
 # Small pieces are handed out together, as handing over costs about as much as reading one.
 _JOB_BYTES = 1 << 20
-_JOB_PIECES = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What is wanted of one array.
-
-    Attributes:
-        name: Of the leaf.
-        shape: Of the stored array.
-        dtype: Of the stored array.
-        regions: In its coordinates. What lies outside of the stored array is zero.
-        deliver: Called once with each region and its values, whose memory is handed over, from any thread.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    regions: tuple[Index, ...]
-    deliver: Callable[[Index, npt.NDArray[Any]], None]
+_JOB_PIECES = 64
 
 
 def read_all(requests: Iterable[Request], source: Source, *, limit_bytes: int | None, deadline: Deadline) -> int:
@@ -67,147 +49,84 @@ def read_all(requests: Iterable[Request], source: Source, *, limit_bytes: int | 
         CheckpointCorrupt: Something is missing or damaged.
         TimeoutError: The deadline passed; names the leaf that was waited for.
     """
-    limit = ByteLimit(limit_bytes)
-    total_bytes = 0
-    with _threads(deadline) as threads:
+    together_bytes = _TOGETHER_BYTES if limit_bytes is None else min(_TOGETHER_BYTES, limit_bytes // _TOGETHER_PART)
+    reading = _Reading(limit_bytes, deadline)
+    try:
         for request in requests:
-            for pieces_of in _groups(request, source):
-                group = _Group(request, pieces_of, source, limit)
-                if not limit.take_if_room(group.bytes):
-                    threads.flush()
-                    if not limit.take(group.bytes, deadline):
-                        raise TimeoutError(f"leaf {request.name!r}")
-                if threads.error is not None:
-                    raise threads.error
-                group.begin()
-                for piece in group.pieces:
-                    threads.hand_out(group, piece)
-                total_bytes += group.own_bytes
-    return total_bytes
+            for group in groups_of(request, source, together_bytes=together_bytes, readers=CONCURRENT_READS):
+                reading.hand_out(group)
+        reading.finish()
+    finally:
+        reading.end()
+    return reading.total_bytes
 
 
-def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns an array of undefined values whose memory JAX can take over where host memory is the device's."""
-    size_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT_BYTES
-    return memory[start : start + size_bytes].view(dtype).reshape(shape)
+class _Reading:
+    """What is being read, and delivered; for the calling thread."""
 
+    def __init__(self, limit_bytes: int | None, deadline: Deadline) -> None:
+        self._limit_bytes = limit_bytes
+        self._deadline = deadline
+        self._threads = _Threads(deadline)
+        self._taken_bytes = 0
+        self._handed_out: dict[Group, None] = {}  # in order
+        self._on_their_way = collections.deque[tuple[Group, Any]]()
+        self.total_bytes = 0
 
-class _Group:
-    """Regions of one array that have pieces in common, or one region."""
+    def hand_out(self, group: Group) -> None:
+        """Has ``group`` read once there is room for it."""
+        self._take_back(self._threads.complete())
+        while not self._has_room(group):
+            self._make_room(group)
+        self._taken_bytes += group.bytes
+        self.total_bytes += group.own_bytes
+        group.begin()
+        if not group.pieces:
+            self._deliver(group)
+            return
+        self._handed_out[group] = None
+        for piece in group.pieces:
+            self._threads.hand_out(group, piece)
 
-    def __init__(
-        self, request: Request, pieces_of: Mapping[Index, Sequence[Index]], source: Source, limit: ByteLimit
-    ) -> None:
-        self.name = request.name
-        self._request = request
-        self._source = source
-        self._limit = limit
-        self._regions = tuple(pieces_of)
-        self._regions_of: dict[Index, list[Index]] = {}
-        for region, pieces in pieces_of.items():
-            for piece in pieces:
-                self._regions_of.setdefault(piece, []).append(region)
-        self.own_bytes = sum(_bytes_of(region, request.dtype) for region in pieces_of)
-        beside = [source.extra_bytes(request.name, piece) + self._copied_bytes(piece) for piece in self._regions_of]
-        self.bytes = self.own_bytes + sum(sorted(beside)[-CONCURRENT_READS:])
-        self._lock = threading.Lock()
-        self._regions_left = len(pieces_of)
-        self._left = {region: len(pieces) for region, pieces in pieces_of.items()}
-        self._values: dict[Index, npt.NDArray[Any]] = {}
+    def finish(self) -> None:
+        """Returns when everything is delivered."""
+        self._threads.flush()
+        while self._handed_out:
+            self._wait(next(iter(self._handed_out)))
+        jax.block_until_ready([arrays for _, arrays in self._on_their_way])
 
-    @property
-    def pieces(self) -> Iterable[Index]:
-        return self._regions_of
+    def end(self) -> None:
+        """Ends the threads."""
+        self._threads.end()
 
-    def begin(self) -> None:
-        """Reserves memory for the regions, and delivers those that nothing is read for."""
-        for region in self._regions:
-            shape = [stop - start for start, stop in region]
-            self._values[region] = values = aligned_empty(shape, self._request.dtype)
-            if region != _clipped(region, self._request.shape):
-                values[...] = np.zeros((), self._request.dtype)
-        for region in [region for region, left in self._left.items() if left == 0]:
-            self._deliver(region)
+    def _has_room(self, group: Group) -> bool:
+        if self._limit_bytes is None or self._taken_bytes == 0:
+            return True
+        return self._taken_bytes + group.bytes <= self._limit_bytes
 
-    def read(self, piece: Index, deadline: Deadline) -> None:
-        """Reads ``piece``, and delivers the regions that are complete with it."""
-        regions = self._regions_of[piece]
-        if self._in_place(piece):
-            out = self._values[regions[0]][_within(piece, regions[0])]
-            self._source.read(self.name, piece, out, deadline)
+    def _make_room(self, group: Group) -> None:
+        if self._on_their_way:
+            delivered, arrays = self._on_their_way.popleft()
+            jax.block_until_ready(arrays)
+            self._taken_bytes -= delivered.bytes
         else:
-            read = np.empty([stop - start for start, stop in piece], self._request.dtype)
-            self._source.read(self.name, piece, read, deadline)
-            for region in regions:
-                self._values[region][_within(piece, region)] = read[_within(region, piece)]
-        for region in regions:
-            with self._lock:
-                self._left[region] -= 1
-                complete = self._left[region] == 0
-            if complete:
-                self._deliver(region)
+            self._threads.flush()
+            self._wait(group)
 
-    def give_up(self) -> None:
-        """Gives back what was taken, as not all of it will be read; may be called again."""
-        with self._lock:
-            given_up, self._regions_left = self._regions_left > 0, 0
-        if given_up:
-            self._limit.give_back(self.bytes)
+    def _wait(self, group: Group) -> None:
+        """Waits until something more is complete, and delivers it; ``group`` is why."""
+        complete = self._threads.complete(wait=True)
+        if not complete:
+            raise TimeoutError(f"leaf {group.name!r}")
+        self._take_back(complete)
 
-    def _deliver(self, region: Index) -> None:
-        self._request.deliver(region, self._values.pop(region))
-        with self._lock:
-            self._regions_left -= 1
-            last = self._regions_left == 0
-        if last:
-            self._limit.give_back(self.bytes)
+    def _take_back(self, complete: Iterable[Group]) -> None:
+        for group in complete:
+            del self._handed_out[group]
+            self._deliver(group)
 
-    def _copied_bytes(self, piece: Index) -> int:
-        return 0 if self._in_place(piece) else _bytes_of(piece, self._request.dtype)
-
-    def _in_place(self, piece: Index) -> bool:
-        """True if ``piece`` is all in one region, whose memory has it as a whole."""
-        regions = self._regions_of[piece]
-        if len(regions) > 1 or _clipped(piece, [stop for _, stop in regions[0]]) != piece:
-            return False
-        inner_axes_must_be_whole = False
-        for part, region in zip(piece, regions[0], strict=True):
-            if part[0] < region[0] or (inner_axes_must_be_whole and part != region):
-                return False
-            inner_axes_must_be_whole |= part[1] - part[0] > 1
-        return True
-
-
-def _groups(request: Request, source: Source) -> Iterator[dict[Index, list[Index]]]:
-    """Yields the regions of each group, each with its pieces."""
-    boxes = {region: _clipped(region, request.shape) for region in request.regions}
-    full = [region for region, box in boxes.items() if all(start < stop for start, stop in box)]
-    found = source.pieces(request.name, [boxes[region] for region in full])
-    pieces_of: dict[Index, list[Index]] = {region: [] for region in boxes} | dict(zip(full, found, strict=True))
-    if len({piece for pieces in found for piece in pieces}) < sum(map(len, found)):
-        yield pieces_of
-    else:
-        for region, pieces in pieces_of.items():
-            yield {region: pieces}
-
-
-def _clipped(region: Index, shape: Sequence[int]) -> Index:
-    return tuple((start, min(stop, length)) for (start, stop), length in zip(region, shape, strict=True))
-
-
-def _within(part: Index, region: Index) -> tuple[Any, ...]:
-    """Returns the slices, in ``region``'s own coordinates, of what it has in common with ``part``."""
-    slices = [
-        slice(max(start, first) - first, min(stop, last) - first)
-        for (start, stop), (first, last) in zip(part, region, strict=True)
-    ]
-    return (*slices, ...)  # without the last, numpy gives the value of an array without axes, and no view of it
-
-
-def _bytes_of(index: Index, dtype: np.dtype[Any]) -> int:
-    return math.prod(stop - start for start, stop in index) * dtype.itemsize
+    def _deliver(self, group: Group) -> None:
+        self._on_their_way.append((group, group.deliver()))
 
 
 class _Threads:
@@ -215,18 +134,17 @@ class _Threads:
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
-        self._jobs: queue.SimpleQueue[list[tuple[_Group, Index]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[tuple[Group, Index]] | None] = queue.SimpleQueue()
+        self._complete: queue.SimpleQueue[list[Group] | BaseException] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._packed: list[tuple[_Group, Index]] = []
+        self._packed: list[tuple[Group, Index]] = []
         self._packed_bytes = 0
-        self._last = ""
-        self.error: BaseException | None = None  # the first, or one that came about then
+        self._stopped = False
 
-    def hand_out(self, group: _Group, piece: Index) -> None:
+    def hand_out(self, group: Group, piece: Index) -> None:
         """Has ``piece`` read; small ones wait until some are together, or ``flush``."""
         self._packed.append((group, piece))
-        self._packed_bytes += group.own_bytes
-        self._last = group.name
+        self._packed_bytes += group.piece_bytes(piece)
         if self._packed_bytes >= _JOB_BYTES or len(self._packed) == _JOB_PIECES:
             self.flush()
 
@@ -239,40 +157,40 @@ class _Threads:
                 self._threads.append(thread)
                 thread.start()
 
+    def complete(self, *, wait: bool = False) -> list[Group]:
+        """Returns groups that are complete now; none if there are none, or there were none until the deadline.
+
+        Raises:
+            CheckpointCorrupt: A piece could not be read. As any other error of a read, each once.
+        """
+        try:
+            found = self._complete.get(wait, self._deadline.remaining_s() if wait else None)
+        except queue.Empty:
+            return []
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
     def end(self) -> None:
-        """Waits for all pieces, and raises the error of one that could not be read."""
-        self.flush()
+        """Lets no more be begun, and waits for what is, until the deadline."""
+        self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join(self._deadline.remaining_s())
-        if self.error is None and any(thread.is_alive() for thread in self._threads):
-            self.error = TimeoutError(f"leaf {self._last!r} or one before it")
-        if self.error is not None:
-            raise self.error
 
     def _run(self) -> None:
-        while (jobs := self._jobs.get()) is not None:
-            for group, piece in jobs:
-                try:
-                    if self.error is None:
-                        group.read(piece, self._deadline)
-                except BaseException as error:  # noqa: BLE001 - raised by the calling thread
-                    if isinstance(error, TimeoutError):
-                        error = TimeoutError(f"leaf {group.name!r}")
-                    self.error = self.error or error
-                if self.error is not None:
-                    group.give_up()
-
-
-@contextlib.contextmanager
-def _threads(deadline: Deadline) -> Iterator[_Threads]:
-    threads = _Threads(deadline)
-    try:
-        yield threads
-    except BaseException as error:
-        threads.error = threads.error or error
-        with contextlib.suppress(BaseException):
-            threads.end()
-        raise
-    threads.end()
+        while (job := self._jobs.get()) is not None:
+            complete = []
+            try:
+                for group, piece in job:
+                    if self._stopped:
+                        return
+                    if group.read(piece, self._deadline):
+                        complete.append(group)
+            except BaseException as error:  # noqa: BLE001 - raised by the calling thread
+                self._stopped = True
+                self._complete.put(TimeoutError(f"leaf {group.name!r}") if isinstance(error, TimeoutError) else error)
+                return
+            if complete:
+                self._complete.put(complete)

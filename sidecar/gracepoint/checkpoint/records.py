@@ -2,22 +2,23 @@
 
 A done-record is one process's word that all its files of a save are on the disk. **A save is durable when the
 done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest is
-their sum, written when the save is committed. Both carry a checksum of themselves.
+their sum, written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from gracepoint.checkpoint import layout, plan
+from gracepoint.checkpoint.checksum import crc32
 from gracepoint.checkpoint.spec import ArraySpec, tree_digest
 from gracepoint.errors import CheckpointCorrupt
 
-_CHECKSUM = "checksum"
+# The last entry: of all bytes before it.
+_CHECKSUM = b', "checksum": '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class File:
 
 
 def file_of(data: bytes | memoryview) -> File:
-    return File(len(data), zlib.crc32(data))
+    return File(len(data), crc32(data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,15 @@ class Manifest:
     begun_ns: int
 
     FORMAT: ClassVar[str] = "gracepoint.checkpoint/1"
+
+    @classmethod
+    def fields_in(cls, data: bytes, where: str) -> dict[str, Any]:
+        """Returns the fields as they are written, without what it takes to make a ``Manifest`` of them.
+
+        Raises:
+            CheckpointCorrupt: As ``from_bytes``.
+        """
+        return _unsealed(cls.FORMAT, data, where)
 
     def to_bytes(self) -> bytes:
         return _seal(self.FORMAT, _fields(self))
@@ -160,28 +170,29 @@ def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
 
 
 def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
-    body = {"format": form, **fields}
-    return json.dumps({**body, _CHECKSUM: _checksum(body)}).encode()
+    body = json.dumps({"format": form, **fields}).removesuffix("}").encode()
+    return body + _CHECKSUM + str(crc32(body)).encode() + b"}"
 
 
-def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
+def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
+    body, _, checksum = data.rpartition(_CHECKSUM)
+    if checksum != str(crc32(body)).encode() + b"}":
+        raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
     try:
-        value = dict(json.loads(data))
-        checksum, found = value.pop(_CHECKSUM), value["format"]
+        value = dict(json.loads(body + b"}"))
+        found = value.pop("format")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
     if found != form:
         raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}; written by another version?")
-    if checksum != _checksum(value):
-        raise CheckpointCorrupt(f"{where}: its checksum does not fit its contents")
-    del value["format"]
+    return value
+
+
+def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
+    value = _unsealed(form, data, where)
     arrays = value["arrays"]
     return value | {
         "arrays": None if arrays is None else tuple(ArraySpec.from_json(spec) for spec in arrays),
         "files": {path: File(*file) for path, file in value["files"].items()},
         "host_state": tuple(value["host_state"]),
     }
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -21,7 +21,6 @@ from gracepoint.checkpoint.args import RestoreArgs
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.reader import read_all
 from gracepoint.checkpoint.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica, hand_to_all
-from gracepoint.checkpoint.spec import Index
 from gracepoint.checkpoint.stored import StoredTree, open_tree
 from gracepoint.checkpoint.target import Target, target_of
 from gracepoint.checkpoint.together import Together, asks_one_replica
@@ -164,7 +163,7 @@ def read_leaves(
             len(unsafe),
             unsafe[0],
         )
-    parts: list[dict[Index, Any]] = [{} for _ in targets]
+    parts: list[list[Any]] = [[] for _ in targets]
 
     def read() -> None:
         started_s = time.monotonic()

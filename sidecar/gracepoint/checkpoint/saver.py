@@ -1,6 +1,6 @@
 """Saves of one gang, one at a time, wherever they go.
 
-One thread owns a ``Saver``, the training thread. For it work TensorStore's threads, which write, and one for the
+One thread owns a ``Saver``, the training thread. For it work the writer's threads, and one for the
 background save that is under way, which ends with it. That one writes from the snapshot, which the owner fills only
 while no save is under way.
 
@@ -9,33 +9,32 @@ Everything that a process waits for from its peers has a timeout.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint import measures
-from gracepoint.checkpoint.background import Background
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import make_folders
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.measures import SaveStats
+from gracepoint.checkpoint.newest import Newest
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planner import Planner
 from gracepoint.checkpoint.saving import Barrier, Save
 from gracepoint.checkpoint.snapshot import Transfer
+from gracepoint.checkpoint.under_way import UnderWay
 from gracepoint.checkpoint.writer import Writer
+from gracepoint.checkpoint.writing import Source
 from gracepoint.errors import SaveFailed
 from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
 
 _WARM_UP_TIMEOUT_S = 60.0
-#: How long the thread of a save needs to notice that it is waited for no longer.
-_ABANDONED_ENDS_S = 1.0
 
 
-class Saver:
+class Saver(UnderWay):
     """Plans once for states of one form, and saves them. Every call but ``prepare`` is collective.
 
     Args:
@@ -57,6 +56,7 @@ class Saver:
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
     ) -> None:
+        super().__init__()
         self._gang = gang
         self._attempt = attempt
         self._clock = clock
@@ -69,12 +69,11 @@ class Saver:
             processes=processes,
             host_memory_limit_bytes=host_memory_limit_bytes,
         )
-        self._background = Background()
-        self._under_way: Save | None = None  # what the background was started with last
+        self._now: Save | None = None
         self.saves = 0  # begun so far; the same in all processes
         self.last_save: SaveStats | None = None
 
-    def prepare(self, state: Any, *, in_background: bool) -> int:
+    def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
         """Plans, and reserves and touches memory for a snapshot if there will be background saves.
 
         Returns:
@@ -83,7 +82,7 @@ class Saver:
         Raises:
             CheckpointError: The state cannot be saved; names the leaf.
         """
-        leaves, prepared = self._planner.plan(state)
+        leaves, prepared = self._planner.plan(state, save_args)
         if in_background:
             self._planner.snapshot(leaves, prepared)
         return prepared.plan.total_bytes
@@ -140,6 +139,7 @@ class Saver:
         Raises:
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
+        self._forget()  # its memory is needed
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
@@ -148,9 +148,11 @@ class Saver:
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
         plan, blocked_s = prepared.plan, self._clock() - began_s
+        newest = Newest(save, transfer, Deadline.after(timeout_s, self._clock))
 
         def run() -> None:
-            stages = save.run(transfer, Deadline.after(timeout_s, self._clock), lambda stage: None)
+            stages = save.run(newest.source, newest.deadline, lambda stage: None)
+            newest.committed = True
             step = save.temporary.step
             stats = SaveStats(step, plan.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s)
             self.last_save = stats
@@ -159,8 +161,7 @@ class Saver:
             total_s = self._clock() - began_s if primary else None
             measures.tell_background(stats, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s)
 
-        self._under_way = save
-        self._background.start(f"the save of {save.temporary.what}", run)
+        self._start(newest, run)
         measures.tell_blocked(blocked_s)
 
     def now(
@@ -194,50 +195,55 @@ class Saver:
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
-        plan = prepared.plan
-        stages = save.run(Transfer(leaves, prepared.specs, plan, self._writer.options, None), deadline, on_stage)
-        blocked_s = self._clock() - began_s
+        transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
+        return self._run_now(save, transfer, deadline, on_stage, began_s)
+
+    def _run_now(
+        self, save: Save, source: Source, deadline: Deadline, on_stage: Callable[[str], None], began_s: float
+    ) -> int:
+        self._now = save
+        try:
+            stages = save.run(source, deadline, on_stage)
+        finally:
+            self._now = None
+        size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
         step = save.temporary.step
-        self.last_save = SaveStats(step, plan.total_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
-        return plan.total_bytes
+        self.last_save = SaveStats(step, size_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
+        return size_bytes
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Waits for the background save under way; ``take_error`` then tells how it ended.
+    @property
+    def commit_key(self) -> str | None:
+        """Of the barrier at which the save under way that is waited for is committed; None if there is none."""
+        return None if self._now is None else self._now.key
 
-        Raises:
-            SaveFailed: It still ran after ``timeout_s``.
-        """
-        self._background.wait(timeout_s)
+    def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
+        """Commits the newest snapshot: waits for its save, or writes it once more where that failed. Collective.
 
-    def take_error(self) -> Exception | None:
-        """Returns the error of a background save that has ended, once; None if it went well or still runs."""
-        return self._background.take_error()
+        Args:
+            paths: Where it goes.
+            deadline: For all of it.
+            on_stage: As in ``Save.run``.
 
-    def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
-        if error := self.take_error():
-            raise SaveFailed(f"a background save failed: {error}") from error
-
-    def wait_until_finished(self, timeout_s: float | None) -> None:
-        """Waits for the background save under way, which is bounded itself: there need be no timeout here.
+        Returns:
+            The step, and the bytes of the state over all processes.
 
         Raises:
-            SaveFailed: It failed, or was not committed within ``timeout_s``.
+            SaveFailed: There is none, or it is not committed in time.
         """
-        self.wait(timeout_s)
-        self.check_for_errors()
-
-    def abandon(self, reason: str, *, timeout_s: float) -> None:
-        """The last call where training broke off: the save under way has ``timeout_s`` to end.
-
-        A thread that is inside of TensorStore or the coordination service while the interpreter ends would abort the
-        process, and its exit code would not be that of the error. Not collective; never raises.
-        """
-        with contextlib.suppress(SaveFailed):
-            self._background.wait(timeout_s)
-        if self._background.busy and self._under_way is not None:
-            self._under_way.fail(SaveFailed(reason))
-            with contextlib.suppress(SaveFailed):
-                self._background.wait(_ABANDONED_ENDS_S)
-        if error := self.take_error():
-            logger.error("the background save failed: %s", error)
+        began_s, newest = self._clock(), self._newest
+        self.saves += 1  # whether it is needed or not, so that the processes' counts never part
+        if newest is None or newest.save.temporary.step is None:
+            raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
+        self.wait_until(deadline)
+        step = newest.save.temporary.step
+        error = self.take_error()
+        if newest.committed:
+            for stage in ("written", "durable", "committed"):
+                on_stage(stage)
+            return step, newest.save.total_bytes
+        source = newest.once_more()
+        if source is None:
+            raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
+        logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
+        save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
+        return step, self._run_now(save, source, deadline, on_stage, began_s)

@@ -6,6 +6,7 @@ The same for a background save and an emergency; they differ in where the chunks
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import logging
@@ -19,7 +20,8 @@ from gracepoint.checkpoint.files import make_folders, staying, write_durably
 from gracepoint.checkpoint.layout import Layout, Temporary
 from gracepoint.checkpoint.planner import Prepared
 from gracepoint.checkpoint.records import DoneRecord, file_of
-from gracepoint.checkpoint.writer import Source, Writer
+from gracepoint.checkpoint.writer import Writer
+from gracepoint.checkpoint.writing import Source
 from gracepoint.errors import BarrierError, GracepointError, SaveFailed
 from gracepoint.gang import Gang
 
@@ -99,6 +101,33 @@ class Save:
         except GracepointError as unreachable:
             logger.warning("the other processes could not be told that a save failed: %s", unreachable)
 
+    def cancel(self, reason: str) -> None:
+        """Lets nobody wait for the others' part any more: what is not durable in all by now is not committed.
+
+        From any thread; never raises.
+        """
+        try:
+            self._gang.cancel(self.key, reason)
+        except GracepointError as unreachable:
+            logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
+
+    def again(self, temporary: Temporary) -> Save:
+        """Returns a save of the same, described already, into another folder."""
+        save = copy.copy(self)
+        save.temporary = temporary
+        save._begun_ns = time.time_ns()
+        return save
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the state over all processes."""
+        return self._prepared.plan.total_bytes
+
+    @property
+    def mine_bytes(self) -> int:
+        """Bytes that this process writes."""
+        return sum(chunk.bytes for chunk in self._prepared.plan.chunks if chunk.mine)
+
     def describe(self, leaves: Sequence[tree.Leaf], prepared: Prepared, host_state: Mapping[str, Any]) -> None:
         """Takes what is to be saved, but for the arrays' values.
 
@@ -139,24 +168,24 @@ class Save:
             with self.failing_together(), contextlib.ExitStack() as until_recorded:
                 make_folders(folder)
                 stayed = until_recorded.enter_context(staying(folder))
-                written = self._writer.write(
-                    folder,
-                    self._paths.item,
-                    {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
-                    self._prepared.plan.arrays,
-                    source,
-                    self._small_files,
-                    deadline,
-                    process_index=self._gang.process_index,
-                )
-                on_stage("written")
-                written_s = clock() - started_s
-                if not stayed():
-                    # TensorStore makes folders that are missing: what was written is in several now.
-                    raise SaveFailed(
-                        f"{folder} was taken away while it was written, as a later start may do where nothing has "
-                        "changed for long: was this process stopped meanwhile?"
+                try:
+                    written = self._writer.write(
+                        folder,
+                        self._paths.item,
+                        {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
+                        self._prepared.plan.arrays,
+                        source,
+                        self._small_files,
+                        deadline,
+                        process_index=self._gang.process_index,
                     )
+                except FileNotFoundError:
+                    self._check_stayed(stayed)
+                    raise
+                on_stage("written")
+                deadline.check_not_cancelled()
+                written_s = clock() - started_s
+                self._check_stayed(stayed)
                 record = DoneRecord(
                     step=self.temporary.step,
                     item=self._paths.item,
@@ -182,6 +211,14 @@ class Save:
         self._commit(deadline)
         on_stage("committed")
         return Stages(written_s, durable_s, clock() - started_s)
+
+    def _check_stayed(self, stayed: Callable[[], bool]) -> None:
+        """Raises SaveFailed if the folder is gone: writers make missing ones, so that its files may be in several."""
+        if not stayed():
+            raise SaveFailed(
+                f"{self.temporary.path} was taken away while it was written, as a later start may do where nothing has "
+                "changed for long: was this process stopped meanwhile?"
+            )
 
     def _commit(self, deadline: Deadline) -> None:
         try:

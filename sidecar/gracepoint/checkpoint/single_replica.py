@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from gracepoint.checkpoint.bits import from_bits, to_bits
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.plan import normal_index
+from gracepoint.checkpoint.read_group import Values
 from gracepoint.checkpoint.spec import Index
 from gracepoint.checkpoint.together import Together
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
@@ -123,17 +124,16 @@ class OnOneReplica:
     def bytes_per_device(self) -> int:
         return math.prod(self._shard_shape) * self.dtype.itemsize
 
-    def put(self, region: Index, values: npt.NDArray[Any]) -> Any:
-        bits = to_bits(values)[None]
-        devices = self._primary[region]
-        return jax.block_until_ready(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
+    def put(self, values: Values) -> Any:
+        return {region: self._on_its_devices(region, part) for region, part in values.items()}
 
-    def build(self, parts: Mapping[Index, Any]) -> jax.Array:
+    def build(self, parts: Sequence[Any]) -> jax.Array:
         """Returns the bits of all replicas along a new first axis: zeros in all but the primary one."""
         held = {
             device: array
-            for region, devices in self._primary.items()
-            for device, array in zip(devices, parts[region], strict=True)
+            for part in parts
+            for region, arrays in part.items()
+            for device, array in zip(self._primary[region], arrays, strict=True)
         }
         shard = to_bits(np.empty((), self.dtype))
         inner = (*self._shard_shape, *shard.shape)
@@ -146,13 +146,17 @@ class OnOneReplica:
             (self._replicas, *self.shape, *shard.shape), jax.sharding.NamedSharding(self.sharding.mesh, spec), arrays
         )
 
+    def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
+        bits, devices = to_bits(values)[None], self._primary[region]
+        return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
+
     def _on(self, device: Any) -> jax.sharding.Sharding:
         return jax.sharding.SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind)
 
 
 def hand_to_all(
     placements: Sequence[OnOneReplica],
-    parts: Sequence[dict[Index, Any]],
+    parts: Sequence[list[Any]],
     read: Callable[[], None],
     replica: SingleReplica,
     together: Together | None,

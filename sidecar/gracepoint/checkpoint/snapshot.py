@@ -4,7 +4,7 @@ A ``Transfer`` is one save's: made by the training thread, which copies what mus
 goes on into the ``Snapshot``'s buffers, and used up by the thread that writes. What is left then (everything, in a
 save that streams) comes from the devices when the writer asks for it, ahead of it only as far as
 ``device_host_max_bytes`` allows: bytes count from the start of their transfer until they are written, of which
-TensorStore's threads tell.
+the writer's threads tell.
 
 The snapshot's buffers are reserved and touched once: the first touch of memory is an order of magnitude slower than
 a copy into it.
@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.byte_limit import ByteLimit
+from gracepoint.checkpoint.copying import Copies, copy
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.plan import Chunk, Plan, Shard
-from gracepoint.checkpoint.spec import ArraySpec, Index, as_bytes
+from gracepoint.checkpoint.spec import ArraySpec, Index
 from gracepoint.checkpoint.tree import Leaf
 from gracepoint.errors import SaveFailed
 
@@ -50,14 +51,9 @@ class Snapshot:
                 buffer.fill(0)  # numpy.zeros would leave the touching to the first copy
                 self._buffers[chunk.file] = buffer
 
-    def copy(self, chunk: Chunk, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the values of ``chunk`` in its buffer, as the type that is stored."""
-        buffer = self._buffers[chunk.file]
-        if values.dtype == buffer.dtype and values.flags.c_contiguous:
-            as_bytes(buffer)[:] = as_bytes(values)  # bytes, as numpy copies types like bfloat16 one by one
-        else:
-            _cast(values, buffer)
-        return buffer
+    def buffer(self, chunk: Chunk) -> npt.NDArray[Any]:
+        """Returns the memory for the values of ``chunk``, as the type that is stored."""
+        return self._buffers[chunk.file]
 
 
 class Transfer:
@@ -104,6 +100,11 @@ class Transfer:
         left = {shard.leaf for shard in self._left}
         self._data = [data if index in left else None for index, data in enumerate(self._data)]  # the others may go
 
+    @property
+    def copied(self) -> Sequence[tuple[Chunk, npt.NDArray[Any]]] | None:
+        """What lies in the snapshot, before ``chunks`` is asked for; None where that is not all of the state."""
+        return None if self._left else tuple(self._copied)
+
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
         """Yields every chunk once, as the type that is stored. Each must be given to ``written``.
 
@@ -122,9 +123,11 @@ class Transfer:
             return self._take(self._limit, shard, deadline if wait else None)
 
         for shard, transfer in self._transfers(self._left, has_room):
+            spec = self._specs[shard.leaf]
+            assert spec is not None
             for chunk, values in self._values(shard, transfer):
                 self._transferred(chunk)
-                yield chunk, values
+                yield chunk, stored_values(values, spec.numpy_dtype)
             if self._limit is None:
                 ahead.give_back(shard.bytes)
 
@@ -151,7 +154,7 @@ class Transfer:
                 return False
         elif not limit.take(shard.bytes, deadline):
             raise SaveFailed(
-                f"{shard.chunks[0].file} was not copied from its device within {deadline.timeout_s:.1f} s: "
+                f"{shard.chunks[0].file} was not copied from its device {deadline.ended}: "
                 "device_host_max_bytes leaves no room until what was copied is written"
             )
         with self._lock:
@@ -160,10 +163,25 @@ class Transfer:
         return True
 
     def _copy(self, shards: Sequence[Shard], snapshot: Snapshot) -> None:
+        if self._has_accelerator or self._pinned:
+            self._copy_from_devices(shards, snapshot)
+            return
+        with Copies() as copies:  # all of it is in host memory already
+            for shard in shards:
+                for chunk, values in self._values(shard, self._start(shard)):
+                    buffer = snapshot.buffer(chunk)
+                    copies.add(values, buffer)
+                    self._copied.append((chunk, buffer))
+        for chunk, _ in self._copied:
+            self._transferred(chunk)
+
+    def _copy_from_devices(self, shards: Sequence[Shard], snapshot: Snapshot) -> None:
         ahead = ByteLimit(_AHEAD_BYTES)
         for shard, transfer in self._transfers(shards, lambda shard, wait: ahead.take_if_room(shard.bytes)):
             for chunk, values in self._values(shard, transfer):
-                self._copied.append((chunk, snapshot.copy(chunk, values)))
+                buffer = snapshot.buffer(chunk)
+                copy(values, buffer)
+                self._copied.append((chunk, buffer))
                 self._transferred(chunk)
             ahead.give_back(shard.bytes)
 
@@ -195,15 +213,14 @@ class Transfer:
         return data
 
     def _values(self, shard: Shard, transfer: Any) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-        spec = self._specs[shard.leaf]
-        assert spec is not None
+        """Yields the chunks of a shard as the type that the state has."""
         values = np.asarray(transfer)
         for chunk in shard.chunks:
             part = values
             if chunk.index != shard.index:
                 inside = zip(chunk.index, shard.index, strict=True)
                 part = values[tuple(slice(start - first, stop - first) for (start, stop), (first, _) in inside)]
-            yield chunk, stored_values(part, spec.numpy_dtype)
+            yield chunk, part
 
     def _transferred(self, chunk: Chunk) -> None:
         if not chunk.mine:
@@ -232,16 +249,11 @@ def stored_values(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray
     if values.dtype == dtype:
         return np.asarray(values, order="C")
     cast = np.empty(values.shape, dtype)
-    _cast(values, cast)
+    copy(values, cast)
     return cast
 
 
 _LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
-
-
-def _cast(values: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-    with np.errstate(all="ignore"):  # what does not fit the type becomes what the type has for it: that was asked for
-        np.copyto(into, values, casting="unsafe")
 
 
 def _by_priority(leaves: Sequence[Leaf], plan: Plan, options: WriteOptions) -> dict[TransferPriority, list[Shard]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +14,14 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import tensorstore as ts
 
+from gracepoint.checkpoint.checksum import crc32
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.records import File
 from gracepoint.checkpoint.spec import ArraySpec, Index, as_bytes
 from gracepoint.errors import CheckpointCorrupt
 
-# Linux reads no more in one call.
-_MAX_READ_BYTES = 0x7FFF_F000
+# So much is read at once: what is in a core's cache when its checksum is computed.
+_BLOCK_BYTES = 1 << 20
 
 
 class Source(Protocol):
@@ -91,7 +91,7 @@ class ChunkKeys:
             raise CheckpointCorrupt(f"{where}: {error}") from error
         if found.state != "value":
             raise CheckpointCorrupt(f"{where}: chunk {key} is missing")
-        if len(found.value) != out.nbytes or zlib.crc32(found.value) != self._checksums[key]:
+        if len(found.value) != out.nbytes or crc32(found.value) != self._checksums[key]:
             raise CheckpointCorrupt(f"{where}: chunk {key} has values that do not fit its checksum")
         as_bytes(out)[:] = found.value
 
@@ -149,7 +149,7 @@ class CheckedArrays(Arrays):
     def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
         super().read(name, piece, out, deadline)
         path = self._specs[name].chunk_file(piece)
-        if zlib.crc32(as_bytes(out)) != self._checksums[path]:
+        if crc32(as_bytes(out)) != self._checksums[path]:
             raise CheckpointCorrupt(
                 f"{self._where}: leaf {name!r}: chunk {path} has values that do not fit its checksum"
             )
@@ -201,13 +201,14 @@ def read_checked(path: Path, file: File, out: memoryview) -> None:
             raise CheckpointCorrupt(f"{path} has {found_bytes} bytes, expected {file.bytes}")
         if file.bytes != len(out):
             raise CheckpointCorrupt(f"{path} has {file.bytes} bytes, expected {len(out)} by its array's type and shape")
-        position = 0
+        position = checksum = 0
         while position < len(out):
-            count = os.preadv(descriptor, [out[position : position + _MAX_READ_BYTES]], position)
+            count = os.preadv(descriptor, [out[position : position + _BLOCK_BYTES]], position)
             if count == 0:
                 raise CheckpointCorrupt(f"{path} has {position} bytes, expected {file.bytes}")
+            checksum = crc32(out[position : position + count], checksum)
             position += count
     finally:
         os.close(descriptor)
-    if zlib.crc32(out) != file.crc32:
+    if checksum != file.crc32:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

@@ -74,7 +74,7 @@ class ArraySpec:
     def from_json(cls, value: Sequence[Any]) -> ArraySpec:
         name, kind, shape, dtype, chunk, key_impl, write_shape, form = value
         written = None if write_shape is None else tuple(write_shape)
-        return cls(name, kind, tuple(shape), dtype, tuple(chunk), key_impl, written, Format(*form))
+        return cls(name, kind, tuple(shape), dtype, tuple(chunk), key_impl, written, _format(*form))
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -183,6 +183,11 @@ def _is_known(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@functools.cache
+def _format(*values: Any) -> Format:
+    return Format(*values)
 
 
 @functools.cache

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from gracepoint.checkpoint import sharding_file
 from gracepoint.checkpoint.args import ArrayRestoreArgs, RestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.placement import OnDefaultDevice, OnDevices, OnHost, Placement
-from gracepoint.checkpoint.reader import Request
+from gracepoint.checkpoint.read_group import Request, Values
 from gracepoint.checkpoint.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica
-from gracepoint.checkpoint.spec import Index
 from gracepoint.checkpoint.stored import StoredLeaf
 from gracepoint.checkpoint.wanted import (
     ANYWHERE,
@@ -54,19 +52,20 @@ class Target:
     finish: Callable[[Any], Any] = lambda value: value
     from_file: bool = False
 
-    def request(self, parts: dict[Index, Any]) -> Request | None:
+    def request(self, parts: list[Any]) -> Request | None:
         """Returns what is to be read into ``parts``; None if nothing is."""
-        spec, placement, dtype = self.stored.spec, self.placement, self.dtype
+        spec, placement = self.stored.spec, self.placement
         if placement is None:
             return None
         assert spec is not None
 
-        def deliver(region: Index, values: npt.NDArray[Any]) -> None:
-            parts[region] = placement.put(region, values if dtype is None else values.astype(dtype, copy=False))
+        def deliver(values: Values) -> Any:
+            parts.append(placement.put(values))
+            return parts[-1]
 
-        return Request(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver)
+        return Request(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver, self.dtype)
 
-    def build(self, parts: Mapping[Index, Any]) -> Any:
+    def build(self, parts: Sequence[Any]) -> Any:
         """Makes the leaf."""
         return self.finish(self.stored.text if self.placement is None else self.placement.build(parts))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from gracepoint.checkpoint import commit, retention
 from gracepoint.checkpoint.background import Background
 from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint.layout import Layout, Temporary
 from gracepoint.checkpoint.retention import Retention
 from gracepoint.errors import SaveFailed
 
@@ -70,3 +70,12 @@ class Tidier:
     def _sweep(self) -> None:
         if not self._sweeper.busy:  # else what is new is left to the next time
             self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
+
+
+def tidy_beside(temporary: Temporary, paths: Layout) -> None:
+    """Deletes what older saves left beside a checkpoint that has a path to itself. Fails nothing."""
+    try:
+        commit.give_up_old(paths, attempt=temporary.attempt, older_than_s=UNFINISHED_KEPT_S)
+        commit.empty_trash(paths)
+    except OSError as error:
+        logger.warning("beside %s was not tidied up: %s", temporary.target, error)

@@ -43,6 +43,11 @@ class Leaf:
     path: tuple[Any, ...] = ()  # JAX's key path
 
     @property
+    def is_empty(self) -> bool:
+        """True if it is None, or a container without anything in it."""
+        return self.spec is None and self.value_type != STRING
+
+    @property
     def is_global(self) -> bool:
         """True if the data is one array over all processes, False if each process has its own copy."""
         return isinstance(self.data, jax.Array) and not self.data.is_fully_addressable
@@ -79,7 +84,7 @@ def flatten(state: Any) -> list[Leaf]:
         CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
     """
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_empty_or_leaf)
-    leaves = [_leaf(path, value) for path, value in nodes]
+    leaves = [leaf_of(path, value) for path, value in nodes]
     if not any(leaf.spec for leaf in leaves):
         raise CheckpointError("the state has no arrays: expected a dict, dataclass, list or tuple with some")
     _check_names(leaves)
@@ -96,7 +101,12 @@ def is_typed_key(value: Any) -> bool:
     )
 
 
-def _leaf(path: Sequence[Any], value: Any) -> Leaf:
+def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
+    """Returns the leaf at JAX's key path ``path``.
+
+    Raises:
+        CheckpointError: It cannot be saved; names the path.
+    """
     keys = path_of(path)
     where = f"state{jax.tree_util.keystr(tuple(path))}"
     name = name_of(keys)
@@ -111,7 +121,7 @@ def _leaf(path: Sequence[Any], value: Any) -> Leaf:
     elif isinstance(value, np.generic | bool | int | float):
         kind, data = "scalar", np.asarray(value)
     elif isinstance(value, str):
-        return Leaf(name, keys, STRING, None, value)
+        return Leaf(name, keys, STRING, None, value, tuple(path))
     elif not jax.tree_util.tree_leaves(value):
         return Leaf(name, keys, _empty_value_type(value), None)
     else:

@@ -172,21 +172,31 @@ class Agreement:
             return False
         return self._held() is Verdict.SAVE
 
-    def confirm(self, step: int, *, timeout_s: float) -> None:
+    def confirm(self, step: int, word: str = "", *, timeout_s: float) -> list[str]:
         """Brings all processes together at the agreed sync point and compares their steps.
+
+        Args:
+            step: This process's.
+            word: What the others are to know of this process.
+            timeout_s: Until they are here.
+
+        Returns:
+            Every process's word, in the order of their indices.
 
         Raises:
             AgreementError: Two processes carry different steps; names both.
             BarrierTimeout: A process did not get here in time; names it.
             BarrierFailed: A process broke off.
         """
-        steps = [int(s) for s in self._gang.gather(self.steps_key, str(step), timeout_s=timeout_s)]
+        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=timeout_s)
+        steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
         for other, found in enumerate(steps):
             if found != steps[0]:
                 raise AgreementError(
                     f"at sync point {self.seat.ordinal} process 0 is at step {steps[0]} and process {other} at step "
                     f"{found}: every process must call step() once for each step, with the same number"
                 )
+        return list(words)
 
     def end_epoch(self) -> None:
         """Leaves the agreed point of a drill, or one that was not reached; every process does so and trains on.

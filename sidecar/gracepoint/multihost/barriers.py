@@ -129,8 +129,16 @@ class StoreGang:
 
     def cancel(self, key: str, reason: str) -> bool:
         """As ``Gang.cancel``."""
-        mine = {"by": self._process_index, "cancelled": reason}
+        mine = {"by": self._process_index, "cancelled": reason + self._without(key)}
         return self._release(key, mine) is mine
+
+    def _without(self, key: str) -> str:
+        """Who has not come to a barrier of all processes where others wait, in words."""
+        if list(self._store.list(f"{key}/count")) != [group_name(range(self._process_count), self._process_count)]:
+            return ""
+        here = {int(i) for i in self._store.list(f"{key}/arrived")}
+        missing = [i for i in range(self._process_count) if i not in here]
+        return f", without {self._named(missing)} of {self._process_count}" if here and missing else ""
 
     def _meet(
         self, key: str, value: str, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]

@@ -3,6 +3,7 @@ goes back.
 """
 
 from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
@@ -14,6 +15,7 @@ __all__ = [
     "Channel",
     "ChannelError",
     "Disruption",
+    "Hints",
     "Mailbox",
     "MetadataWatchers",
     "Operator",

@@ -17,6 +17,9 @@ from gracepoint.errors import GracepointError
 from gracepoint.wire.messages import Message
 
 CONNECT_TIMEOUT_S = 2.0
+#: From a connection to the stream's first word. A gang of a thousand connects at once, and each that gave up and began
+#: anew would cost the operator the most expensive part, the handshake, again.
+STREAM_TIMEOUT_S = 15.0
 
 
 class ChannelError(GracepointError, ConnectionError):
@@ -43,7 +46,7 @@ class Channel:
         self._base = parts.path.rstrip("/")
         self._ca_certificate = ca_certificate
         self._token_file = Path(token_file)
-        self._connection: http.client.HTTPSConnection | None = None
+        self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
 
     def post(self, path: str, message: Message, *, timeout_s: float) -> None:
@@ -75,7 +78,7 @@ class Channel:
         Raises:
             ChannelError: Not reached, or not taken.
         """
-        response = self._request(path, message, CONNECT_TIMEOUT_S)
+        response = self._request(path, message, STREAM_TIMEOUT_S)
         if response.status != 200:
             text = response.read(1000)
             self.close()
@@ -104,7 +107,7 @@ class Channel:
 
     def _request(self, path: str, message: Message, timeout_s: float) -> http.client.HTTPResponse:
         try:
-            connection = self._connection or self._connect()
+            connection = self._connection or self._connect(timeout_s)
             if self._socket is not None:
                 self._socket.settimeout(timeout_s)
             token = self._token_file.read_text().strip()
@@ -120,10 +123,17 @@ class Channel:
             what = f"{type(error).__name__}: {error}"
             raise ChannelError(f"POST {path} to {self._host}:{self._port}: {what}") from error
 
-    def _connect(self) -> http.client.HTTPSConnection:
+    def _connect(self, handshake_timeout_s: float) -> http.client.HTTPConnection:
         context = ssl.create_default_context(cadata=self._ca_certificate)
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=context)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         connection.connect()
+        # Here rather than in an HTTPSConnection, as whoever accepts at once may still take long to shake hands.
+        connection.sock.settimeout(handshake_timeout_s)
+        try:
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=self._host)
+        except BaseException:
+            connection.close()
+            raise
         self._connection = connection
         # Kept apart: a response that ends with its connection takes the socket out of the connection.
         self._socket = connection.sock

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gracepoint.gang import Gang
 from gracepoint.receivers.channel import Channel
+from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import Subscriber
@@ -17,6 +18,9 @@ from gracepoint.wire.names import Env
 log = logging.getLogger(__name__)
 
 _ACKNOWLEDGE_WITHIN_S = 30.0
+#: A gang is told at once. Its receipts, of which none is urgent, come one after another, as each may cost the operator
+#: a new connection, thus some milliseconds.
+_BETWEEN_RECEIPTS_S = 0.005
 
 
 class Operator:
@@ -45,7 +49,9 @@ class Operator:
             return None
         return cls(settings, clock)
 
-    def subscribe(self, session: str, gang: Gang, mailbox: Mailbox, library_version: str) -> None:
+    def subscribe(
+        self, session: str, gang: Gang, mailbox: Mailbox, library_version: str, hints: Hints | None = None
+    ) -> None:
         """Starts to listen."""
         settings = self._settings
         who = Subscription(
@@ -58,13 +64,23 @@ class Operator:
             process_index=gang.process_index,
             process_count=gang.process_count,
             library_version=library_version,
+            takes_hints=hints is not None,
         )
         self._subscriber = Subscriber(
             self._channel(),
             who,
             mailbox,
-            lambda receipt: self.sender.send(receipt, within_s=_ACKNOWLEDGE_WITHIN_S),
+            lambda receipt: self.sender.send(
+                receipt,
+                within_s=_ACKNOWLEDGE_WITHIN_S,
+                after_s=gang.process_index * _BETWEEN_RECEIPTS_S,
+            ),
+            hints,
         )
+
+    def wait_until_connected(self, timeout_s: float) -> bool:
+        """True once the operator has said hello; False where that did not happen in time, or nobody subscribed."""
+        return self._subscriber is not None and self._subscriber.wait_until_connected(timeout_s)
 
     def stop_listening(self) -> None:
         """Ends the subscription; word can still be sent. Safe to repeat."""

@@ -2,7 +2,8 @@
 
 ``send`` puts a message into a bounded queue and returns. One thread ("gracepoint-sender", daemon) owns the
 connection and posts the messages in order, each again and again until it is taken, its time is over, or the
-operator says that it never will be. ``flush`` waits for the queue to be empty, bounded; ``close`` ends the thread.
+operator says that it never will be. A message may be held back for a while; those behind it overtake it. ``flush``
+ends that and waits for the queue to be empty, bounded; ``close`` ends the thread.
 All state is guarded by ``_changed``.
 """
 
@@ -41,6 +42,11 @@ class _Item:
     message: Message
     queued_at_s: float
     within_s: float
+    after_s: float
+
+    @property
+    def due_s(self) -> float:
+        return self.queued_at_s + self.after_s
 
     @property
     def until_s(self) -> float:
@@ -67,23 +73,35 @@ class Sender:
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Item] = collections.deque()
         self._busy = False
+        self._flushing = 0  # callers of flush() that wait
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gracepoint-sender", daemon=True)
         self._thread.start()
 
-    def send(self, message: Message, *, within_s: float) -> None:
-        """Queues a message, which is dropped (with a log line) if it was not taken within ``within_s``."""
+    def send(self, message: Message, *, within_s: float, after_s: float = 0.0) -> None:
+        """Queues a message.
+
+        Args:
+            message: What is sent.
+            within_s: It is dropped (with a log line) if it was not taken within this.
+            after_s: It is held back so long, unless ``flush`` is called.
+        """
         with self._changed:
             if len(self._waiting) >= _MOST_WAITING:
                 log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
                 return
-            self._waiting.append(_Item(message, self._clock(), within_s))
+            self._waiting.append(_Item(message, self._clock(), within_s, after_s))
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything was sent or dropped; False if that did not happen in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._busy, max(0.0, timeout_s))
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._waiting and not self._busy, max(0.0, timeout_s))
+            finally:
+                self._flushing -= 1
 
     def close(self) -> None:
         """Ends the thread; what waits is dropped, so ``flush`` first. Safe to repeat."""
@@ -103,11 +121,16 @@ class Sender:
 
     def _next(self) -> _Item | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._closed:
-                return None
-            self._busy = True
-            return self._waiting.popleft()
+            while not self._closed:
+                now_s = self._clock()
+                due = (item for item in self._waiting if self._flushing or item.due_s <= now_s)
+                if (item := next(due, None)) is not None:
+                    self._waiting.remove(item)
+                    self._busy = True
+                    return item
+                next_s = min((item.due_s for item in self._waiting), default=None)
+                self._changed.wait(None if next_s is None else next_s - now_s)
+            return None
 
     def _deliver(self, item: _Item) -> None:
         path = _PATHS[type(item.message)]

@@ -22,9 +22,10 @@ from collections.abc import Callable
 
 from gracepoint.errors import WireError
 from gracepoint.receivers.backoff import Backoff
-from gracepoint.receivers.channel import CONNECT_TIMEOUT_S, Channel, ChannelError
+from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
-from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Mode, Notice, Retraction, Subscription
+from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Hint, Mode, Notice, Retraction, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Subscriber:
         who: Says who listens.
         mailbox: Where notices go.
         acknowledge: Called with the receipt for each notice that was taken; must not block.
+        hints: Where hints go; None where ``who`` takes none.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Subscriber:
         who: Subscription,
         mailbox: Mailbox,
         acknowledge: Callable[[Acknowledgement], None],
+        hints: Hints | None = None,
     ) -> None:
         self._channel = channel
         self._who = who
         self._mailbox = mailbox
+        self._hints = hints
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -95,7 +99,6 @@ class Subscriber:
 
     def _read_stream(self, backoff: Backoff) -> None:
         response = self._channel.stream(PATH_SUBSCRIBE, self._who)
-        self._channel.set_timeout_s(CONNECT_TIMEOUT_S)
         self._greeted(response)
         unreadable = 0
         while not self._closed.is_set():
@@ -114,7 +117,7 @@ class Subscriber:
                 continue
             backoff.reset()
             self._said.clear()
-            if isinstance(frame, Notice | Retraction):
+            if isinstance(frame, Notice | Retraction | Hint):
                 self._take(frame)
 
     def _greeted(self, response: http.client.HTTPResponse) -> None:
@@ -130,17 +133,19 @@ class Subscriber:
         self._channel.set_timeout_s(_HEARTBEATS_MISSED * hello.heartbeat_s)
         self._connected.set()
 
-    def _take(self, frame: Notice | Retraction) -> None:
+    def _take(self, frame: Notice | Retraction | Hint) -> None:
         if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):
             log.warning(
-                "ignored what is not for this session preemption=%s pod_uid=%s session=%s own_pod_uid=%s "
-                "own_session=%s",
-                frame.preemption,
+                "ignored what is not for this session type=%s pod_uid=%s session=%s own_pod_uid=%s own_session=%s",
+                frame.type,
                 frame.pod_uid,
                 frame.session,
                 self._who.pod_uid,
                 self._who.session,
             )
+        elif isinstance(frame, Hint):
+            if self._hints is not None:
+                self._hints.take(frame)
         elif isinstance(frame, Retraction):
             log.warning("received a retraction preemption=%s reason=%s", frame.preemption, frame.reason)
             self._mailbox.retract(frame.preemption, frame.reason)

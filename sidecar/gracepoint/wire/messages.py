@@ -13,6 +13,7 @@ subscription there is one a line. Rules for both sides:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -44,7 +45,7 @@ class Confidence(StrEnum):
 
 class Phase(StrEnum):
     """How far a preemption is. Moves forward only, in this order; the last five are ends. One end may be followed by
-    another: EXPIRED, after which nobody had said how it ended, by COMMITTED.
+    another: EXPIRED, after which nobody had said how it ended, by COMMITTED or PROMOTED.
 
     The operator sets NOTICED; the primary process reports the others, but for EXPIRED, which the operator
     sets when the deadline passed and nobody said how it ended.
@@ -118,6 +119,7 @@ class Subscription(Message):
     process_index: int
     process_count: int
     library_version: str
+    takes_hints: bool = False  # absent: a library from before Hint, which is sent none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +188,24 @@ class Retraction(Frame):
     reason: str
 
 
-_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hint(Frame):
+    """A disruption may be near: prepare, and train on. Only to a reader whose subscription takes hints.
+
+    Not acknowledged, not recorded, not taken back. The same hint may come again, by another replica or stream.
+    """
+
+    type: ClassVar[str] = "hint"
+    hints: list[str]  # names of what is new; equal for the same sign in all replicas, and otherwise without meaning
+    pod_uid: str
+    session: str
+    jobset_uid: str
+    cause: str
+    signal: str  # one of the signs, in words
+    nodes: list[str]
+
+
+_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,12 +243,15 @@ class Report(Message):
     process_count: int
     participants: list[int]  # process indices that took part
     ordinal: int | None  # the agreed sync point
-    step: int | None  # the step that was (or is being) saved
+    step: int | None  # the step that was (or is being) saved; after Promoted, the older one
     steps_lost: int | None  # completed steps that the checkpoint lacks
     bytes: int | None  # written by all processes
     seconds_to_spare: float | None  # deadline minus commit
     stages: dict[str, StageTiming]  # frozen, agreed, drained, written, durable, committed
     message: str
+    # Told from the agreed point on, and by libraries that plan. A text, as later ones may choose from more.
+    choice: str | None = None  # SaveNow, FinishInFlight, CancelAndSave, Promote or Impossible
+    choice_reason: str = ""  # why, with the figures, in one sentence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +267,7 @@ class Forecast(Message):
     state_bytes: int
     step_s: float  # one training step
     drain_s: float  # steps in flight
-    save_s: float  # from drained to committed, as measured by the last save
+    save_s: float  # from drained to committed, by the throughput of the saves so far
     margin: float
 
 
@@ -281,6 +303,12 @@ def _object(what: str, text: str | bytes) -> dict[str, Any]:
     return data
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a class's fields. To find them costs more than all else of reading a message."""
+    return typing.get_type_hints(kind)
+
+
 def _read(path: str, wanted: Any, value: Any) -> Any:
     """Converts ``value`` (plain JSON) to the type ``wanted``, or raises naming ``path``."""
     origin = typing.get_origin(wanted)
@@ -295,7 +323,7 @@ def _read(path: str, wanted: Any, value: Any) -> Any:
     if origin is dict and isinstance(value, dict):
         return {k: _read(f"{path}.{k}", typing.get_args(wanted)[1], v) for k, v in value.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(value, Mapping):
-        hints = typing.get_type_hints(wanted)
+        hints = _hints(typing.cast(type, wanted))
         read = {}
         for field in dataclasses.fields(wanted):
             if field.name in value:

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint.wire.names import LABEL_POLICY, Env
+from gracepoint_operator import kube
 from gracepoint_operator.admission import AdmissionSettings, add_routes
 from gracepoint_operator.admission.review import Request, allowed
+from gracepoint_operator.admission.shown import ANNOTATION
 from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
 from tests.unit.admission.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
@@ -30,14 +32,24 @@ class Operator:
         self.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM")
         self.policies = {("team", "default"): policy()}
         self.nodes: frozenset[str] = frozenset()
+        self.evictions: list[tuple[str, str, str | None]] = []
+        self.waits_for: str | None = None
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
             CheckpointPolicySpec.model_validate({})
+        if name == "unreadable":
+            raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
+
+    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
+        if pod == "broken":
+            raise RuntimeError("told by the test")
+        self.evictions.append((namespace, pod, uid))
+        return self.waits_for
 
 
 @pytest.fixture
@@ -53,13 +65,13 @@ async def client(operator: Operator) -> AsyncIterator[Client]:
         yield client
 
 
-def review(body: Json) -> Json:
-    request = {"uid": "r-1", "operation": "CREATE", "namespace": "team", "dryRun": True, "object": body}
+def review(body: Json, **given: Any) -> Json:
+    request = {"uid": "r-1", "operation": "CREATE", "namespace": "team", "dryRun": True, "object": body, **given}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-async def call(client: Client, path: str, body: Json) -> Json:
-    async with client.post(path, json=review(body)) as answer:
+async def call(client: Client, path: str, body: Json, **given: Any) -> Json:
+    async with client.post(path, json=review(body, **given)) as answer:
         assert answer.status == 200, await answer.text()
         read: Json = await answer.json()
     assert (read["apiVersion"], read["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
@@ -82,8 +94,17 @@ async def test_a_labelled_jobset_leaves_with_contract_and_injection(client: Clie
     made = patched(body, await call(client, "/mutate/jobsets", body))
     assert pod_of(made)["restartPolicy"] == "Never"
     assert environment(pod_of(made)["containers"][0])[Env.POLICY] == "default"
+    assert "spec.failurePolicy" in json.loads(made["metadata"]["annotations"][ANNOTATION])["fields"]
     again = await call(client, "/mutate/jobsets", made)
     assert "patch" not in again, "called again, it has nothing to add"
+
+
+async def test_whoever_creates_a_jobset_is_warned_of_what_is_set_in_vain(client: Client) -> None:
+    body = jobset()
+    pod_of(body)["containers"][0]["env"] = [{"name": Env.POD_UID, "value": "forged"}]
+    (warning,) = (await call(client, "/mutate/jobsets", body))["warnings"]
+    assert f"Gracepoint sets {Env.POD_UID} by itself" in warning
+    assert "warnings" not in await call(client, "/mutate/jobsets", jobset())
 
 
 async def test_a_jobset_without_the_label_is_not_touched(client: Client) -> None:
@@ -109,6 +130,15 @@ async def test_a_jobset_of_a_policy_that_cannot_be_used_is_told_why(client: Clie
     assert response["allowed"] is False
     assert "cannot be used" in response["status"]["message"]
     assert "checkpoint" in response["status"]["message"]
+
+
+async def test_where_the_policy_cannot_be_read_the_jobset_may_come_again(client: Client) -> None:
+    body = jobset()
+    body["metadata"]["labels"][LABEL_POLICY] = "unreadable"
+    response = await call(client, "/mutate/jobsets", body)
+    assert response["allowed"] is False
+    assert response["status"]["code"] == 503
+    assert "could not be read just now (GET ...: HTTP 503). Try again" in response["status"]["message"]
 
 
 async def test_a_jobset_that_contradicts_is_refused_with_the_field(client: Client) -> None:
@@ -154,6 +184,64 @@ async def test_a_pod_that_no_jobset_was_injected_for_is_not_touched(
     operator.nodes = frozenset({"doomed"})
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     assert patched(pod, await call(client, "/mutate/pods", pod)) == pod
+
+
+def eviction(**options: Any) -> Json:
+    """As kubectl drain sends it."""
+    metadata = {"name": "llm-workers-0-0-x", "namespace": "team"}
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": options or None}
+
+
+async def ask(client: Client, body: Json, *, dry_run: bool = False, name: str = "llm-workers-0-0-x") -> Json:
+    return await call(client, "/validate/evictions", body, dryRun=dry_run, name=name, subResource="eviction")
+
+
+async def test_an_eviction_that_waits_is_answered_as_a_budget_would(client: Client, operator: Operator) -> None:
+    operator.waits_for = "Gracepoint saves"
+    response = await ask(client, eviction())
+    assert response["allowed"] is False
+    assert response["status"] == {"code": 429, "reason": "TooManyRequests", "message": "Gracepoint saves"}
+    assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
+
+
+async def test_an_eviction_that_may_go_on_is_allowed_and_not_changed(client: Client, operator: Operator) -> None:
+    response = await ask(client, eviction(preconditions={"uid": "u-1"}))
+    assert response == {"uid": "r-1", "allowed": True}
+    assert operator.evictions == [("team", "llm-workers-0-0-x", "u-1")]
+
+
+async def test_the_pods_name_is_taken_from_the_eviction_where_the_request_has_none(
+    client: Client, operator: Operator
+) -> None:
+    await ask(client, eviction(), name="")
+    assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
+
+
+@pytest.mark.parametrize(
+    ("body", "dry_run"),
+    [
+        pytest.param(eviction(dryRun=["All"]), False, id="in deleteOptions, as kubectl drain"),
+        pytest.param(eviction(), True, id="in the request"),
+    ],
+)
+async def test_a_dry_run_is_allowed_and_told_to_nobody(
+    client: Client, operator: Operator, body: Json, dry_run: bool
+) -> None:
+    operator.waits_for = "Gracepoint saves"
+    assert (await ask(client, body, dry_run=dry_run))["allowed"] is True
+    assert operator.evictions == []
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        pytest.param(eviction(), "broken", id="an error of ours"),
+        pytest.param({"kind": "Eviction"}, "", id="no name anywhere"),
+        pytest.param({**eviction(), "metadata": None}, "", id="no metadata"),
+    ],
+)
+async def test_whatever_goes_wrong_the_eviction_goes_on(client: Client, body: Json, name: str) -> None:
+    assert (await ask(client, body, name=name))["allowed"] is True
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import catalog, commit, functions
+from gracepoint.checkpoint.args import SaveArgs
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
@@ -520,6 +521,24 @@ def test_what_is_still_being_written_by_another_is_waited_for(
 
         monkeypatch.setattr(catalog, "_is_live", look)
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(5))
+
+
+def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserved: list[object]) -> None:
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.prepare(small_state())
+        assert len(reserved) == 1
+        checkpointer.save(tmp_path / "a", small_state())
+        checkpointer.save(tmp_path / "b", small_state(2))
+    assert len(reserved) == 1
+
+
+def test_prepared_for_other_save_args_is_not_prepared(tmp_path: Path, reserved: list[object]) -> None:
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.prepare(small_state(), save_args=SaveArgs(dtype=jnp.bfloat16))
+        checkpointer.save(tmp_path / "a", small_state(), save_args=SaveArgs(dtype=jnp.bfloat16))
+        assert len(reserved) == 1
+        checkpointer.save(tmp_path / "b", small_state())
+    assert len(reserved) == 2
 
 
 def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(

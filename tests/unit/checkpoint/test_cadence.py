@@ -26,9 +26,21 @@ class Clock:
         return self.now_s
 
 
-def made(gang: Gang | None = None, *, every_steps: int = 0, every_s: float = 0.0, clock: Any = None) -> Cadence:
+def made(
+    gang: Gang | None = None,
+    *,
+    every_steps: int = 0,
+    every_s: float = 0.0,
+    clock: Any = None,
+    hastens: bool = False,
+) -> Cadence:
     return Cadence(
-        every_steps=every_steps, every_s=every_s, gang=gang or SingleProcess(), key="cadence", clock=clock or Clock()
+        every_steps=every_steps,
+        every_s=every_s,
+        gang=gang or SingleProcess(),
+        key="cadence",
+        clock=clock or Clock(),
+        hastens=hastens,
     )
 
 
@@ -156,3 +168,62 @@ def test_a_process_that_is_too_far_ahead_of_process_0_says_so_in_the_end(monkeyp
 def test_an_interval_out_of_range_is_refused(every_steps: int, every_s: float) -> None:
     with pytest.raises(SettingsError, match="save_every_s"):
         made(every_steps=every_steps, every_s=every_s)
+
+
+# A save that is asked for early.
+
+
+@pytest.mark.parametrize("step_s", [0.01, 1.0, 7.0])
+@pytest.mark.parametrize("interval", [{"every_s": 3600.0}, {"every_steps": 1_000_000}], ids=["by seconds", "by steps"])
+def test_a_save_that_is_asked_for_early_comes_within_seconds_or_a_few_steps(
+    interval: dict[str, Any], step_s: float
+) -> None:
+    clock = Clock()
+    due = made(clock=clock, hastens=True, **interval)
+    assert run(due, clock, 400, step_s) == []
+    due.hasten()
+    asked_s = clock.now_s
+    times = run(due, clock, int(100 / step_s), step_s, first=401)
+    assert times[0] - asked_s <= max(7.0, 4 * step_s)
+    assert len(times) == 1, "once"
+
+
+def test_the_regular_saves_go_on_after_an_early_one() -> None:
+    clock = Clock()
+    by_steps = made(every_steps=50, clock=clock, hastens=True)
+    steps = []
+    for step in range(1, 201):
+        clock.now_s += 1.0
+        if step == 60:
+            by_steps.hasten()
+        if by_steps.is_due(step):
+            by_steps.saved()
+            steps.append(step)
+    early = [step for step in steps if step % 50]
+    assert [step for step in steps if not step % 50] == [50, 100, 150, 200]
+    assert len(early) == 1
+    by_time = made(every_s=60, clock=clock, hastens=True)
+    run(by_time, clock, 70, 1.0)
+    by_time.hasten()
+    times = run(by_time, clock, 200, 1.0, first=71)
+    assert [gap for gap in gaps(times) if gap < 59] == [], "seconds count from the early one"
+
+
+def test_all_processes_save_early_at_the_same_step_though_only_process_0_decides() -> None:
+    def train(gang: Gang) -> list[int]:
+        chance = random.Random(gang.process_index)
+        clock = Clock(chance.uniform(0, 1e6))
+        due = made(gang, every_steps=10_000, clock=clock, hastens=True)
+        saved = []
+        for step in range(1, 601):
+            clock.now_s += chance.uniform(0.1, 0.3)
+            if step == 300 + 10 * gang.process_index:
+                due.hasten()  # each hears of it at another step
+            if due.is_due(step):
+                due.saved()
+                saved.append(step)
+        return saved
+
+    found = in_gang(3, train)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint import catalog, commit
+from gracepoint.checkpoint import catalog, commit, layout
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
@@ -129,6 +130,38 @@ def test_salvage_never_replaces_a_committed_step(tmp_path: Path) -> None:
     restored = restore(tmp_path, small_state())
     assert restored is not None
     assert_same(restored.state, small_state(1))
+
+
+def is_marked(step: Path) -> None:
+    (step / layout.DAMAGE_MARK).write_text("a restore went back from it")
+
+
+def has_a_cut_manifest(step: Path) -> None:
+    manifest = step / layout.MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [is_marked, has_a_cut_manifest])
+def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    damage(tmp_path / "4")
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    restored = in_two(tmp_path)
+    assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
+    assert_same(restored[0].state, small_state(4))
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["4"]
+
+
+def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    looks = iter([True, False])  # damaged at first, and by then the other's
+    monkeypatch.setattr(commit, "is_damaged", lambda folder: next(looks, False))
+    remarks = commit.salvage(Layout(tmp_path))
+    assert "there is a folder for step 4 already" in remarks[0]
+    assert_same(in_two(tmp_path)[0].state, small_state(9))
 
 
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:

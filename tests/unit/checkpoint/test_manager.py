@@ -46,6 +46,15 @@ def test_steps_that_are_due_are_saved_and_the_newest_stay(tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".gracepoint-*"))
 
 
+def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserved: list[object]) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.prepare(small_state())
+        assert len(reserved) == 1
+        manager.save(1, small_state())
+        manager.save(2, small_state(2))
+    assert len(reserved) == 1
+
+
 def test_without_an_interval_every_step_is_due_and_with_seconds_alone_none_by_its_number(tmp_path: Path) -> None:
     now = [0.0]
     with (

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pytest
 import tensorstore as ts
 
-from gracepoint.checkpoint import reader, sources
+from gracepoint.checkpoint import read_group, reader, sources
 from gracepoint.checkpoint.args import ArrayRestoreArgs
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.reader import CONCURRENT_READS, Request, read_all
+from gracepoint.checkpoint.read_group import Request, Values
+from gracepoint.checkpoint.reader import CONCURRENT_READS, read_all
 from gracepoint.checkpoint.restore_tree import RestoreOptions, read_tree
 from gracepoint.checkpoint.sources import touched
 from gracepoint.checkpoint.spec import Index
@@ -51,7 +52,7 @@ class FakeArrays:
         out[...] = self.values[tuple(slice(*part) for part in piece)]
 
     def request(self, name: str, regions: Sequence[Box], into: dict[Box, Any]) -> Request:
-        return Request(name, self._shape, np.dtype(np.int32), tuple(regions), into.__setitem__)
+        return Request(name, self._shape, np.dtype(np.int32), tuple(regions), into.update)
 
 
 def expected(values: npt.NDArray[Any], region: Box) -> npt.NDArray[Any]:
@@ -90,6 +91,29 @@ def test_an_array_without_axes_is_one_piece() -> None:
     assert found[()] == source.values
 
 
+@pytest.mark.parametrize(("together_bytes", "deliveries"), [(8 * 8 * 4, 1), (8 * 8 * 4 - 1, 4)])
+def test_a_small_array_is_delivered_at_once_and_a_larger_one_region_by_region(
+    monkeypatch: pytest.MonkeyPatch, together_bytes: int, deliveries: int
+) -> None:
+    monkeypatch.setattr(reader, "_TOGETHER_BYTES", together_bytes)
+    source, delivered = FakeArrays((8, 8), (4, 4)), list[Values]()
+    request = Request("w", (8, 8), np.dtype(np.int32), tuple(REGIONS["the chunks themselves"]), delivered.append)
+    read_all([request], source, limit_bytes=None, deadline=soon())
+    assert len(delivered) == deliveries
+    assert sorted(region for values in delivered for region in values) == sorted(request.regions)
+
+
+def test_values_are_delivered_as_the_type_that_is_asked_for_by_the_thread_that_asked() -> None:
+    source, found = FakeArrays((8, 8), (4, 4)), list[tuple[threading.Thread, np.dtype[Any]]]()
+
+    def deliver(values: Values) -> None:
+        found.extend((threading.current_thread(), part.dtype) for part in values.values())
+
+    request = Request("w", (8, 8), np.dtype(np.int32), (((0, 8), (0, 8)),), deliver, np.dtype(np.float16))
+    read_all([request], source, limit_bytes=None, deadline=soon())
+    assert found == [(threading.current_thread(), np.dtype(np.float16))]
+
+
 def test_all_reads_are_under_way_at_once() -> None:
     source = FakeArrays((CONCURRENT_READS << 18,), (1 << 18,))  # pieces of 1 MiB, which are not put together
     meeting = threading.Barrier(CONCURRENT_READS, timeout=60)
@@ -101,7 +125,7 @@ def test_all_reads_are_under_way_at_once() -> None:
 @pytest.mark.parametrize("chunk_rows", [1, 4, 16])
 def test_the_memory_of_regions_stays_below_the_bound(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> None:
     in_use, most, lock = 0, 0, threading.Lock()
-    aligned_empty = reader.aligned_empty
+    aligned_empty = read_group.aligned_empty
 
     def noted(shape: Sequence[int], dtype: Any) -> Any:
         nonlocal in_use, most
@@ -110,12 +134,12 @@ def test_the_memory_of_regions_stays_below_the_bound(monkeypatch: pytest.MonkeyP
             most = max(most, in_use)
         return aligned_empty(shape, dtype)
 
-    def deliver(region: Index, values: npt.NDArray[Any]) -> None:
+    def deliver(values: Values) -> None:
         nonlocal in_use
         with lock:
-            in_use -= values.nbytes
+            in_use -= sum(part.nbytes for part in values.values())
 
-    monkeypatch.setattr(reader, "aligned_empty", noted)
+    monkeypatch.setattr(read_group, "aligned_empty", noted)
     source = FakeArrays((16, 1024), (chunk_rows, 1024))  # 64 KiB
     regions = tuple(((row, row + 4), (0, 1024)) for row in range(0, 16, 4))
     requests = [Request(f"w{i}", (16, 1024), np.dtype(np.int32), regions, deliver) for i in range(32)]
@@ -254,7 +278,7 @@ def test_tensorstore_reads_no_chunk_twice_either(tmp_path: Path) -> None:
     found: dict[Box, Any] = {}
     before = _bytes_read()
     read_all(
-        [Request("w", (64, 64), np.dtype(np.float32), tuple(regions), found.__setitem__)],
+        [Request("w", (64, 64), np.dtype(np.float32), tuple(regions), found.update)],
         arrays,
         limit_bytes=None,
         deadline=soon(),

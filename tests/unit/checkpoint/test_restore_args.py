@@ -139,7 +139,7 @@ def test_a_device_layout_is_kept_or_taken_from_what_is_asked(saved: Path) -> Non
 def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are_one(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gracepoint.checkpoint import reader
+    from gracepoint.checkpoint import read_group
 
     taken: list[int] = []
 
@@ -148,8 +148,8 @@ def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are
         taken.append(memory.ctypes.data)
         return memory
 
-    aligned_empty = reader.aligned_empty
-    monkeypatch.setattr(reader, "aligned_empty", noted)
+    aligned_empty = read_group.aligned_empty
+    monkeypatch.setattr(read_group, "aligned_empty", noted)
     found = read(
         saved, {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding("x", "y"))}, None, partial_restore=True
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import snapshot, writer
+from gracepoint.checkpoint import express_writer, snapshot, tensorstore_writer
 from gracepoint.checkpoint.byte_limit import ByteLimit
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
@@ -141,21 +141,31 @@ def test_a_transfer_that_gets_no_room_in_time_says_what_it_waited_for() -> None:
         list(transfer.chunks(deadline(0.0)))
 
 
-def test_no_more_bytes_are_written_at_once_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("express", [True, False], ids=["express", "TensorStore"])
+def test_no_more_bytes_are_written_at_once_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
+) -> None:
     limit, lock, in_flight, most = 2 * LEAF_BYTES, threading.Lock(), 0, 0
-    begin, end = writer._Store.writing, Transfer.written
+    writing, write_chunk, end = tensorstore_writer._Store.writing, express_writer._write_chunk, Transfer.written
 
-    def begun(self: Any, chunk: Chunk, spec: Any, values: Any) -> Any:
-        start = begin(self, chunk, spec, values)
+    def count(chunk: Chunk) -> None:
+        nonlocal in_flight, most
+        with lock:
+            in_flight += chunk.bytes
+            most = max(most, in_flight)
+
+    def begun_by_tensorstore(self: Any, chunk: Chunk, spec: Any, values: Any) -> Any:
+        start = writing(self, chunk, spec, values)
 
         def counted() -> Any:
-            nonlocal in_flight, most
-            with lock:
-                in_flight += chunk.bytes
-                most = max(most, in_flight)
+            count(chunk)
             return start()
 
         return counted
+
+    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> None:
+        count(chunk)
+        write_chunk(folders, job, chunk, *rest)
 
     def ended(self: Transfer, chunk: Chunk) -> None:
         nonlocal in_flight
@@ -163,9 +173,11 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(tmp_path: Path, monkey
             in_flight -= chunk.bytes
         end(self, chunk)
 
-    monkeypatch.setattr(writer._Store, "writing", begun)
+    monkeypatch.setattr(tensorstore_writer._Store, "writing", begun_by_tensorstore)
+    monkeypatch.setattr(express_writer, "_write_chunk", begun)
     monkeypatch.setattr(Transfer, "written", ended)
-    save(engine(tmp_path, options=WriteOptions(write_limit_bytes=limit)), 1, state_of(*(f"d{i}" for i in range(20))))
+    options = WriteOptions(write_limit_bytes=limit, express=express)
+    save(engine(tmp_path, options=options), 1, state_of(*(f"d{i}" for i in range(20))))
     assert 0 < most <= limit
     assert in_flight == 0
 

@@ -40,6 +40,9 @@ def node(
     taints: list[Body] | None = None,
     written_at: float | None = None,
     labels: Body | None = None,
+    annotations: Body | None = None,
+    conditions: list[Body] | None = None,
+    unschedulable: bool = False,
 ) -> Body:
     managed = []
     if written_at is not None:
@@ -58,11 +61,62 @@ def node(
             "name": name,
             "uid": f"uid-{name}",
             "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+            "annotations": annotations or {},
             "managedFields": managed,
         },
-        "spec": {"taints": taints or []},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        "spec": {"taints": taints or []} | ({"unschedulable": True} if unschedulable else {}),
+        "status": {"conditions": conditions or [condition("Ready", reason="KubeletReady")]},
     }
+
+
+def condition(type: str, status: str = "True", *, reason: str = "", message: str = "", at: float = NOW) -> Body:
+    return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
+
+
+def node_claim(
+    node: str = "node-1",
+    *,
+    annotations: Body | None = None,
+    expire_after: str = "720h",
+    created_at: float = NOW - 100,
+    conditions: list[Body] | None = None,
+) -> Body:
+    """As Karpenter v1 writes it."""
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodeClaim",
+        "metadata": {
+            "name": f"pool-{node}",
+            "uid": f"uid-claim-{node}",
+            "creationTimestamp": stamp(created_at),
+            "annotations": annotations or {},
+        },
+        "spec": {"expireAfter": expire_after, "terminationGracePeriod": "1h"},
+        "status": {"nodeName": node, "conditions": [condition("Ready", reason="Ready"), *(conditions or [])]},
+    }
+
+
+def workload(*, conditions: list[Body] | None = None, limit_s: int | None = None, used_s: int | None = None) -> Body:
+    """As Kueue writes it for a JobSet."""
+    made: Body = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {
+            "name": "jobset-train-1a2b3",
+            "namespace": NAMESPACE,
+            "uid": "uid-workload",
+            "ownerReferences": [
+                {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train", "uid": JOBSET_UID}
+            ],
+        },
+        "spec": {"active": True, "queueName": "team-a"},
+        "status": {"conditions": conditions or []},
+    }
+    if limit_s is not None:
+        made["spec"]["maximumExecutionTimeSeconds"] = limit_s
+    if used_s is not None:
+        made["status"]["accumulatedPastExexcutionTimeSeconds"] = used_s
+    return made
 
 
 def taint(key: str = GKE_TAINT, effect: str = "NoSchedule", *, added_at: float | None = None) -> Body:
@@ -114,7 +168,9 @@ def jobset(
     return made
 
 
-def job(*, condition: str = "", deleted: bool = False, attempt: int = 0, suspended: bool = False) -> Body:
+def job(
+    *, condition: str = "", deleted: bool = False, attempt: int = 0, suspended: bool = False, completions: int = 2
+) -> Body:
     made: Body = {
         "metadata": {
             "name": "train-workers-0",
@@ -125,7 +181,7 @@ def job(*, condition: str = "", deleted: bool = False, attempt: int = 0, suspend
                 names.JOBSET_LABEL_RESTART_ATTEMPT: str(attempt),
             },
         },
-        "spec": {"suspend": suspended},
+        "spec": {"suspend": suspended, "completions": completions},
         "status": {"conditions": [{"type": condition, "status": "True"}] if condition else []},
     }
     if deleted:
@@ -226,6 +282,8 @@ def preemption(
     cancelable: bool = False,
     mode: str = "Enforce",
     pods: list[str] | None = None,
+    requests: list[str] | None = None,
+    exits: bool = True,
 ) -> Body:
     status: Body = {"acknowledgements": {"expected": 2, "received": 0}}
     if phase is not None:
@@ -260,8 +318,27 @@ def preemption(
             "pods": ["train-workers-0-0-0xyz"] if pods is None else pods,
             "observedAt": stamp(created_at),
             "deadline": stamp(deadline_at),
+            "requests": [{"name": name, "uid": f"uid-{name}"} for name in requests or ()],
             "mode": mode,
+            "exits": exits,
             "policy": {"name": "careful", "spec": policy()["spec"]},
         },
         "status": status,
+    }
+
+
+def request(name: str = "leave", *, created_at: float = NOW, jobset: str = "train", **spec: Any) -> Body:
+    """What somebody asks for; without a deadline, in five minutes."""
+    timed = "deadline" in spec or "deadlineSeconds" in spec
+    return {
+        "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+        "kind": "Preemption",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": f"uid-{name}",
+            "generation": 1,
+            "creationTimestamp": stamp(created_at),
+        },
+        "spec": {"jobSet": {"name": jobset}, **({} if timed else {"deadlineSeconds": 300}), **spec},
     }

@@ -72,9 +72,12 @@ class Replica:
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons of the Events, in the order in which they were posted."""
+        """Reasons of the Events on the JobSet, in the order in which they were posted."""
+        return self.reasons_on("JobSet")
+
+    def reasons_on(self, kind: str) -> list[str]:
         events = sorted(self.api.of(kinds.EVENTS), key=lambda body: int(body["metadata"]["resourceVersion"]))
-        return [body["reason"] for body in events]
+        return [body["reason"] for body in events if body["regarding"]["kind"] == kind]
 
     async def phase(self, phase: str, epoch: int = 0) -> JsonObject:
         """Waits for the recorded phase; returns the object."""
@@ -85,6 +88,24 @@ class Replica:
 
         await until(reached, f"phase {phase}, found {self.preemptions}")
         return self.preemptions[epoch]
+
+    def named(self, name: str) -> JsonObject:
+        """The Preemption of that name, record or request."""
+        (found,) = (body for body in self.preemptions if body["metadata"]["name"] == name)
+        return found
+
+    async def phase_of(self, name: str, phase: str, *, seen: bool = False) -> JsonObject:
+        """Waits until the Preemption of that name is at ``phase``; ``seen``: its watch brings what is written."""
+
+        def reached() -> bool:
+            found = [body for body in self.preemptions if body["metadata"]["name"] == name]
+            if seen:
+                for body in self.preemptions:
+                    self.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
+            return bool(found) and found[0].get("status", {}).get("phase") == phase
+
+        await until(reached, f"{name} to be {phase}")
+        return self.named(name)
 
     async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
         """The primary process reports."""

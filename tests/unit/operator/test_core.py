@@ -177,14 +177,14 @@ async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: Memor
             await acknowledge(replica, 0)
 
 
-async def test_a_signal_that_goes_away_is_taken_back_from_those_who_were_told(api: MemoryApi, clock: Clock) -> None:
+async def test_a_signal_that_goes_away_is_taken_back_from_all_who_may_know_of_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         told = replica.subscribe(0)
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
         await replica.phase("Noticed")
         replica.see(kinds.NODES, objects.node("node-1"))
         await replica.phase("Retracted")
-        late = replica.subscribe(1, "s-1")
+        returned = replica.subscribe(1, "s-1")  # it may have been told by its connection before, or by the twin
         notice, retraction = await frames(told)
         assert isinstance(notice, Notice)
         assert notice.confidence is Confidence.LIKELY
@@ -194,8 +194,111 @@ async def test_a_signal_that_goes_away_is_taken_back_from_those_who_were_told(ap
             session="s-0",
             reason="the signal went away: taint node.kubernetes.io/not-ready:NoExecute",
         )
-        assert await frames(late) == []
+        assert [type(frame) for frame in await frames(returned)] == [Retraction]
         await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
+
+
+async def test_a_retraction_that_fell_into_an_outage_is_told_on_the_return(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        told = replica.subscribe(0)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        await frames(told)
+        replica.core.subscribers.remove(told)
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        for _ in range(2):  # an outage after it, as well
+            returned = replica.subscribe(0)
+            (frame,) = await frames(returned)
+            assert isinstance(frame, Retraction)
+            assert frame.preemption == NAME
+
+
+async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: MemoryApi, clock: Clock) -> None:
+    for number in range(1, 41):
+        api.add(kinds.PREEMPTIONS, objects.preemption(number, phase="Retracted", ended_at=NOW, cancelable=True))
+    async with running(api, clock) as replica:
+        returned = replica.subscribe(0)
+        told = [frame.preemption for frame in await frames(returned) if isinstance(frame, Retraction)]
+        assert told == [f"train-{JOBSET_UID[:8]}-{number}" for number in range(33, 41)]
+        for epoch in replica.core.world.epochs_of(JOBSET_UID):
+            replica.core.deliverer.tell(epoch)  # as a listing of all of them brings about
+        assert await frames(returned) == []
+
+
+async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=300))
+        await replica.phase_of(NAME, "Noticed")
+        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=900))
+        await until(lambda: replica.named(NAME)["spec"]["moves"] == 1, "the record of it")
+        remaining = [frame.remaining_s for frame in await frames(subscriber) if isinstance(frame, Notice)]
+        assert remaining == [900.0] or remaining == [300.0, 900.0]
+
+
+async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.PREEMPTIONS, objects.request(mode="Drill"))
+        await replica.phase_of("leave", "Adopted", seen=True)
+        assert replica.named("leave")["status"]["preemption"] == NAME
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.mode is Mode.DRILL
+        await replica.report(Phase.COMMITTED)
+        await replica.phase_of("leave", "Committed", seen=True)
+
+
+async def test_a_request_for_no_jobset_is_answered_after_a_while(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "TICK_S", 0.01)
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.request(jobset="nobody"))
+        await asyncio.sleep(0.05)
+        assert "status" not in replica.named("leave")  # the JobSet may be on its way
+        clock.move(6)
+        await replica.phase_of("leave", "Superseded")
+        assert "there is no JobSet nobody" in replica.named("leave")["status"]["message"]
+
+
+async def test_a_gang_that_has_left_too_often_is_told_to_save_and_train_on(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, exitBreaker={"savedExits": 1, "withinSeconds": 600})
+    before = objects.preemption(phase="Committed", created_at=NOW - 300, ended_at=NOW - 290, pods=[])
+    api.add(kinds.PREEMPTIONS, before)
+    second = f"train-{JOBSET_UID[:8]}-2"
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint()
+        body = await replica.phase_of(second, "Noticed")
+        assert (body["spec"]["mode"], body["spec"]["exits"]) == ("Enforce", False)
+        assert condition(body, "Exits")["reason"] == "ExitBreakerOpen"
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.mode is Mode.DRILL
+        await until(lambda: "ExitBreakerOpen" in replica.reasons, "the Event")
+
+
+async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "TICK_S", 0.01)
+    for number in range(1, 11):
+        other = objects.preemption(number)
+        other["spec"] |= {"confidence": "likely", "jobSet": {"name": "other", "uid": "another"}}
+        other["metadata"] |= {"name": f"other-{number}", "uid": f"uid-other-{number}"}
+        api.add(kinds.PREEMPTIONS, other)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: "node-1" in replica.core.world.disrupted_nodes, "the taint to be seen")
+        await asyncio.sleep(0.05)
+        assert await frames(subscriber) == []
+        clock.move(60)
+        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "its turn")
+        assert len(await frames(subscriber)) == 1
 
 
 async def test_a_deadline_that_moves_is_told_again_under_the_same_name(api: MemoryApi, clock: Clock) -> None:

@@ -101,13 +101,11 @@ def test_in_mode_observe_the_epoch_is_recorded_as_such() -> None:
         pytest.param(objects.jobset(finished="Completed"), objects.job(), id="the JobSet succeeded"),
         pytest.param(objects.jobset(finished="Failed"), objects.job(), id="the JobSet failed"),
         pytest.param(objects.jobset(deleted=True), objects.job(), id="the JobSet is being deleted"),
-        pytest.param(objects.jobset(suspended=True), objects.job(), id="the JobSet is suspended"),
         pytest.param(objects.jobset(), objects.job(deleted=True), id="the Job is being deleted"),
         pytest.param(objects.jobset(), objects.job(condition="Complete"), id="the Job succeeded"),
         pytest.param(objects.jobset(), objects.job(condition="Failed"), id="the Job failed"),
         pytest.param(objects.jobset(), objects.job(condition="FailureTarget"), id="the Job is about to fail"),
         pytest.param(objects.jobset(), objects.job(condition="SuccessCriteriaMet"), id="... or to succeed"),
-        pytest.param(objects.jobset(), objects.job(suspended=True), id="the Job is suspended"),
     ],
 )
 @pytest.mark.parametrize("disruption", ["", "EvictionByEvictionAPI"], ids=["deleted", "evicted"])
@@ -120,6 +118,25 @@ def test_pods_that_end_in_ordinary_life_start_no_epoch(
     for index in (0, 1):
         scene.seen(kinds.PODS, objects.pod(index, deleting_at=NOW + 30, disruption=disruption))
     assert scene.decisions() == []
+
+
+@pytest.mark.parametrize(
+    ("jobset", "job"),
+    [
+        pytest.param(objects.jobset(suspended=True), objects.job(), id="the JobSet"),
+        pytest.param(objects.jobset(), objects.job(suspended=True), id="its Job"),
+    ],
+)
+def test_suspending_a_job_ends_its_pods_and_is_a_disruption_of_its_own_cause(
+    jobset: objects.Body, job: objects.Body
+) -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBSETS, jobset)
+    scene.seen(kinds.JOBS, job)
+    assert scene.start().spec.cause == "Suspension"
+    for index in (0, 1):
+        scene.seen(kinds.PODS, objects.pod(index, deleting_at=NOW + 30))
+    assert scene.start().spec.cause == "Suspension"
 
 
 def test_the_deletion_of_jobset_and_job_starts_no_epoch_whatever_is_left() -> None:
@@ -223,6 +240,17 @@ def test_an_earlier_deadline_joins_the_epoch_and_moves_it() -> None:
     assert move.spec.deadline.timestamp() == NOW + 15
     assert move.spec.pods == ["train-workers-0-0-0xyz", "train-workers-0-1-0xyz"]
     assert move.spec.epoch == 1
+
+
+def test_nodes_that_are_emptied_one_after_another_are_one_epoch_that_keeps_its_deadline() -> None:
+    scene = Scene()
+    scene.taint("node-1")
+    scene.recorded(deadline_at=NOW + 15)
+    scene.clock.move(5)
+    scene.taint("node-2")
+    spec = scene.move().spec
+    assert (spec.nodes, spec.deadline.timestamp()) == (["node-1", "node-2"], NOW + 15)
+    assert spec.pods == ["train-workers-0-0-0xyz", "train-workers-0-1-0xyz"]
 
 
 def test_a_deadline_that_differs_by_less_than_replicas_do_moves_nothing() -> None:
@@ -339,6 +367,23 @@ def test_the_next_life_of_the_job_can_be_disrupted_again() -> None:
     assert start.spec.epoch == 2
 
 
+def test_pods_that_the_job_replaced_within_one_attempt_are_of_a_life_of_their_own() -> None:
+    scene = Scene()
+    scene.taint("node-1")
+    scene.recorded(phase="Committed", ended_at=NOW + 2)
+    scene.clock.move(10)
+    for index in (0, 1):
+        scene.gone(objects.pod(index))
+        replaced = objects.pod(index, on="node-1", created_at=scene.clock())
+        replaced["metadata"]["uid"] += "-again"
+        scene.seen(kinds.PODS, replaced)
+    assert not any(isinstance(item, Start | End) for item in scene.decisions())  # the taint was there before them
+    scene.clock.move(1)
+    scene.taint("node-1", "aws-node-termination-handler/spot-itn")
+    (start,) = (item for item in scene.decisions() if isinstance(item, Start))
+    assert start.spec.epoch == 2
+
+
 def test_a_new_life_in_danger_ends_an_epoch_that_nobody_ended() -> None:
     scene = Scene()
     scene.recorded(phase="Agreed")
@@ -387,6 +432,7 @@ def test_a_pod_whose_attempt_is_no_number_is_of_no_attempt() -> None:
 
 def test_a_large_gang_is_decided_about_well_within_the_time_to_a_notice() -> None:
     scene = Scene()
+    scene.listed(kinds.JOBS, objects.job(completions=600))
     for index in range(2, 600):
         scene.listed(kinds.NODES, objects.node(f"node-{index + 1}"))
         scene.listed(kinds.PODS, objects.pod(index))

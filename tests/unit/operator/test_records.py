@@ -218,7 +218,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         assert first.reasons.count("CheckpointCommitted") == 1
 
 
-@pytest.mark.parametrize("late", [Phase.FROZEN, Phase.FAILED, Phase.PROMOTED, Phase.RETRACTED])
+@pytest.mark.parametrize("late", [Phase.FROZEN, Phase.FAILED, Phase.RETRACTED])
 async def test_nothing_but_a_commit_corrects_a_record_that_expired(api: HistoricApi, clock: Clock, late: Phase) -> None:
     async with running(api, clock) as replica:
         replica.taint()
@@ -228,6 +228,23 @@ async def test_nothing_but_a_commit_corrects_a_record_that_expired(api: Historic
         await replica.report(late)
         await asyncio.sleep(0.1)  # several write intervals
         assert api.status["phase"] == "Expired"
+
+
+async def test_the_choice_and_what_it_cost_are_recorded_also_after_the_record_expired(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(46)
+        await replica.phase("Expired")
+        promoted = dataclasses.replace(
+            report(Phase.PROMOTED), step=30, steps_lost=10, choice="Promote", choice_reason="step 40 needs 60 s"
+        )
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], promoted)
+        status = (await replica.phase("Promoted"))["status"]
+        assert (status["step"], status["stepsLost"]) == (30, 10)
+        assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
 
 
 @pytest.fixture

@@ -316,3 +316,38 @@ def _resumption(step: int) -> Resumption:
         training=True,
         age_s=0.0,
     )
+
+
+def test_a_message_that_is_held_back_is_overtaken_and_comes_when_it_is_due(
+    server: OperatorServer, channel: Callable[[], Channel]
+) -> None:
+    now_s = [0.0]
+    sender = Sender(channel(), lambda: now_s[0])
+    try:
+        sender.send(RECEIPT, within_s=60, after_s=5)
+        sender.send(resumption(), within_s=60)
+        server.wait_for(Resumption)
+        assert server.messages(Acknowledgement) == []
+        now_s[0] = 5.0
+        sender.send(resumption(), within_s=60)  # which wakes the sender: its clock is the test's
+        assert server.wait_for(Acknowledgement) == [RECEIPT]
+    finally:
+        sender.close()
+
+
+def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender: Sender) -> None:
+    sender.send(RECEIPT, within_s=7200, after_s=3600)
+    assert sender.flush(10)
+    assert server.messages(Acknowledgement) == [RECEIPT]
+
+
+def resumption() -> Resumption:
+    return Resumption(
+        pod_uid="pod-uid-0",
+        session="session-0",
+        jobset_uid="jobset-uid",
+        restart_attempt=0,
+        restored_step=None,
+        training=False,
+        age_s=0.0,
+    )

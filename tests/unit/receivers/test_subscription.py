@@ -193,8 +193,7 @@ def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(
 ) -> None:
     from gracepoint.receivers import channel
 
-    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(subscription, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(channel, "STREAM_TIMEOUT_S", 0.2)
     raw = RawServer(says, tls=tls, hangs_up=False)
     try:
         subscriber = subscribe(raw.url, raw.ca_certificate)

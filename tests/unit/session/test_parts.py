@@ -56,9 +56,9 @@ def test_the_pace_is_the_median_so_that_a_save_in_between_does_not_count() -> No
 
 
 @dataclasses.dataclass
-class Save:
-    bytes: int
-    committed_s: float
+class Throughput:
+    streamed_bytes_per_s: float | None = None
+    snapshot_bytes_per_s: float | None = None
 
 
 def test_the_longest_step_is_remembered_but_for_the_first_ones_of_which_one_is_compiled() -> None:
@@ -73,7 +73,8 @@ def test_the_longest_step_is_remembered_but_for_the_first_ones_of_which_one_is_c
 
 def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_each_save() -> None:
     now_s = itertools.count(0.0)
-    forecaster = Forecaster(1, lambda: next(now_s))
+    throughput = Throughput()
+    forecaster = Forecaster(1, throughput, 1.2, lambda: next(now_s))
     for _ in range(3):
         forecaster.passed()
     forecaster.prepare(100)
@@ -84,17 +85,32 @@ def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_
     assert known is not None
     assert known == forecaster.figures()
     assert forecaster.news(None) is None
-    saved = forecaster.news(Save(bytes=100, committed_s=3.0))
+    throughput.snapshot_bytes_per_s = 100 / 3.0
+    saved = forecaster.news("the measures of a save")
     assert saved is not None
     assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 6.0, 7.0)
 
 
-def test_a_forecast_scales_the_last_save_to_the_state() -> None:
-    assert figures(Pace(), 200, 4, Save(bytes=100, committed_s=3.0)).save_s == 6.0
+def test_a_forecast_goes_by_emergencies_and_without_any_by_saves_in_the_background() -> None:
+    assert figures(Pace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
+    assert figures(Pace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
+
+
+def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
+    now_s = itertools.count(0.0)
+    forecaster = Forecaster(2, Throughput(None, 20.0), 1.5, lambda: next(now_s))
+    known = forecaster.situation(7, 30.0, None)
+    assert (known.step, known.left_s, known.state_bytes, known.drain_s) == (7, 30.0, None, 0.0)
+    forecaster.prepare(100)
+    for _ in range(2 * LIMIT + 2):
+        forecaster.passed()
+    known = forecaster.situation(8, 30.0, None)
+    assert (known.state_bytes, known.drain_s, known.save_s) == (100, (LIMIT + 1) * 1.0, 5.0)
+    assert (known.process_count, known.margin, known.streamed_bytes_per_s) == (2, 1.5, None)
 
 
 def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
-    assert figures(Pace(), 400_000_000, 2, None).save_s == pytest.approx(1.0 + 2.0)
+    assert figures(Pace(), 400_000_000, 2, Throughput()).save_s == pytest.approx(1.0 + 2.0)
 
 
 class End:
@@ -192,6 +208,19 @@ def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
     leaving(InMemoryStore(), 1, 2, end, fail).watch(lambda: 0.0, 78)
     assert end.ended.wait(10)
     assert end.codes[0][0] == 78
+
+
+def test_the_watchdog_ends_a_process_with_the_code_that_its_last_word_decides() -> None:
+    end = End()
+    member: list[Leaving] = []
+
+    def saved_in_the_background() -> None:
+        member[0].decide(77)
+
+    member.append(leaving(InMemoryStore(), 1, 2, end, saved_in_the_background))
+    member[0].watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 77
 
 
 def test_the_watchdog_keeps_to_what_was_decided() -> None:

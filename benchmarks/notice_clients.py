@@ -1,0 +1,107 @@
+"""Many of the library's own subscribers in one process: what a trainer has, without the training.
+
+Started by ``benchmarks.notice`` with the name of a file of clients. Each client is the library's ``Operator`` (its
+subscription and its sender, each with a thread) and a ``Mailbox``, as in a trainer. Lines on standard output:
+``connected <n>`` once all are; and for each notice ``told <pod> <preemption> <time>`` as the mailbox has it,
+``acknowledged ...`` as the operator has answered the receipt, ``retracted ...``. Ends when standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gracepoint.gang import SingleProcess
+from gracepoint.receivers import Channel, Mailbox
+from gracepoint.receivers.mailbox import Disruption
+from gracepoint.receivers.operator import Operator
+from gracepoint.settings import Settings
+from gracepoint.version import __version__
+from gracepoint.wire.messages import Acknowledgement, Message
+
+_CONNECT_TIMEOUT_S = 300.0
+_say_one_at_a_time = threading.Lock()
+
+
+def say(*words: object) -> None:
+    """One line, whole."""
+    with _say_one_at_a_time:
+        print(*words, flush=True)
+
+
+class TimedMailbox(Mailbox):
+    """Tells when a notice is here."""
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(time.monotonic)
+        self._pod = pod
+
+    def post(self, disruption: Disruption) -> None:
+        at = time.time()
+        super().post(disruption)
+        say("told", self._pod, disruption.preemption, f"{at:.6f}")
+
+    def retract(self, origin: str, reason: str = "") -> None:
+        super().retract(origin, reason)
+        say("retracted", self._pod, origin, f"{time.time():.6f}")
+
+
+class TimedChannel(Channel):
+    """Tells when a receipt was taken; each goes over a connection of its own."""
+
+    def __init__(self, url: str, ca_certificate: str | None, token_file: str, pod: str) -> None:
+        super().__init__(url, ca_certificate, token_file)
+        self._pod = pod
+
+    def post(self, path: str, message: Message, *, timeout_s: float) -> None:
+        super().post(path, message, timeout_s=timeout_s)
+        if isinstance(message, Acknowledgement):
+            say("acknowledged", self._pod, message.preemption, f"{time.time():.6f}")
+        self.close()  # as one that idled until then would have been
+
+
+class TimedOperator(Operator):
+    """The library's, over channels that tell."""
+
+    def _channel(self) -> Channel:
+        settings = self._settings
+        assert settings.operator_url is not None
+        return TimedChannel(
+            settings.operator_url, settings.ca_certificate, settings.token_file, settings.pod_name or ""
+        )
+
+
+class Place(SingleProcess):
+    """Where a client stands in the gang; nothing else of a gang is asked for."""
+
+    def __init__(self, index: int, count: int) -> None:
+        self.process_index = index
+        self.process_count = count
+
+
+def connect(client: dict[str, Any]) -> Operator:
+    """Starts one client."""
+    operator = TimedOperator(Settings(**client["settings"]), time.monotonic)
+    index, count = client["index"], client["count"]
+    operator.subscribe(
+        f"session-{index}", Place(index, count), TimedMailbox(client["settings"]["pod_name"]), __version__
+    )
+    return operator
+
+
+def main() -> None:
+    clients = [connect(client) for client in json.loads(Path(sys.argv[1]).read_text())]
+    give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S
+    for done, client in enumerate(clients):
+        if not client.wait_until_connected(max(give_up_at - time.monotonic(), 0.0)):
+            sys.exit(f"{len(clients) - done} of {len(clients)} clients not connected in {_CONNECT_TIMEOUT_S:.0f} s")
+    say("connected", len(clients))
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Which signals count for a gang: whose, and which. Pure. The rules:
+
+* **Whose signals count**: live pods of the JobSet's current attempt that carry the policy's label, whose Job
+  and JobSet are neither finished nor deleted, while no pod of the gang has ended. A gang in
+  which a process has ended cannot agree on anything any more: what follows is its own clean-up.
+* **Which signals count**: kinds that the policy names, more certain than a hint. Not one beside the pod (on its
+  node, say) that was there when the pod was bound: the scheduler put the pod there all the same, and would again; and
+  none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it.
+* **A deleted pod is suspect**: a JobSet's restart, its end and its deletion look like that too, and watches
+  of different kinds are not in order with one another. It is believed after a fresh look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from gracepoint.wire.messages import Confidence, Mode
+from gracepoint_operator import evictions, signals
+from gracepoint_operator.gang import Gang
+from gracepoint_operator.objects import Pod
+from gracepoint_operator.requests import Request
+from gracepoint_operator.resources import CheckpointPolicySpec, SignalKind
+from gracepoint_operator.signals import Signal
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A signal, and when it began. ``request``: where it is one."""
+
+    signal: Signal
+    since_at: float
+    request: Request | None = None
+
+    @property
+    def deadline_at(self) -> float:
+        return self.signal.deadline_at(self.since_at)
+
+
+def counting(gang: Gang, now: float, *, drills: bool) -> list[Timed]:
+    """The signals that count: those of disruptions, or requests for drills where disruptions are none."""
+    pods = gang.members
+    if gang.policy is None or any(pod.finished for pod in pods):
+        return []
+    if drills and not any(request.is_drill(gang.policy.spec.mode) for request in gang.requests):
+        return []
+    timed = []
+    for pod in pods:
+        if not gang.job_goes_on(pod):
+            continue
+        for signal, request in relevant(gang, pod, gang.policy.spec, now, drills=drills):
+            since_at = gang.since[signal.mark]
+            bound_at = gang.bound_at.get(pod.uid)
+            if not (signal.lasting and (bound_at is None or since_at < bound_at)):
+                timed.append(Timed(signal, since_at, request))
+    return timed
+
+
+def relevant(
+    gang: Gang, pod: Pod, policy: CheckpointPolicySpec, now: float, *, drills: bool
+) -> Iterator[tuple[Signal, Request | None]]:
+    """The signals for a pod under a policy, also those that were there before it; with the request, if it is one."""
+    found: list[tuple[Signal, Request | None]] = []
+    if not pod.finished:
+        for asked in gang.requests:
+            mine = asked.is_open and asked.is_for(gang.jobset_uid)
+            if mine and asked.is_drill(policy.mode) is drills:
+                found.append((asked.signal(pod), asked))
+    if not drills:
+        found += [(signal, None) for signal in signals.of_pod(pod, gang.marks[pod.uid])]
+        if evictions.mark(pod.uid) in gang.since and not pod.finished:
+            found.append((evictions.signal(pod, policy), None))
+    for signal, request in found:
+        far = request is None and signal.is_far(gang.since[signal.mark], now)
+        if signal.kind in policy.signals and signal.confidence is not Confidence.HINT and not far:
+            yield signal, request
+
+
+def believed(gang: Gang, timed: Iterable[Timed]) -> list[Timed]:
+    """Those that need no fresh look, or had it."""
+    return [
+        item for item in timed if item.signal.kind is not SignalKind.POD_DELETION or item.signal.pod.uid in gang.checked
+    ]
+
+
+def ends_pods(timed: Iterable[Timed]) -> bool:
+    """True if a pod is being ended already, or will be by an eviction that was asked for, whatever the gang does."""
+    kinds = {SignalKind.POD_DELETION, SignalKind.DISRUPTION_TARGET, SignalKind.EVICTION}
+    return any(item.signal.kind in kinds for item in timed)
+
+
+def mode_of(policy: CheckpointPolicySpec, timed: Iterable[Timed]) -> Mode:
+    """What a disruption's epoch asks of the gang. No pod that is being ended can train on."""
+    return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode

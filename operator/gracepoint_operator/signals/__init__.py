@@ -1,0 +1,47 @@
+"""The disruption catalogue: what in the cluster says that a pod is going to be disrupted. Data and pure code.
+
+* ``rows``: what a row is: how to recognise a signal, its cause, how certain it is, whether it may be taken back, and by
+  when the pod will be gone; ``catalogue`` holds the built-in ones (``clouds``, ``jobs_and_nodes``),
+  ``own_rows`` reads users';
+* ``reading``: which rows match an object of the API server (``Mark``);
+* ``signal``: what the marks mean for a pod (``Signal``);
+* ``page``: the table in the docs.
+
+Rows of confidence "hint" tell a gang to prepare, and start no epoch.
+"""
+
+from gracepoint_operator.signals.catalogue import BUILT_IN
+from gracepoint_operator.signals.clouds import GKE_SPOT_GRACE_S
+from gracepoint_operator.signals.own_rows import OwnRowsError, read_own_rows
+from gracepoint_operator.signals.reading import Mark, marks
+from gracepoint_operator.signals.rows import Cause, On, Row
+from gracepoint_operator.signals.signal import (
+    HORIZON_S,
+    KNOWN_TO_GANG,
+    TOLD_BEFORE,
+    TOLD_BY_GANG,
+    Signal,
+    marks_node,
+    of_pod,
+    told_by_gang,
+)
+
+__all__ = [
+    "BUILT_IN",
+    "GKE_SPOT_GRACE_S",
+    "HORIZON_S",
+    "KNOWN_TO_GANG",
+    "TOLD_BEFORE",
+    "TOLD_BY_GANG",
+    "Cause",
+    "Mark",
+    "On",
+    "OwnRowsError",
+    "Row",
+    "Signal",
+    "marks",
+    "marks_node",
+    "of_pod",
+    "read_own_rows",
+    "told_by_gang",
+]

@@ -1,0 +1,175 @@
+"""Rows of Kubernetes itself and of what queues jobs on it: nodes, pods, Jobs, JobSet, Kueue."""
+
+from __future__ import annotations
+
+from gracepoint_operator.signals.rows import Cause, Deadline, Match, On, Row, TaintMatch, Time, TimeFormat
+from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
+
+
+def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
+    return Row(
+        name=name,
+        provider="Kubernetes",
+        match=condition(On.POD, "DisruptionTarget", reasons=(reason,) if reason else ()),
+        cause=cause,
+        confidence=SURE,
+        cancelable=False,
+        about=about,
+    )
+
+
+_NODES = (
+    Row(
+        name="node-out-of-service",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/out-of-service", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(0.0),
+        tolerable=True,
+        about="An administrator says that the machine is gone; nobody grants a grace period there.",
+    ),
+    Row(
+        name="node-not-ready",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/not-ready", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=after(0.0, tolerated=True),
+        tolerable=True,
+        about="Deleted after the seconds that the pod tolerates it, 300 by default.",
+    ),
+    Row(
+        name="node-unreachable",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/unreachable", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=after(0.0, tolerated=True),
+        tolerable=True,
+        about="Deleted after the seconds that the pod tolerates it, 300 by default.",
+    ),
+    Row(
+        name="node-shutdown",
+        provider="kubelet",
+        match=condition(On.NODE, "Ready", status="False", message="node is shutting down"),
+        cause=Cause.NODE_SHUTDOWN,
+        confidence=SURE,
+        cancelable=False,
+        about="Graceful node shutdown: the machine goes down, and pods get their grace period, at most the kubelet's "
+        "shutdownGracePeriod, which the API does not tell.",
+    ),
+    Row(
+        name="node-cordoned",
+        provider="kubectl, drainers",
+        match=field(On.NODE, "spec.unschedulable", "true"),
+        cause=Cause.DRAIN,
+        confidence=HINT,
+        cancelable=True,
+        about="Often a drain follows. Nobody knows when.",
+    ),
+    Row(
+        name="no-execute",
+        provider="anyone",
+        match=Match(taint=TaintMatch(effect="NoExecute")),
+        cause=Cause.NODE_TAINT,
+        confidence=SURE,
+        cancelable=True,
+        deadline=Deadline(tolerated=True),
+        tolerable=True,
+        about="Any other taint that the pod does not tolerate for good: the pod is deleted once its tolerationSeconds "
+        "are over, at once without, and then has its grace period "
+        "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+    ),
+)
+
+_PODS = (
+    _pod_condition(
+        "pod-preempted", "PreemptionByScheduler", Cause.PRIORITY_PREEMPTION, "A pod of higher priority takes its place."
+    ),
+    _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
+    _pod_condition("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN, "An eviction was let through."),
+    _pod_condition("pod-collected", "DeletionByPodGC", Cause.NODE_LOST, "Its node is gone."),
+    _pod_condition(
+        "pod-kubelet",
+        "TerminationByKubelet",
+        Cause.NODE_PRESSURE,
+        "Pressure on the node, a graceful node shutdown, or a critical pod that needs the place.",
+    ),
+    _pod_condition(
+        "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, as JobSet's ExclusivePlacementViolation."
+    ),
+    Row(
+        name="pod-deleted",
+        provider="anyone",
+        match=field(On.POD, "metadata.deletionTimestamp"),
+        cause=Cause.POD_DELETION,
+        confidence=SURE,
+        cancelable=False,
+        about="Only if its Job and its JobSet are neither deleted, finished nor of an older attempt.",
+    ),
+)
+
+_JOBS = (
+    Row(
+        name="kueue-evicted",
+        provider="Kueue",
+        match=condition(On.WORKLOAD, "Evicted"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="The queue takes the quota back, with the reason (Preempted, PodsReadyTimeout, ...); the JobSet is "
+        "suspended next.",
+    ),
+    Row(
+        name="jobset-suspended",
+        provider="Kueue, users",
+        match=field(On.JOB_SET, "spec.suspend", "true"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="JobSet suspends its Jobs, which delete their pods.",
+    ),
+    Row(
+        name="job-suspended",
+        provider="Kueue, users",
+        match=field(On.JOB, "spec.suspend", "true"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="The Job deletes its pods.",
+    ),
+    Row(
+        name="job-time-limit",
+        provider="users",
+        match=field(On.JOB, "spec.activeDeadlineSeconds"),
+        cause=Cause.TIME_LIMIT,
+        confidence=SURE,
+        cancelable=False,
+        deadline=Deadline(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
+        limit=True,
+        about="The Job's pods are deleted when its time is over; known from the start.",
+    ),
+    Row(
+        name="kueue-time-limit",
+        provider="Kueue",
+        match=field(On.WORKLOAD, "spec.maximumExecutionTimeSeconds"),
+        cause=Cause.TIME_LIMIT,
+        confidence=SURE,
+        cancelable=False,
+        deadline=Deadline(
+            time=Time(
+                format=TimeFormat.SECONDS,
+                since="status.conditions.Admitted.lastTransitionTime",
+                minus="status.accumulatedPastExexcutionTimeSeconds",
+            )
+        ),
+        limit=True,
+        about="The Workload is deactivated when it was admitted for so long, in all its admissions together.",
+    ),
+)
+
+ROWS: tuple[Row, ...] = (*_NODES, *_PODS, *_JOBS)

@@ -1,0 +1,91 @@
+"""The catalogue's table in the docs, from the rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gracepoint_operator.resources.reference import put_between
+from gracepoint_operator.signals.catalogue import BUILT_IN
+from gracepoint_operator.signals.rows import Deadline, Match, Row, TimeFormat
+
+START, END = "<!-- rows: generated from the catalogue -->\n", "<!-- end of rows -->\n"
+
+_TIMES = {
+    TimeFormat.EPOCH_SECONDS: "the value, in epoch seconds",
+    TimeFormat.RFC3339: "the value",
+    TimeFormat.HTTP_DATE: "the date in the message",
+    TimeFormat.JSON: "in the JSON: {fields}",
+    TimeFormat.SECONDS: "the value in seconds after {since}",
+    TimeFormat.DURATION: "the value after {since}",
+}
+
+
+def table(rows: Iterable[Row] = BUILT_IN) -> str:
+    """A Markdown table of the rows."""
+    lines = [
+        "| row | from | what is seen | cause | sure? | by when | can be taken back | policy's kind |",
+        "|" + "---|" * 8,
+    ]
+    for row in rows:
+        cells = (
+            f"`{row.name}`",
+            row.provider,
+            f"{_seen(row.match)}. {row.about}",
+            row.cause,
+            row.confidence,
+            _by_when(row.deadline),
+            "yes" if row.cancelable else "no",
+            row.kind,
+        )
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put_into(page: str) -> str:
+    """``page`` with the table renewed between its two marks."""
+    return put_between(page, START, END, table())
+
+
+def _seen(match: Match) -> str:
+    if (taint := match.taint) is not None:
+        if taint.key is None:
+            return f"any other taint `:{taint.effect}`"
+        return (
+            f"taint `{taint.key}{f'={taint.value}' if taint.value else ''}{f':{taint.effect}' if taint.effect else ''}`"
+        )
+    on = f"{match.kind}: "
+    for name, wanted in (("label", match.label), ("annotation", match.annotation)):
+        if wanted is not None:
+            return f"{on}{name} `{wanted.key}{_values(wanted.values)}`"
+    if (condition := match.condition) is not None:
+        said = [f"reason {' or '.join(condition.reasons)}"] if condition.reasons else []
+        said += [f'message with "{condition.message}"'] if condition.message else []
+        return f"{on}condition `{condition.type}={condition.status}`{', ' if said else ''}{', '.join(said)}"
+    assert match.field is not None
+    return f"{on}`{match.field.path}{_values(match.field.values)}`"
+
+
+def _values(values: list[str]) -> str:
+    return f"={'/'.join(values)}" if values else ""
+
+
+def _by_when(rule: Deadline) -> str:
+    if rule.after_seconds is None:
+        plain = (
+            "the grace period"
+            if rule.grace_cap_seconds is None
+            else f"the grace period, {rule.grace_cap_seconds:g} s at most"
+        )
+    else:
+        plain = f"{rule.after_seconds:g} s" if rule.after_seconds else "at once"
+    if rule.tolerated:
+        plain = "tolerationSeconds" if rule.after_seconds == 0 else f"tolerationSeconds and {plain}"
+    if rule.row:
+        return f"the time of `{rule.row}`, else {plain}"
+    if rule.time is None:
+        return plain
+    fields = " or ".join(f"`{field}`" for field in rule.time.json_fields)
+    told = _TIMES[rule.time.format].format(fields=fields, since=f"`{rule.time.since}`")
+    if rule.time.minus:
+        told += f", less `{rule.time.minus}`"
+    return f"{told}; else {plain}"

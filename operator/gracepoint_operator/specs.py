@@ -1,0 +1,112 @@
+"""The spec of a Preemption, from the signals that it is about. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator.counting import Timed, ends_pods, mode_of
+from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.objects import JobSet
+from gracepoint_operator.resources import (
+    CheckpointPolicy,
+    CheckpointPolicySpec,
+    JobSetReference,
+    PolicyCopy,
+    PreemptionSpec,
+    RequestReference,
+    SignalKind,
+)
+
+#: Deadlines closer than this are the same: replicas see a signal at slightly different times.
+DEADLINE_TOLERANCE_S = 1.0
+#: As many as the resource's schema allows.
+_NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
+
+
+def begun(
+    jobset: JobSet,
+    policy: CheckpointPolicy,
+    epochs: Sequence[Epoch],
+    timed: Sequence[Timed],
+    now: float,
+    *,
+    drill: bool = False,
+) -> PreemptionSpec:
+    """The spec of a new epoch for these signals; ``drill``: they are requests for one."""
+    first = min(timed, key=lambda item: item.deadline_at)
+    mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
+    return PreemptionSpec(
+        job_set=JobSetReference(name=jobset.name, uid=jobset.uid),
+        epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
+        cause=first.signal.cause,
+        observed_at=_time(min(item.since_at for item in timed)),
+        mode=mode,
+        exits=mode is not Mode.ENFORCE
+        or ends_pods(timed)
+        or not (all(item.signal.stays for item in timed) or _leaves_too_often(policy.spec, epochs, now)),
+        policy=PolicyCopy(name=policy.name, spec=policy.spec),
+        **_about(timed),
+    )
+
+
+def moved(current: Epoch, timed: Sequence[Timed]) -> PreemptionSpec | None:
+    """What signals that are there now make of an epoch under way; None where it stays as it is.
+
+    The deadline moves to an earlier time whenever a signal has one; to a later one only where whoever sets it says so
+    (the provider has moved its maintenance, a request was edited), and the gang has not frozen.
+    """
+    if not timed:
+        return None
+    spec, about = current.spec, _about(timed)
+    first = min(timed, key=lambda item: item.deadline_at)
+    by_s = first.deadline_at - spec.deadline.timestamp()
+    postponed = (
+        by_s > DEADLINE_TOLERANCE_S
+        and spec.cancelable
+        and first.signal.until_at == first.deadline_at
+        and current.phase.rank < Phase.FROZEN.rank
+    )
+    if not (by_s < -DEADLINE_TOLERANCE_S or postponed):
+        about |= {"signal": spec.signal, "deadline": spec.deadline}
+    about["confidence"] = Confidence.SURE if spec.confidence is Confidence.SURE else about["confidence"]
+    about["cancelable"] = about["cancelable"] and spec.cancelable
+    about["nodes"] = sorted({*spec.nodes, *about["nodes"]})[:_NODES_LIMIT]
+    about["pods"] = sorted({*spec.pods, *about["pods"]})[:_PODS_LIMIT]
+    about["eviction_attempted_at"] = spec.eviction_attempted_at or about["eviction_attempted_at"]
+    known = {reference.uid: reference for reference in (*about["requests"], *spec.requests)}
+    about["requests"] = sorted(known.values(), key=lambda reference: reference.uid)[:_REQUESTS_LIMIT]
+    changed = any(getattr(spec, field) != value for field, value in about.items())
+    return spec.model_copy(update={**about, "moves": spec.moves + 1}) if changed else None
+
+
+def _about(timed: Sequence[Timed]) -> dict[str, Any]:
+    """The part of the spec that joining signals change."""
+    first = min(timed, key=lambda item: item.deadline_at)
+    sure = any(item.signal.confidence is Confidence.SURE for item in timed)
+    requests: dict[str, RequestReference] = {item.request.uid: item.request.reference for item in timed if item.request}
+    attempts = [item.since_at for item in timed if item.signal.kind is SignalKind.EVICTION]
+    return {
+        "signal": first.signal.text,
+        "confidence": Confidence.SURE if sure else Confidence.LIKELY,
+        "cancelable": all(item.signal.cancelable for item in timed),
+        "nodes": sorted({item.signal.node for item in timed if item.signal.node})[:_NODES_LIMIT],
+        "pods": sorted({item.signal.pod.name for item in timed})[:_PODS_LIMIT],
+        "deadline": _time(first.deadline_at),
+        "eviction_attempted_at": _time(min(attempts)) if attempts else None,
+        "requests": [requests[uid] for uid in sorted(requests)][:_REQUESTS_LIMIT],
+    }
+
+
+def _leaves_too_often(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], now: float) -> bool:
+    """True if the gang saved and left so often of late that it is to stay (the policy's exitBreaker)."""
+    breaker = policy.exit_breaker
+    left = [epoch for epoch in epochs if epoch.leaves and epoch.phase is not Phase.FAILED]
+    recent = sum(now - (epoch.ended_at or 0.0) <= breaker.within_seconds for epoch in left)
+    return 0 < breaker.saved_exits <= recent
+
+
+def _time(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC)

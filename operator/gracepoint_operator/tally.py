@@ -1,0 +1,67 @@
+"""What a preemption comes to in the metrics.
+
+Called by the recorder right after a write that moved the phase. The API server takes such a write only of the version
+that was read, so of two replicas one alone gets it through, and what is counted here is counted once for each
+preemption: sums over the replicas are right. No state.
+"""
+
+from __future__ import annotations
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator import signals
+from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.metrics import Metrics
+
+#: Part of an emergency -> the stages that it lies between.
+PARTS = {
+    "agreement": ("frozen", "agreed"),
+    "drain": ("agreed", "drained"),
+    "save": ("drained", "durable"),
+    "commit": ("durable", "committed"),
+}
+
+
+def count(metrics: Metrics, before: Epoch, after: Epoch, *, pods_live: bool) -> None:
+    """Counts what the move from one recorded state to the next says.
+
+    Args:
+        metrics: Are counted in.
+        before: As the API had it.
+        after: As it was written, in another phase.
+        pods_live: Whether a pod that the signals were about lives on.
+    """
+    cause, phase = after.spec.cause, after.phase
+    metrics.phases.labels(phase=phase, cause=cause).inc()
+    if before.status.phase is None:
+        lead_s = (after.spec.deadline - after.spec.observed_at).total_seconds()
+        metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
+    if not phase.ended:
+        return
+    if phase in (Phase.COMMITTED, Phase.PROMOTED):
+        _count_save(metrics, after)
+    if phase is Phase.RETRACTED or (phase is Phase.EXPIRED and pods_live):
+        metrics.false_alarms.labels(cause=cause, phase=phase).inc()
+
+
+def count_receipts(metrics: Metrics, before: Epoch, after: Epoch) -> None:
+    """Counts the receipts that did not come, once none is to come any more; for every write, whatever it changed."""
+    receipts = after.status.acknowledgements
+    was_told = after.spec.mode is not Mode.OBSERVE and after.spec.signal not in signals.KNOWN_TO_GANG
+    if was_told and receipts is not None and _is_settled(after) and not _is_settled(before):
+        metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
+
+
+def _is_settled(epoch: Epoch) -> bool:
+    """True when it is over for the gang as well: replicas write down receipts up to a second late."""
+    return epoch.phase.ended and (not epoch.leaves or epoch.timing("exited") is not None)
+
+
+def _count_save(metrics: Metrics, epoch: Epoch) -> None:
+    status = epoch.status
+    for part, (begin, end) in PARTS.items():
+        began_s, ended_s = epoch.timing(begin), epoch.timing(end)
+        if began_s is not None and ended_s is not None:
+            metrics.emergency_s.labels(part=part).observe(max(ended_s - began_s, 0.0))
+    if status.seconds_to_spare is not None:
+        metrics.spare_s.observe(status.seconds_to_spare)
+    metrics.steps_lost.inc(status.steps_lost or 0)

@@ -1,0 +1,99 @@
+"""How fast saves to one directory have been, remembered beside the checkpoints from one start to the next.
+
+Two ways lead to the disk, and each has its own figures: *streamed*, in an emergency, with training stopped, and from
+a *snapshot*, in the background, beside training. The median of the latest saves counts.
+
+Every process reads the file when it starts; process 0 writes it, whole and by a rename, after each save that was
+committed: in the thread of a background save or in the training thread, of which only one saves at a time. A file that
+cannot be read or written costs figures and no checkpoint: it is said in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+from enum import StrEnum
+from pathlib import Path
+
+from gracepoint.checkpoint.files import write_durably
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_KEPT = 5
+
+
+class Way(StrEnum):
+    """How a save's bytes get to the disk."""
+
+    STREAMED = "streamed"
+    SNAPSHOT = "snapshot"
+
+
+class Throughput:
+    """See the module.
+
+    Args:
+        file: Where the figures are kept; None: nowhere, they end with this object.
+        writes: Whether this process writes them.
+    """
+
+    def __init__(self, file: Path | None, *, writes: bool) -> None:
+        self._file = file
+        self._writes = writes
+        self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
+
+    def read(self) -> None:
+        """Takes over what earlier starts have learnt."""
+        if self._file is None:
+            return
+        try:
+            self._rates = _rates_of(self._file.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "what saves took before is not known: %s cannot be read (%s); the next save writes it anew",
+                self._file,
+                error,
+            )
+
+    def learn(self, way: Way, size_bytes: int, duration_s: float) -> None:
+        """A save of ``size_bytes``, over all processes, was committed ``duration_s`` after it began to be written."""
+        if size_bytes <= 0 or duration_s <= 0:
+            return
+        self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
+        if self._file is None or not self._writes:
+            return
+        try:
+            write_durably(self._file, json.dumps({"version": _VERSION, "bytes_per_s": self._rates}).encode())
+        except OSError as error:
+            logger.warning("what a save took is not remembered: %s cannot be written (%s)", self._file, error)
+
+    @property
+    def streamed_bytes_per_s(self) -> float | None:
+        """Bytes of the state, over all processes, in a second of an emergency; None if there was none."""
+        return self._typical(Way.STREAMED)
+
+    @property
+    def snapshot_bytes_per_s(self) -> float | None:
+        """The same of a save in the background."""
+        return self._typical(Way.SNAPSHOT)
+
+    def _typical(self, way: Way) -> float | None:
+        rates = self._rates[way]
+        return statistics.median(rates) if rates else None
+
+
+def _rates_of(data: bytes) -> dict[Way, tuple[float, ...]]:
+    found = json.loads(data)
+    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        raise ValueError(f"expected an object of version {_VERSION}, found {data[:80]!r}")
+    rates = found.get("bytes_per_s")
+    if not isinstance(rates, dict) or set(rates) != set(Way):
+        raise ValueError(f"bytes_per_s: expected {[str(way) for way in Way]}, found {rates!r:.80}")
+    for way, values in rates.items():
+        if not isinstance(values, list) or not all(type(value) in (int, float) and value > 0 for value in values):
+            raise ValueError(f"bytes_per_s.{way}: expected positive numbers, found {values!r:.80}")
+    return {way: tuple(rates[way][-_KEPT:]) for way in Way}

@@ -1,0 +1,112 @@
+"""The background save that is under way, as the thread that began it deals with it: waits, asks, stops.
+
+One thread owns this object; the save runs in the one of ``Background`` and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from gracepoint.checkpoint.background import Background
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.newest import Newest
+from gracepoint.deadline_plan import NewestSnapshot
+from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
+
+#: How long the thread of a save needs to notice that it is waited for no longer.
+_ABANDONED_ENDS_S = 1.0
+#: How long one needs that is told to stop: it looks several times in 0.1 s, but for an operation of the disk.
+_STOPPED_ENDS_S = 1.0
+
+
+class UnderWay:
+    """At most one save in the background at a time, and the snapshot that it is of."""
+
+    def __init__(self) -> None:
+        self._background = Background()
+        self._newest: Newest | None = None  # what the background was started with last
+
+    def _start(self, newest: Newest, run: Callable[[], None]) -> None:
+        """Starts ``run``, which saves ``newest``; nothing else is under way."""
+        self._newest = newest
+        self._background.start(f"the save of {newest.save.temporary.what}", run)
+
+    def _forget(self) -> None:
+        """The memory of the newest snapshot is about to be filled anew."""
+        self._newest = None
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """What host memory holds beside the state itself; None before the first background save."""
+        return None if self._newest is None else self._newest.seen(busy=self._background.busy)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save under way, and waits until its thread has ended, for a second at most.
+
+        Its folder is left to be cleared away. If it was durable in all processes by then, it is committed.
+        Collective, as the processes that still write would fail otherwise.
+        """
+        if self._newest is None or not self._background.busy:
+            return
+        self._newest.stop(reason)
+        try:
+            self._background.wait(_STOPPED_ENDS_S)
+        except SaveFailed as error:
+            logger.warning("a save was told to stop, and is left behind: %s", error)
+        else:
+            if stopped := self.take_error():
+                logger.warning("a background save was stopped: %s", stopped)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits for the background save under way; ``take_error`` then tells how it ended.
+
+        Raises:
+            SaveFailed: It still ran after ``timeout_s``.
+        """
+        self._background.wait(timeout_s)
+
+    def wait_until(self, deadline: Deadline) -> None:
+        """As ``wait``; not for a save that was stopped.
+
+        Raises:
+            SaveFailed: It still ran at the deadline.
+        """
+        if self._newest is None or not self._newest.deadline.cancelled:
+            self._background.wait_until(deadline)
+
+    def take_error(self) -> Exception | None:
+        """Returns the error of a background save that has ended, once; None if it went well or still runs."""
+        return self._background.take_error()
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        if error := self.take_error():
+            raise SaveFailed(f"a background save failed: {error}") from error
+
+    def wait_until_finished(self, timeout_s: float | None) -> None:
+        """Waits for the background save under way, which is bounded itself: there need be no timeout here.
+
+        Raises:
+            SaveFailed: It failed, or was not committed within ``timeout_s``.
+        """
+        self.wait(timeout_s)
+        self.check_for_errors()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """The last call where training broke off: the save under way has ``timeout_s`` to end.
+
+        A thread that is inside of TensorStore or the coordination service while the interpreter ends would abort the
+        process, and its exit code would not be that of the error. Not collective; never raises.
+        """
+        with contextlib.suppress(SaveFailed):
+            self._background.wait(timeout_s)
+        if self._background.busy and self._newest is not None:
+            self._newest.save.fail(SaveFailed(reason))
+            with contextlib.suppress(SaveFailed):
+                self._background.wait(_ABANDONED_ENDS_S)
+        if error := self.take_error():
+            logger.error("the background save failed: %s", error)

@@ -1,0 +1,78 @@
+"""What is on the disk while training goes on: periodic saves, and how much would be lost. For the training thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gracepoint.errors import CheckpointError, SaveFailed
+from gracepoint.multihost import Agreement
+from gracepoint.receivers import Mailbox
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint import Checkpointer
+
+log = logging.getLogger(__name__)
+
+_PERIODIC_TIMEOUT_S = 900.0
+
+
+class PeriodicSaves:
+    """See the module.
+
+    Args:
+        checkpointer: The engine.
+        directory: Where its steps are.
+        agreement: Says whether a preemption is under way.
+        mailbox: Says how much time it leaves.
+
+    Attributes:
+        restored_step: That training began from; None: from nothing.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, directory: str, agreement: Agreement, mailbox: Mailbox) -> None:
+        self._checkpointer = checkpointer
+        self._directory = directory
+        self._agreement = agreement
+        self._mailbox = mailbox
+        self.restored_step: int | None = None
+
+    def check_that_nothing_newer_is_there(self, step: int) -> None:
+        """Is asked at a first step before which nothing was restored.
+
+        Raises:
+            CheckpointError: The directory has a step that is as new or newer.
+        """
+        from gracepoint.checkpoint.functions import latest_step
+
+        newest = latest_step(self._directory)
+        if newest is not None and newest >= step:
+            raise CheckpointError(
+                f"step({step}): {self._directory} has a complete step {newest}, and restore() was not called. The next "
+                f"start would restore that one, and not what is trained now: call session.restore(like=state) before "
+                f"the first step, or give this run a directory of its own"
+            )
+
+    def save_if_due(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Begins the save of this step, if it is time for one.
+
+        Raises:
+            CheckpointError: The save before failed, or this state cannot be saved.
+        """
+        if not self._checkpointer.is_due(step):
+            return
+        if self._agreement.noticed:
+            # A preemption is about to save: that the save before failed must not keep it from that.
+            try:
+                left_s = max(0.0, self._mailbox.remaining_s())
+                self._checkpointer.wait_until_finished(min(left_s, _PERIODIC_TIMEOUT_S))
+            except SaveFailed as error:
+                log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
+        self._checkpointer.save_in_background(step, state, host_state())
+
+    def steps_at_risk(self, step: int) -> int | None:
+        """Steps since what is committed; None where nothing is known to be."""
+        last = self._checkpointer.last_save
+        saved = last.step if last is not None else self.restored_step
+        return None if saved is None else step - saved

@@ -1,0 +1,38 @@
+"""A hint from the operator's own server to the library's own subscription."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gracepoint.receivers import Channel, Hints, Subscriber
+from gracepoint_operator import kinds
+from tests.contract.replicas import WAIT_S, Replica, until
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.replica import subscription
+from tests.unit.receivers.heard import Heard
+
+
+def test_a_cordoned_node_makes_a_gang_prepare_and_nothing_else(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path
+) -> None:
+    replica = start(api)
+    token = tmp_path / "projected-token"
+    token.write_text("token-0")
+    heard, hints = Heard(), Hints(time.monotonic)
+    who = dataclasses.replace(subscription(0), takes_hints=True)
+    channel = Channel(f"https://localhost:{replica.server.https_port}", replica.ca, str(token))
+    subscriber = Subscriber(channel, who, heard, lambda receipt: None, hints)
+    try:
+        assert subscriber.wait_until_connected(WAIT_S)
+        until(lambda: len(replica.core.subscribers) == 1, "the subscription")
+        body = replica.api.add(kinds.NODES, objects.node("node-1", unschedulable=True))
+        replica.core.feed(kinds.NODES, "MODIFIED", body)
+        until(hints.due, "the hint")
+    finally:
+        subscriber.close()
+    assert heard.posts == []
+    assert replica.api.of(kinds.PREEMPTIONS) == []

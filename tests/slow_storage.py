@@ -1,0 +1,62 @@
+"""Storage that is as slow as a test wants it: real files and real bytes, through one narrow gate.
+
+    storage = SlowStorage(monkeypatch.setattr)     # or plain ``setattr`` in a process of its own
+    storage.bytes_per_s = 1000.0                   # all threads of this process together; at any time
+    storage.bytes_per_s = 0.0                      # stuck
+
+What waits at the gate looks whether its save is to go on, as the writer does between two blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gracepoint.checkpoint import direct_io, express_writer
+
+_LOOK_EVERY_S = 0.005
+
+
+class SlowStorage:
+    """See the module.
+
+    Args:
+        set_attribute: Puts the gate before the writer.
+
+    Attributes:
+        bytes_per_s: How fast.
+        errno: With which every write fails; None: with none.
+        only: What the path of a file has that goes through the gate; all others are as fast as they are.
+        asked: Set when somebody has come to the gate.
+    """
+
+    def __init__(self, set_attribute: Callable[[Any, str, Any], None]) -> None:
+        self.bytes_per_s = math.inf
+        self.errno: int | None = None
+        self.only = ""
+        self.asked = threading.Event()
+        self._gate = threading.Lock()
+        self._write: Callable[..., int] = direct_io.write_file
+        set_attribute(express_writer, "write_file", self._write_slowly)
+
+    def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None]) -> int:
+        if self.only not in str(path):
+            return self._write(path, data, buffer, go_on)
+        self.asked.set()
+        with self._gate:
+            passed_bytes, last_s = 0.0, time.monotonic()
+            while passed_bytes < len(data):
+                go_on()
+                if self.errno is not None:
+                    raise OSError(self.errno, os.strerror(self.errno), str(path))
+                if self.bytes_per_s == math.inf:
+                    break
+                time.sleep(_LOOK_EVERY_S)
+                now_s = time.monotonic()
+                passed_bytes += (now_s - last_s) * self.bytes_per_s
+                last_s = now_s
+        return self._write(path, data, buffer, go_on)

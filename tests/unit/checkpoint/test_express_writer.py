@@ -1,0 +1,276 @@
+"""The express writer and its direct I/O: real files of every size, on a disk and in memory, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gracepoint.checkpoint import WriteOptions, direct_io, express_writer
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.express_writer import THREADS, ExpressWriter
+from gracepoint.checkpoint.plan import Chunk
+from gracepoint.checkpoint.records import File
+from gracepoint.checkpoint.spec import ArraySpec
+from gracepoint.checkpoint.writing import Job
+from gracepoint.errors import SaveFailed
+from gracepoint.gang import Gang
+from tests.unit.checkpoint.support import assert_same, engine, in_gang, restore, rich_state, save
+
+SIZES = (
+    *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),
+    *(BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 5),
+)
+
+
+class Given:
+    """Chunks of one leaf with their values."""
+
+    def __init__(self, values: list[npt.NDArray[Any]], *, mine: bool = True) -> None:
+        self.values = values
+        self.mine = mine
+        self.released: list[str] = []
+
+    def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
+        for number, values in enumerate(self.values):
+            yield Chunk(0, f"w/{number}", ((0, 1),), mine=self.mine, bytes=values.nbytes), values
+
+    def written(self, chunk: Chunk) -> None:
+        self.released.append(chunk.file)
+
+
+def job(folder: Path, source: Any) -> Job:
+    return Job(folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"}, 0)
+
+
+def soon(timeout_s: float = 30.0) -> Deadline:
+    return Deadline.after(timeout_s, time.monotonic)
+
+
+def random_bytes(size: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(size).integers(0, 256, size, np.uint8)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "disk":
+        yield tmp_path
+    else:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+            yield Path(path)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "page cache"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(folder: Path, size: int, direct: bool) -> None:
+    data = random_bytes(size)
+    path = folder / "file"
+    path.write_bytes(b"longer than that, and in its place" * 100)
+    if direct and not direct_io.has_direct_io(folder):
+        direct = False
+    checksum = direct_io.write_file(path, data.data, Buffer() if direct else None, lambda: None)
+    assert path.read_bytes() == data.tobytes()
+    assert checksum == zlib.crc32(data.data)
+
+
+def test_large_values_go_past_the_page_cache_where_the_file_system_lets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, int] = {}
+    real = os.open
+
+    def noting(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        opened[Path(path).name] = flags
+        return real(path, flags, *rest, **named)
+
+    assert direct_io.has_direct_io(tmp_path), "the tests' disk has no direct I/O"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "open", noting)
+    for name, size in (("large", 1 << 20), ("small", 100)):
+        direct_io.write_file(tmp_path / name, random_bytes(size).data, Buffer(), lambda: None)
+    assert {name: bool(flags & os.O_DIRECT) for name, flags in opened.items()} == {"large": True, "small": False}
+
+
+def test_a_file_system_in_memory_has_no_direct_io() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        assert not direct_io.has_direct_io(Path(path))
+        assert not os.listdir(path)
+
+
+def test_a_file_system_that_refuses_the_flag_has_no_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refusing(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert not direct_io.has_direct_io(tmp_path)
+
+
+def test_a_probe_in_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        direct_io.has_direct_io(tmp_path / "missing")
+
+
+def test_all_files_are_written_and_told_of(folder: Path) -> None:
+    source = Given([random_bytes(size) for size in SIZES])
+    written = ExpressWriter(WriteOptions()).write(job(folder, source), soon())
+    found = {
+        str(path.relative_to(folder)): File(path.stat().st_size, zlib.crc32(path.read_bytes()))
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert written.files == found
+    assert set(found) == {"a/b", "default/w/.zarray", *(f"default/w/{n}" for n in range(len(SIZES)))}
+    assert json.loads((folder / "default/w/.zarray").read_bytes())["dtype"] == "|u1"
+    assert sorted(source.released) == sorted(f"w/{n}" for n in range(len(SIZES)))
+
+
+def test_of_another_process_s_chunks_only_checksums_are_taken(tmp_path: Path) -> None:
+    source = Given([random_bytes(10)], mine=False)
+    written = ExpressWriter(WriteOptions()).write(job(tmp_path, source), soon())
+    assert written.copies == {"default/w/0": zlib.crc32(random_bytes(10).data)}
+    assert not (tmp_path / "default/w/0").exists()
+    assert source.released == ["w/0"]
+
+
+def test_every_file_and_every_folder_is_synced_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[tuple[int, int]] = set()
+    real = os.fsync
+
+    def noting(descriptor: int) -> None:
+        real(descriptor)
+        found = os.fstat(descriptor)
+        synced.add((found.st_dev, found.st_ino))
+
+    monkeypatch.setattr(os, "fsync", noting)
+    top = tmp_path / "save"
+    top.mkdir()
+    ExpressWriter(WriteOptions()).write(job(top, Given([random_bytes(size) for size in SIZES])), soon())
+    for path in (tmp_path, top, *top.rglob("*")):
+        assert (path.stat().st_dev, path.stat().st_ino) in synced, path
+
+
+def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(Buffer):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(express_writer, "Buffer", Counted)
+    writer = ExpressWriter(WriteOptions())
+    writer.reserve(tmp_path)
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        writer.write(job(tmp_path / str(number), Given([random_bytes(1 << 20)] * 20)), soon())
+    assert len(made) == THREADS
+    assert sum(buffer.bytes.nbytes for buffer in made) <= 64 << 20
+
+
+def test_threads_end_with_their_save(tmp_path: Path) -> None:
+    before = threading.active_count()
+    ExpressWriter(WriteOptions()).write(job(tmp_path, Given([random_bytes(5)])), soon())
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1000])
+def test_an_error_of_one_file_fails_the_save_and_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
+) -> None:
+    def full(descriptor: int, *_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    writer = ExpressWriter(WriteOptions(write_limit_bytes=limit_bytes))
+    writer._direct[tmp_path.stat().st_dev] = True
+    with pytest.raises(OSError, match=r"No space left on device: '.*/(w/\d+|w/\.zarray|a/b)'"):
+        writer.write(job(tmp_path, Given([random_bytes(1 << 20)] * 100)), soon())
+
+
+def test_a_deadline_that_passes_stops_the_threads_between_two_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = [0.0]
+    real, blocks = os.pwrite, []
+
+    def late(descriptor: int, data: Any, offset: int) -> int:
+        if len(data) == BLOCK_BYTES:
+            blocks.append(offset)
+            clock_s[0] = 100.0
+        return real(descriptor, data, offset)
+
+    writer = ExpressWriter(WriteOptions())
+    writer.reserve(tmp_path)
+    monkeypatch.setattr(os, "pwrite", late)
+    with pytest.raises(SaveFailed, match=r"only \d+ of \d+ files were written to .* within 50\.0 s"):
+        writer.write(job(tmp_path, Given([random_bytes(8 * BLOCK_BYTES)])), Deadline.after(50, lambda: clock_s[0]))
+    for thread in threading.enumerate():
+        if thread.name.startswith("gracepoint: writes"):
+            thread.join(30)
+    assert blocks == [0]
+
+
+def test_a_save_that_is_cancelled_says_so(tmp_path: Path) -> None:
+    deadline = soon()
+
+    class Stopped(Given):
+        def chunks(self, given: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
+            deadline.cancel("the step can be saved instead")
+            yield from super().chunks(given)
+
+    with pytest.raises(SaveFailed, match="before it was stopped: the step can be saved instead"):
+        ExpressWriter(WriteOptions()).write(job(tmp_path, Stopped([random_bytes(10)])), deadline)
+
+
+def test_an_error_of_the_source_ends_the_threads(tmp_path: Path) -> None:
+    class Failing(Given):
+        def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
+            yield from super().chunks(deadline)
+            raise ValueError("the device is gone")
+
+    before = set(threading.enumerate())
+    with pytest.raises(ValueError, match="the device is gone"):
+        ExpressWriter(WriteOptions()).write(job(tmp_path, Failing([random_bytes(1 << 20)] * 20)), soon())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_both_writers_make_the_same_files(tmp_path: Path, processes: int) -> None:
+    state = {**rich_state(), "large": np.arange(1 << 18, dtype=np.float32), "odd": jnp.arange(100_003, dtype=jnp.int8)}
+    found = []
+    for express in (True, False):
+        root = tmp_path / str(express)
+
+        def run(gang: Gang, root: Path = root, express: bool = express) -> None:
+            save(engine(root, gang, options=WriteOptions(express=express)), 1, state)
+
+        in_gang(processes, run)
+        item = root / "1" / "default"
+        found.append({str(path.relative_to(item)): path.read_bytes() for path in item.rglob("*") if path.is_file()})
+        restored = restore(root, state)
+        assert restored is not None
+        assert_same(restored.state, state)
+    for files in found:
+        del files["commit_success.txt"]  # has the path
+    assert found[0] == found[1]

@@ -1,0 +1,215 @@
+"""What is done with the newest snapshot in host memory while, or after, its save is under way."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from gracepoint.checkpoint import Checkpointer, WriteOptions
+from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.options import Silent
+from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.errors import SaveFailed
+from gracepoint.gang import Gang
+from tests.slow_storage import SlowStorage
+from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+
+_PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
+    slow = SlowStorage(monkeypatch.setattr)
+    yield slow
+    slow.bytes_per_s = math.inf
+
+
+def begun(root: Path, storage: SlowStorage, gang: Gang | None = None) -> Checkpointer:
+    """An engine whose save of step 1 in the background is stuck in the storage."""
+    checkpointer = engine(root, gang)
+    checkpointer.prepare(small_state())
+    storage.bytes_per_s = 0.0
+    storage.asked.clear()
+    state = small_state(1)
+    checkpointer.save_in_background(1, state, {})
+    assert storage.asked.wait(_PATIENCE_S)
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array):
+            leaf.delete()  # as a step does that it was donated to
+    return checkpointer
+
+
+def promote(checkpointer: Checkpointer, timeout_s: float = _PATIENCE_S) -> tuple[int, list[str]]:
+    stages: list[str] = []
+    return checkpointer.promote(timeout_s=lambda: timeout_s, on_stage=stages.append).step, stages
+
+
+def seen(checkpointer: Checkpointer) -> NewestSnapshot:
+    newest = checkpointer.newest_snapshot
+    assert newest is not None
+    return newest
+
+
+def restored_step(root: Path) -> int:
+    restored = restore(root, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state(restored.step))
+    return restored.step
+
+
+def test_before_the_first_background_save_there_is_no_snapshot(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path)
+    save(checkpointer, 1, small_state(1))
+    assert checkpointer.newest_snapshot is None
+    with pytest.raises(SaveFailed, match="there is no snapshot in host memory"):
+        promote(checkpointer)
+
+
+def test_a_save_under_way_tells_how_far_it_is(tmp_path: Path, storage: SlowStorage) -> None:
+    checkpointer = begun(tmp_path, storage)
+    under_way = seen(checkpointer)
+    assert (under_way.step, under_way.state, under_way.done_bytes) == (1, SnapshotState.WRITING, 0)
+    assert under_way.left_bytes > 0
+    storage.bytes_per_s = math.inf
+    checkpointer.wait_until_finished(_PATIENCE_S)
+    done = seen(checkpointer)
+    assert (done.state, done.done_bytes, done.left_bytes) == (SnapshotState.COMMITTED, under_way.left_bytes, 0)
+    checkpointer.close(_PATIENCE_S)
+
+
+def test_a_save_that_is_stopped_leaves_the_way_free_and_never_becomes_a_checkpoint(
+    tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = begun(tmp_path, storage)
+    checkpointer.stop("the deadline is near")
+    assert seen(checkpointer).state is SnapshotState.HELD  # its thread has ended
+    assert "before it was stopped: the deadline is near" in caplog.text
+    storage.bytes_per_s = math.inf
+    assert save(checkpointer, 2, small_state(2)).step == 2
+    checkpointer.close(_PATIENCE_S)
+    assert [p.name for p in tmp_path.glob("1*")] == ["1.gracepoint-tmp.job-0-a.1"]
+    assert not list(tmp_path.glob("1*/done.*"))
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(
+    tmp_path: Path, storage: SlowStorage
+) -> None:
+    meeting = threading.Barrier(2)
+
+    def run(gang: Gang) -> int:
+        checkpointer = engine(tmp_path, gang)
+        checkpointer.prepare(small_state())
+        meeting.wait(_PATIENCE_S)
+        storage.bytes_per_s = 0.0
+        checkpointer.save_in_background(1, small_state(1), {})
+        meeting.wait(_PATIENCE_S)
+        checkpointer.stop("there is no time")
+        assert seen(checkpointer).state is SnapshotState.HELD
+        meeting.wait(_PATIENCE_S)
+        storage.bytes_per_s = math.inf
+        saved = save(checkpointer, 2, small_state(2)).step
+        checkpointer.close(_PATIENCE_S)
+        return saved
+
+    assert in_gang(2, run) == [2, 2]
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_snapshot_whose_save_is_under_way_is_promoted_by_finishing_it(tmp_path: Path, storage: SlowStorage) -> None:
+    checkpointer = begun(tmp_path, storage)
+    timer = threading.Timer(0.05, setattr, (storage, "bytes_per_s", math.inf))
+    timer.start()
+    assert promote(checkpointer) == (1, ["written", "durable", "committed"])
+    timer.join()
+    checkpointer.close(_PATIENCE_S)
+    assert checkpointer.committed_step == restored_step(tmp_path) == 1
+
+
+def test_a_snapshot_whose_save_failed_is_promoted_by_writing_it_once_more(
+    tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = begun(tmp_path, storage)
+    storage.errno = errno.ENOSPC
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        checkpointer.wait_until_finished(_PATIENCE_S)
+    assert seen(checkpointer).state is SnapshotState.HELD
+    storage.errno, storage.bytes_per_s = None, math.inf
+    assert promote(checkpointer) == (1, ["written", "durable", "committed"])
+    assert "the snapshot of step 1 is written once more" in caplog.text
+    assert save(checkpointer, 2, small_state(2)).step == 2
+    checkpointer.close(_PATIENCE_S)
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_promotion_that_is_not_done_in_time_fails_and_the_processes_can_save_again(
+    tmp_path: Path, storage: SlowStorage
+) -> None:
+    def run(gang: Gang) -> str:
+        checkpointer = begun(tmp_path, storage, gang)
+        with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
+            promote(checkpointer, timeout_s=0.0)
+        checkpointer.stop("the test goes on")
+        storage.bytes_per_s = math.inf
+        assert save(checkpointer, 2, small_state(2)).step == 2
+        checkpointer.close(_PATIENCE_S)
+        return "saved"
+
+    assert outcomes_in_gang(1, run) == ["saved"]
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_deadline_that_moves_to_an_earlier_time_ends_a_save_that_has_begun(
+    tmp_path: Path, storage: SlowStorage
+) -> None:
+    left_s = [3600.0]
+    storage.bytes_per_s = 0.0
+
+    def come_nearer() -> None:
+        assert storage.asked.wait(_PATIENCE_S)
+        left_s[0] = 0.0
+
+    mover = threading.Thread(target=come_nearer)
+    mover.start()
+    with pytest.raises(SaveFailed, match=r"only 0 of \d+ files were written to .*/1\.gracepoint-tmp"):
+        save(engine(tmp_path), 1, small_state(1), timeout_s=lambda: left_s[0])
+    mover.join()
+
+
+def test_a_deadline_never_moves_to_a_later_time() -> None:
+    now_s, left_s = [100.0], [60.0]
+    deadline = Deadline.of(lambda: left_s[0], lambda: now_s[0])
+    left_s[0] = 10.0
+    assert deadline.remaining_s() == 10.0
+    left_s[0] = math.inf  # as where the epoch that it is of has ended
+    now_s[0] += 4.0
+    assert deadline.remaining_s() == 6.0
+    deadline.cancel("there is no time")
+    assert deadline.passed()
+    assert deadline.ended == "before it was stopped: there is no time"
+
+
+@dataclasses.dataclass(frozen=True)
+class StopsAtTheFirstArray(Silent):
+    """Has the deadline pass when the first array is in host memory."""
+
+    left_s: list[float]
+
+    def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
+        self.left_s[0] = 0.0
+
+
+def test_tensorstores_writes_end_with_the_deadline_too(tmp_path: Path) -> None:
+    left_s = [3600.0]
+    options = WriteOptions(express=False, callback=StopsAtTheFirstArray(left_s))
+    with pytest.raises(SaveFailed, match=r"files were written to .*/1\.gracepoint-tmp.* within \d"):
+        save(engine(tmp_path, options=options), 1, small_state(1), timeout_s=lambda: left_s[0])
+    assert not list(tmp_path.glob("1*/done.*"))
