@@ -5,7 +5,8 @@
   which a process has ended cannot agree on anything any more: what follows is its own clean-up.
 * **Which signals count**: kinds that the policy names, more certain than a hint. Not one beside the pod (on its
   node, say) that was there when the pod was bound: the scheduler put the pod there all the same, and would again; and
-  none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it.
+  none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it. A time limit was always there
+  before; it counts from when the gang runs, unless it was over when the pod was bound.
 * **A deleted pod is suspect**: a JobSet's restart, its end and its deletion look like that too, and watches
   of different kinds are not in order with one another. It is believed after a fresh look.
 """
@@ -44,16 +45,25 @@ def counting(gang: Gang, now: float, *, drills: bool) -> list[Timed]:
         return []
     if drills and not any(request.is_drill(gang.policy.spec.mode) for request in gang.requests):
         return []
-    timed = []
+    timed, runs = [], all(pod.phase == "Running" for pod in pods)
     for pod in pods:
         if not gang.job_goes_on(pod):
             continue
         for signal, request in relevant(gang, pod, gang.policy.spec, now, drills=drills):
             since_at = gang.since[signal.mark]
-            bound_at = gang.bound_at.get(pod.uid)
-            if not (signal.lasting and (bound_at is None or since_at < bound_at)):
+            if _is_news(signal, since_at, gang.bound_at.get(pod.uid), runs):
                 timed.append(Timed(signal, since_at, request))
     return timed
+
+
+def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool) -> bool:
+    """True if the pod was not put where it is in spite of the signal. ``runs``: all pods of the gang do."""
+    if signal.lasting:
+        return bound_at is not None and since_at >= bound_at
+    if signal.limit:
+        # Known before there are pods: an epoch of the first ones would be over with the next.
+        return runs and bound_at is not None and (signal.until_at or 0.0) > bound_at
+    return True
 
 
 def relevant(

@@ -7,6 +7,7 @@ event brought it about, after a restart of the operator, and in each replica. Th
 * The earliest deadline wins. A signal during an open epoch joins it (``specs``).
 * An epoch is retracted while nobody has frozen, if all signals may go away, did so, and not because the pod
   or the node went away.
+* An epoch by which the gang trains on, as its time is limited, is retracted for one by which it has to leave.
 * A drill that somebody asked for gives way: it begins only where no epoch is under way, and a disruption that comes
   during one has an epoch of its own.
 * An epoch that nobody ends expires some time after its deadline, or when the life after it is in danger.
@@ -85,8 +86,10 @@ def decide(gang: Gang, now: float) -> list[Decision]:
     decisions: list[Decision] = []
     if latest is not None and not latest.phase.ended:
         fresh = [item for item in timed if not latest.includes(item.signal.pod)]
-        ending = _ending(gang, latest, now, outlived=bool(believed(gang, fresh)))
         joined = [item for item in timed if latest.includes(item.signal.pod)]
+        ending = _ending(gang, latest, now, outlived=bool(believed(gang, fresh)))
+        if ending is None and _gives_way(gang, latest, believed(gang, joined), now):
+            ending, fresh = End(latest, Phase.RETRACTED, "a disruption came by which the gang has to leave"), joined
         decisions += [ending] if ending is not None else _moved(latest, joined)
         timed = fresh if ending is not None else []
     elif latest is not None:
@@ -140,6 +143,10 @@ def _started(gang: Gang, timed: Sequence[Timed], now: float, *, drill: bool = Fa
     spec = specs.begun(gang.jobset, gang.policy, gang.epochs, sound, now, drill=drill)
     name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
     return [Start(gang.jobset.namespace, name, spec, len(gang.members))]
+
+
+def _gives_way(gang: Gang, current: Epoch, timed: Sequence[Timed], now: float) -> bool:
+    return gang.policy is not None and specs.gives_way(current, gang.policy.spec, gang.epochs, timed, now)
 
 
 def _moved(current: Epoch, timed: Sequence[Timed]) -> list[Decision]:

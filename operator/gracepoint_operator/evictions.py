@@ -50,6 +50,7 @@ def signal(pod: Pod, policy: CheckpointPolicySpec) -> Signal:
         confidence=Confidence.SURE,
         cancelable=False,
         lead_s=pod.grace_s if bound_s is None else bound_s,
+        grace_s=pod.grace_s if bound_s is None else 0.0,
     )
 
 

@@ -19,9 +19,11 @@ from gracepoint_operator.resources import (
     RequestReference,
     SignalKind,
 )
+from gracepoint_operator.signals import Cause
 
 #: Deadlines closer than this are the same: replicas see a signal at slightly different times.
 DEADLINE_TOLERANCE_S = 1.0
+_END_OF_DATES = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
 #: As many as the resource's schema allows.
 _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
 
@@ -44,11 +46,26 @@ def begun(
         cause=first.signal.cause,
         observed_at=_time(min(item.since_at for item in timed)),
         mode=mode,
-        exits=mode is not Mode.ENFORCE
-        or ends_pods(timed)
-        or not (all(item.signal.stays for item in timed) or _leaves_too_often(policy.spec, epochs, now)),
+        exits=mode is not Mode.ENFORCE or _is_to_leave(policy.spec, epochs, timed, now),
         policy=PolicyCopy(name=policy.name, spec=policy.spec),
         **_about(timed),
+    )
+
+
+def gives_way(
+    current: Epoch, policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float
+) -> bool:
+    """True if the gang saves and trains on by this epoch, and has to leave by signals that came during it.
+
+    What the epoch asks for stands in the notices that were sent, and never changes.
+    """
+    if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
+        return False
+    limited = current.spec.cause == Cause.TIME_LIMIT and current.spec.mode is Mode.ENFORCE
+    return (
+        (limited or ends_pods(timed))
+        and mode_of(policy, timed) is Mode.ENFORCE
+        and _is_to_leave(policy, epochs, timed, now)
     )
 
 
@@ -100,6 +117,14 @@ def _about(timed: Sequence[Timed]) -> dict[str, Any]:
     }
 
 
+def _is_to_leave(
+    policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float
+) -> bool:
+    if ends_pods(timed):
+        return True
+    return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, epochs, now))
+
+
 def _leaves_too_often(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], now: float) -> bool:
     """True if the gang saved and left so often of late that it is to stay (the policy's exitBreaker)."""
     breaker = policy.exit_breaker
@@ -109,4 +134,5 @@ def _leaves_too_often(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], now
 
 
 def _time(at: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC)
+    """The moment; the last one that a date can hold where a request or a grace period reaches beyond it."""
+    return datetime.datetime.fromtimestamp(min(at, _END_OF_DATES), datetime.UTC)

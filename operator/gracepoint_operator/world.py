@@ -200,7 +200,8 @@ class World:
         requests = self._requests(jobset)
         marked = {jobset_uid, *pod_uids, *(request.uid for request in requests)}
         marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
-        marked |= self._markings.attached_to([jobset_uid, *nodes])
+        # By the pods' own word, as a NodeClaim outlives its node.
+        marked |= self._markings.attached_to([jobset_uid, *(pod.node for pod in pods)])
         return Gang(
             jobset_uid=jobset_uid,
             jobset=jobset,

@@ -109,8 +109,9 @@ class Situation:
         if total_bytes == 0:
             return 0.0
         left = snapshot.left_bytes / total_bytes
-        by_itself_s = snapshot.elapsed_s * snapshot.left_bytes / snapshot.done_bytes if snapshot.done_bytes else 0.0
-        return max(self.rewrite_s * left, by_itself_s)
+        # Of a save that has nothing on the disk after so long, no more is known than that it is slow.
+        by_itself = snapshot.left_bytes / snapshot.done_bytes if snapshot.done_bytes else 1.0
+        return max(self.rewrite_s * left, snapshot.elapsed_s * by_itself)
 
     def _writing_s(self, bytes_per_s: float | None) -> float:
         return 0.0 if self.state_bytes is None else writing_s(self.state_bytes, self.process_count, bytes_per_s)
@@ -226,6 +227,10 @@ def plan(now: Situation) -> Plan:
         return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {again}, {left}")
     if current_s <= left_s:
         return current(save_alone, f"{needs}, which fits without margin, {left}")
+    older_s = now.finish_s if writing else now.rewrite_s if held else math.inf
+    if snapshot is not None and older_s <= left_s < math.inf:
+        lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
+        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {left}")
     return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {left}; tried all the same")
 
 

@@ -7,7 +7,8 @@ The watchdog (``overdue``) has the last word if none of them comes to an end in 
 the outlook, and the open epoch's ``account``, which is replaced when the next one opens.
 
 A background save that was under way goes on beside all of this. Where the current step is not saved in the end, and
-that one was committed since the freeze began, the gang leaves with it (``_committed_instead``).
+that one was committed since the freeze began, the gang leaves with it (``_committed_instead``). A thread of its own, which
+ends with its answer or the process, asks the others about that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import queue
+import threading
 from collections.abc import Callable, Sequence
 
 from gracepoint.account import Account
@@ -34,6 +37,8 @@ from gracepoint.wire.messages import Phase
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
+#: For the others' word on how it ends; the watchdog has a second for all of its own.
+_ASK_S = 0.3
 _FINISHED = "training finished"
 
 
@@ -187,7 +192,7 @@ class Emergency:
         if instead is not None:
             reason = self._left_with(instead, step, reason)
         else:
-            self._fail(reason, error, step=step, steps_lost=steps_lost)
+            self._fail(reason, error, step=step, steps_lost=self._at_risk(step) if steps_lost is None else steps_lost)
         if self.epoch.drill:
             return None
         self._reporter.flush(min(_FLUSH_S, max(0.0, self.time_left_s() + self._outlook.reserve_s)))
@@ -224,7 +229,7 @@ class Emergency:
         if instead is not None:
             self._left_with(instead, step, self.epoch.with_doubt(reason))
         else:
-            self._fail(self.epoch.with_doubt(reason))
+            self._fail(self.epoch.with_doubt(reason), step=step, steps_lost=self._at_risk(step))
         self._reporter.flush(self._outlook.reserve_s / 2)
 
     # Any of them.
@@ -237,12 +242,28 @@ class Emergency:
         self.decide(self._settings.unsaved_exit_code)
         self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
 
+    def _at_risk(self, step: int) -> int | None:
+        """Steps since what is committed; None where nothing is known to be."""
+        committed = self._committed_step()
+        return None if committed is None else step - committed
+
     def _committed_instead(self) -> int | None:
         """The step that a background save has committed since the freeze began, as the first that asks knows it."""
         known = self._committed_step()
         found = "" if known is None or known == self._committed_before else str(known)
-        with contextlib.suppress(GracepointError):  # nobody can be asked: then what this process knows
-            found = self._gang.decide(f"epoch/{self.epoch.number}/instead", found)
+        key = f"epoch/{self.epoch.number}/instead"
+        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self._gang.decide(key, found))
+            except GracepointError:
+                answers.put(found)
+
+        # In a thread of its own, as a service that is stopped neither answers nor fails, and little time is left.
+        with contextlib.suppress(RuntimeError, queue.Empty):  # nobody can be asked: then what this process knows
+            threading.Thread(target=ask, name="gracepoint-asks", daemon=True).start()
+            found = answers.get(timeout=_ASK_S)
         return int(found) if found else None
 
     def _left_with(self, instead: int, step: int, reason: str) -> str:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _UNHURRIED_S = 60.0
 #: A report is still tried this long after the deadline: the pod may live on, and the word is worth it.
 _AFTER_DEADLINE_S = 5.0
+#: For the receipt of a process that has nothing else to say: it may still be held back.
+_RECEIPT_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,5 +149,8 @@ class Reporter:
 
     def flush(self, timeout_s: float) -> None:
         """Waits until the operator has everything, bounded."""
-        if self._sender is not None and self._spoke and not self._sender.flush(timeout_s):
-            log.warning("the operator was not told everything waited_s=%g", timeout_s)
+        if self._sender is None:
+            return
+        wait_s = timeout_s if self._spoke else min(timeout_s, _RECEIPT_S)
+        if not self._sender.flush(wait_s) and self._spoke:
+            log.warning("the operator was not told everything waited_s=%g", wait_s)

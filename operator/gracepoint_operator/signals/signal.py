@@ -32,6 +32,8 @@ class Signal:
         text: For people: what was seen, e.g. "taint cloud.google.com/impending-node-termination:NoSchedule".
         cancelable: True if it may go away again, which retracts the notice.
         lead_s: Seconds from its beginning to the deadline, where no time was told.
+        grace_s: The part of these that is the pod's grace period.
+        limit: It is a time limit, set before.
         until_at: The time that was told, in seconds since the epoch; None where none was.
         lasting: It may have been there when the pod was bound: then the pod was put there all the same, and would be
             again.
@@ -48,6 +50,8 @@ class Signal:
     lead_s: float
     until_at: float | None = None
     lasting: bool = False
+    grace_s: float = 0.0
+    limit: bool = False
 
     def deadline_at(self, since_at: float) -> float:
         """When the pod will be gone; a told time that was over when the signal began tells nothing."""
@@ -60,8 +64,12 @@ class Signal:
         return self.cause is Cause.TIME_LIMIT
 
     def is_far(self, since_at: float, now: float) -> bool:
-        """True if it is too far ahead to start an epoch."""
-        return self.deadline_at(since_at) > now + HORIZON_S
+        """True if it is too far ahead to start an epoch.
+
+        A grace period is no announcement: it may run already, or be cut short.
+        """
+        at = self.deadline_at(since_at)
+        return (at if at == self.until_at else at - self.grace_s) > now + HORIZON_S
 
 
 def of_pod(pod: Pod, marks: Iterable[Mark]) -> list[Signal]:
@@ -92,7 +100,7 @@ def marks_node(mark: Mark) -> bool:
 
 
 def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
-    row, tolerated_s = mark.row, 0.0
+    row, rule, tolerated_s = mark.row, mark.row.deadline, 0.0
     if mark.taint is not None and mark.taint.effect == "NoExecute":
         # The taint manager asks the first toleration that matches.
         toleration = next((item for item in pod.tolerations if item.tolerates(mark.taint)), None)
@@ -100,6 +108,9 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
             if toleration.seconds is None and row.tolerable:
                 return None
             tolerated_s = max(toleration.seconds or 0.0, 0.0)
+    grace_s = _grace_s(pod) if rule.after_seconds is None else 0.0
+    if rule.grace_cap_seconds is not None:
+        grace_s = min(grace_s, rule.grace_cap_seconds)
     return Signal(
         kind=row.kind,
         mark=mark.id,
@@ -109,19 +120,12 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
         pod=pod,
         confidence=row.confidence,
         cancelable=row.cancelable,
-        lead_s=_lead_s(pod, mark, tolerated_s),
-        until_at=mark.until_at if mark.until_at is not None else told.get(row.deadline.row),
+        lead_s=(tolerated_s if rule.tolerated else 0.0) + (rule.after_seconds or 0.0) + grace_s,
+        grace_s=grace_s,
+        until_at=mark.until_at if mark.until_at is not None else told.get(rule.row),
         lasting=row.match.kind is not On.POD and not row.limit,
+        limit=row.limit,
     )
-
-
-def _lead_s(pod: Pod, mark: Mark, tolerated_s: float) -> float:
-    rule = mark.row.deadline
-    lead_s = tolerated_s if rule.tolerated else 0.0
-    if rule.after_seconds is not None:
-        return lead_s + rule.after_seconds
-    grace_s = _grace_s(pod)
-    return lead_s + (grace_s if rule.grace_cap_seconds is None else min(grace_s, rule.grace_cap_seconds))
 
 
 def _grace_s(pod: Pod) -> float:

@@ -144,10 +144,11 @@ class Checkpointer:
 
         Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
         """
-        try:
-            self._saver.warm(self._paths)
-        except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
-            logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
+        if not self._saver.busy:  # else the writer is warm, and belongs to the save's thread
+            try:
+                self._saver.warm(self._paths)
+            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
+                logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self._cadence.hasten()
 
     def check_shared(self, *, timeout_s: float) -> None:

@@ -33,6 +33,8 @@ _HOT_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16
 
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+# How a file system says that it has no direct I/O, or not for memory of this alignment.
+_REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class Buffer:
@@ -55,16 +57,17 @@ def has_direct_io(folder: Path) -> bool:
     memory = np.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT_BYTES), np.uint8)
     try:
         descriptor = os.open(probe, _OPEN_NEW | os.O_DIRECT, 0o644)
+        try:
+            return _takes(descriptor, memory[:ALIGNMENT_BYTES].data) and not _takes(descriptor, memory[1:-1].data)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in _REFUSALS:
             raise
         return False
-    try:
-        return _takes(descriptor, memory[:ALIGNMENT_BYTES].data) and not _takes(descriptor, memory[1:-1].data)
     finally:
-        os.close(descriptor)
         with contextlib.suppress(FileNotFoundError):
-            probe.unlink()
+            probe.unlink()  # Linux makes the file before it refuses the flag
 
 
 def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Callable[[], None]) -> int:
@@ -147,6 +150,6 @@ def _takes(descriptor: int, data: memoryview) -> bool:
     try:
         return os.pwrite(descriptor, data[:ALIGNMENT_BYTES], 0) == ALIGNMENT_BYTES
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in _REFUSALS:
             raise
         return False

@@ -1,6 +1,6 @@
 """The newest snapshot in host memory: how far it is on its way to the disk, and what else can be done with it.
 
-Made by the training thread when a background save begins, and told by the save's thread how that ended; TensorStore's
+Made by the training thread when a background save begins, and told by the save's thread how that ended; the writer's
 threads count what is written. The training thread asks, stops the save, or writes the snapshot once more: its memory
 is filled anew only by the next background save.
 """

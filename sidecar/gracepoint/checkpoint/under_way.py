@@ -40,9 +40,14 @@ class UnderWay:
         self._newest = None
 
     @property
+    def busy(self) -> bool:
+        """True while the thread of a save runs."""
+        return self._background.busy
+
+    @property
     def newest_snapshot(self) -> NewestSnapshot | None:
         """What host memory holds beside the state itself; None before the first background save."""
-        return None if self._newest is None else self._newest.seen(busy=self._background.busy)
+        return None if self._newest is None else self._newest.seen(busy=self.busy)
 
     def stop(self, reason: str) -> None:
         """Stops the background save under way, and waits until its thread has ended, for a second at most.
@@ -50,7 +55,7 @@ class UnderWay:
         Its folder is left to be cleared away. If it was durable in all processes by then, it is committed.
         Collective, as the processes that still write would fail otherwise.
         """
-        if self._newest is None or not self._background.busy:
+        if self._newest is None or not self.busy:
             return
         self._newest.stop(reason)
         try:
@@ -58,8 +63,7 @@ class UnderWay:
         except SaveFailed as error:
             logger.warning("a save was told to stop, and is left behind: %s", error)
         else:
-            if stopped := self.take_error():
-                logger.warning("a background save was stopped: %s", stopped)
+            self.check_for_errors()
 
     def wait(self, timeout_s: float | None) -> None:
         """Waits for the background save under way; ``take_error`` then tells how it ended.
@@ -83,9 +87,16 @@ class UnderWay:
         return self._background.take_error()
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
-        if error := self.take_error():
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
+
+        One that was stopped has not failed, however late it ended: training may go on, as after a drill.
+        """
+        error = self.take_error()
+        if error is None:
+            return
+        if self._newest is None or not self._newest.deadline.cancelled:
             raise SaveFailed(f"a background save failed: {error}") from error
+        logger.warning("a background save was stopped: %s", error)
 
     def wait_until_finished(self, timeout_s: float | None) -> None:
         """Waits for the background save under way, which is bounded itself: there need be no timeout here.
@@ -104,7 +115,7 @@ class UnderWay:
         """
         with contextlib.suppress(SaveFailed):
             self._background.wait(timeout_s)
-        if self._background.busy and self._newest is not None:
+        if self.busy and self._newest is not None:
             self._newest.save.fail(SaveFailed(reason))
             with contextlib.suppress(SaveFailed):
                 self._background.wait(_ABANDONED_ENDS_S)

@@ -75,15 +75,16 @@ class Writer:
         return written
 
     def warm(self, folder: Path, deadline: Deadline) -> None:
-        """Writes and removes a tiny array below ``folder`` in each way, so that code, threads and memory are there
-        when it counts."""
+        """Writes and removes a tiny array below ``folder`` in each way that saves may take, so that code, threads and
+        memory are there when it counts."""
         folder.mkdir(parents=True, exist_ok=True)
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
+        job = Job(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {}, 0)
         try:
             if self.options.express:
                 self._express.reserve(folder)
-            for writer in (self._express, self._tensorstore):
-                writer.write(Job(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {}, 0), deadline)
+                self._express.write(job, deadline)
+            self._tensorstore.write(job, deadline)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
