@@ -228,7 +228,7 @@ def plan(now: Situation) -> Plan:
     if current_s <= left_s:
         return current(save_alone, f"{needs}, which fits without margin, {left}")
     older_s = now.finish_s if writing else now.rewrite_s if held else math.inf
-    if snapshot is not None and older_s <= left_s < math.inf:
+    if snapshot is not None and older_s <= left_s:
         lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
         return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {left}")
     return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {left}; tried all the same")

@@ -7,8 +7,8 @@ The watchdog (``overdue``) has the last word if none of them comes to an end in 
 the outlook, and the open epoch's ``account``, which is replaced when the next one opens.
 
 A background save that was under way goes on beside all of this. Where the current step is not saved in the end, and
-that one was committed since the freeze began, the gang leaves with it (``_committed_instead``). A thread of its own, which
-ends with its answer or the process, asks the others about that.
+that one was committed since the freeze began, the gang leaves with it (``_committed_instead``). The others are asked
+about that by a thread of its own, which ends with their answer or with the process.
 """
 
 from __future__ import annotations

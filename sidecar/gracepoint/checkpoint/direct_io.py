@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import secrets
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from gracepoint.checkpoint.checksum import crc32
 
@@ -112,21 +114,33 @@ def _write_directly(descriptor: int, data: memoryview, buffer: Buffer, go_on: Ca
         size_bytes = min(BLOCK_BYTES, len(source) - offset)
         for first in range(0, size_bytes, _HOT_BYTES):
             hot = block[first : min(first + _HOT_BYTES, size_bytes)]
-            np.copyto(
-                hot, source[offset + first : offset + first + len(hot)]
-            )  # lets other threads run, as slices don't
+            np.copyto(hot, source[offset + first :][: len(hot)])  # lets other threads run, as assigning a slice doesn't
             checksum = crc32(hot.data, checksum)
         aligned_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         block[size_bytes:aligned_bytes] = 0
-        written_bytes = 0
-        while written_bytes < aligned_bytes:
-            count = os.pwrite(descriptor, block[written_bytes:aligned_bytes].data, offset + written_bytes)
-            if count < ALIGNMENT_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written_bytes += count // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        _write_block(descriptor, block[:aligned_bytes], offset)
     if len(source) % ALIGNMENT_BYTES:
         os.ftruncate(descriptor, len(source))
     return checksum
+
+
+def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> None:
+    written_bytes = 0
+    while written_bytes < len(block):
+        try:
+            count = os.pwrite(descriptor, block[written_bytes:].data, offset + written_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _is_direct(descriptor):
+                raise
+            count = 0
+        written_bytes += count
+        if written_bytes % ALIGNMENT_BYTES or count == 0:
+            # Near a limit less than a block is taken, or nothing: the page cache takes the rest, or says why not.
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
 
 def _write_through_cache(descriptor: int, data: memoryview, go_on: Callable[[], None]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import resource
 import tempfile
 import threading
 import time
@@ -25,6 +27,7 @@ from gracepoint.checkpoint.express_writer import THREADS, ExpressWriter
 from gracepoint.checkpoint.plan import Chunk
 from gracepoint.checkpoint.records import File
 from gracepoint.checkpoint.spec import ArraySpec
+from gracepoint.checkpoint.writer import Writer
 from gracepoint.checkpoint.writing import Job
 from gracepoint.errors import SaveFailed
 from gracepoint.gang import Gang
@@ -86,6 +89,21 @@ def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(folder: Pa
     assert checksum == zlib.crc32(data.data)
 
 
+@pytest.mark.parametrize("limit", [BLOCK_BYTES + 100, BLOCK_BYTES, 5 * ALIGNMENT_BYTES + 1])
+def test_a_file_that_may_grow_no_further_fails_with_the_systems_own_reason_and_its_path(
+    tmp_path: Path, limit: int
+) -> None:
+    path, data = tmp_path / "file", random_bytes(2 * BLOCK_BYTES)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))) as raised:
+            direct_io.write_file(path, data.data, Buffer(), lambda: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+
+
 def test_large_values_go_past_the_page_cache_where_the_file_system_lets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,16 +128,22 @@ def test_a_file_system_in_memory_has_no_direct_io() -> None:
         assert not os.listdir(path)
 
 
-def test_a_file_system_that_refuses_the_flag_has_no_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_file_system_that_refuses_the_flag_has_no_direct_io(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     real = os.open
 
     def refusing(path: Any, flags: int, *rest: Any) -> int:
+        descriptor = real(path, flags & ~os.O_DIRECT, *rest)
         if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
-        return real(path, flags, *rest)
+            os.close(descriptor)  # and the file is there, as Linux leaves it
+            raise OSError(number, os.strerror(number), str(path))
+        return descriptor
 
     monkeypatch.setattr(os, "open", refusing)
     assert not direct_io.has_direct_io(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_probe_in_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
@@ -184,6 +208,17 @@ def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypa
         writer.write(job(tmp_path / str(number), Given([random_bytes(1 << 20)] * 20)), soon())
     assert len(made) == THREADS
     assert sum(buffer.bytes.nbytes for buffer in made) <= 64 << 20
+
+
+@pytest.mark.parametrize("express", [True, False])
+def test_memory_is_reserved_only_for_a_writer_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
+) -> None:
+    made = []
+    monkeypatch.setattr(express_writer, "Buffer", lambda: made.append(1) or Buffer())
+    Writer(WriteOptions(express=express)).warm(tmp_path / "probe", soon())
+    assert len(made) == (THREADS if express else 0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_threads_end_with_their_save(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import pytest
 
-from gracepoint.checkpoint import Checkpointer, WriteOptions
+from gracepoint.checkpoint import Checkpointer, WriteOptions, under_way
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import Silent
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import SaveFailed
 from gracepoint.gang import Gang
+from tests import slow_storage
 from tests.slow_storage import SlowStorage
 from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
 
@@ -98,6 +99,32 @@ def test_a_save_that_is_stopped_leaves_the_way_free_and_never_becomes_a_checkpoi
     assert [p.name for p in tmp_path.glob("1*")] == ["1.gracepoint-tmp.job-0-a.1"]
     assert not list(tmp_path.glob("1*/done.*"))
     assert restored_step(tmp_path) == 2
+
+
+def test_a_save_that_ends_late_after_it_was_stopped_fails_no_later_one(
+    tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(under_way, "_STOPPED_ENDS_S", 0.0)
+    monkeypatch.setattr(slow_storage, "_LOOK_EVERY_S", 0.3)  # as an operation of the disk that cannot be broken off
+    checkpointer = begun(tmp_path, storage)
+    checkpointer.stop("a drill")
+    assert "and is left behind" in caplog.text
+    storage.bytes_per_s = math.inf
+    checkpointer.save_in_background(2, small_state(2), {})  # training goes on
+    checkpointer.close(_PATIENCE_S)
+    assert "before it was stopped: a drill" in caplog.text
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_hint_does_not_keep_training_waiting_for_a_save_under_way(tmp_path: Path, storage: SlowStorage) -> None:
+    checkpointer = begun(tmp_path, storage)
+    hastening = threading.Thread(target=checkpointer.hasten)
+    hastening.start()
+    hastening.join(_PATIENCE_S / 3)
+    assert not hastening.is_alive()
+    assert seen(checkpointer).state is SnapshotState.WRITING
+    storage.bytes_per_s = math.inf
+    checkpointer.close(_PATIENCE_S)
 
 
 def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(

@@ -28,6 +28,10 @@ def evicted() -> Body:
     return objects.workload(conditions=[objects.condition("Evicted", reason="Preempted")])
 
 
+def limited(seconds: float, *, began_at: float = NOW - 100) -> Body:
+    return objects.job() | {"spec": {"activeDeadlineSeconds": seconds}, "status": {"startTime": stamp(began_at)}}
+
+
 # Of the node.
 
 
@@ -132,8 +136,7 @@ def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known(
 
 def test_a_jobs_time_limit_counts_for_its_pods_though_it_was_there_before_them() -> None:
     scene = Scene()
-    limited = objects.job() | {"spec": {"activeDeadlineSeconds": 7300}, "status": {"startTime": stamp(NOW - 100)}}
-    scene.seen(kinds.JOBS, limited)
+    scene.seen(kinds.JOBS, limited(7300))
     assert scene.decisions() == []
     scene.clock.move(3600)
     spec = scene.start().spec
@@ -145,10 +148,92 @@ def test_a_jobs_time_limit_counts_for_its_pods_though_it_was_there_before_them()
 
 def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
     scene = Scene()
-    limited = objects.job() | {"spec": {"activeDeadlineSeconds": 86400}, "status": {"startTime": stamp(NOW - 100)}}
-    scene.seen(kinds.JOBS, limited)
+    scene.seen(kinds.JOBS, limited(86400))
     scene.seen(kinds.NODES, maintenance(NOW + 900))
     scene.start()
     scene.recorded(deadline_at=NOW + 900, cancelable=True)
     scene.seen(kinds.NODES, objects.node())
     assert isinstance(scene.end(), End)
+
+
+def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:
+    """The Preemption of a time limit, by which the gang is told to save and to train on."""
+    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False)
+    body["spec"]["cause"] = "TimeLimit"
+    scene.seen(kinds.PREEMPTIONS, body)
+
+
+def test_a_gang_that_is_to_train_on_to_its_time_limit_leaves_when_its_node_goes() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(3000))
+    recorded_limit(scene)
+    scene.taint()
+    end, start = scene.decisions()
+    assert isinstance(end, End)
+    assert (end.phase, end.epoch.spec.epoch) == (Phase.RETRACTED, 1)
+    assert isinstance(start, Start)
+    assert (start.spec.epoch, start.spec.exits, start.spec.deadline.timestamp()) == (2, True, NOW + 15)
+
+
+def test_what_has_frozen_for_a_time_limit_is_not_taken_back() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(3000))
+    recorded_limit(scene, "Frozen")
+    scene.taint()
+    assert scene.move().spec.deadline.timestamp() == NOW + 15
+
+
+def test_a_gang_that_left_too_often_stays_for_its_time_limit_whatever_else_comes() -> None:
+    scene = Scene(exitBreaker={"savedExits": 1, "withinSeconds": 1800})
+    scene.seen(kinds.JOBS, limited(3000))
+    scene.recorded(epoch=0, phase="Committed", created_at=NOW - 90, ended_at=NOW - 80, pods=[])
+    recorded_limit(scene)
+    scene.taint()
+    assert scene.move().spec.exits is False
+
+
+def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
+    scene = Scene()
+    pending = objects.pod(1, phase="Pending")
+    scene.seen(kinds.PODS, pending)
+    scene.seen(kinds.JOBS, limited(3000))
+    assert scene.decisions() == [], "an epoch of the first pods would be over when the next ones are made"
+    scene.seen(kinds.PODS, objects.pod(1))
+    assert scene.start().spec.cause == "TimeLimit"
+
+
+def test_a_time_limit_that_was_over_before_the_pods_came_says_nothing_to_them() -> None:
+    scene = Scene()
+    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
+    assert scene.decisions() == []
+
+
+def test_a_node_claim_that_outlives_its_node_is_no_obstacle() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, objects.node_claim())
+    scene.gone(objects.node())
+    assert scene.decisions() == []
+    scene.taint("node-2")
+    assert scene.start().spec.nodes == ["node-2"]
+
+
+@pytest.mark.parametrize("grace_s", [7200, 10**15])
+def test_a_long_grace_period_keeps_no_signal_back(grace_s: int) -> None:
+    scene = Scene()
+    scene.seen(kinds.PODS, objects.pod(grace_s=grace_s))
+    scene.taint(key="aws-node-termination-handler/asg-lifecycle-termination")
+    assert scene.start().spec.cause == "ScaleDown"
+
+
+def test_what_a_pod_tolerates_for_hours_is_far() -> None:
+    scene = Scene()
+    patient = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 7200}
+    scene.seen(kinds.PODS, objects.pod(tolerations=[patient]))
+    scene.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")
+    assert scene.decisions() == []
+
+
+def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:
+    scene = Scene()
+    scene.seen(kinds.PREEMPTIONS, objects.request(deadlineSeconds=1e13))
+    assert scene.start().spec.deadline.year == 9999

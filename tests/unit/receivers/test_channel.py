@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint.receivers import Channel, ChannelError, Disruption, Sender, Subscriber
+from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.receivers import Channel, ChannelError, Disruption, Mailbox, Sender, Subscriber
 from gracepoint.receivers.backoff import Backoff
+from gracepoint.reporting import Reporter
+from gracepoint.settings import Settings
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
 from tests.unit.receivers.heard import Heard
@@ -338,6 +341,16 @@ def test_a_message_that_is_held_back_is_overtaken_and_comes_when_it_is_due(
 def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender: Sender) -> None:
     sender.send(RECEIPT, within_s=7200, after_s=3600)
     assert sender.flush(10)
+    assert server.messages(Acknowledgement) == [RECEIPT]
+
+
+def test_a_process_that_leaves_sends_its_receipt_at_once_though_it_does_not_speak_for_the_gang(
+    server: OperatorServer, sender: Sender
+) -> None:
+    gang = StoreGang(InMemoryStore(), 1, 2)
+    reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic))
+    sender.send(RECEIPT, within_s=7200, after_s=3600)
+    reporter.flush(10)
     assert server.messages(Acknowledgement) == [RECEIPT]
 
 

@@ -47,6 +47,24 @@ def test_the_reason_has_the_figures_that_it_was_chosen_by(scenario: Scenario, wo
     assert words in plan(scenario.situation()).reason
 
 
+def test_an_older_step_that_fits_without_the_margin_is_taken_before_a_current_one_that_does_not_fit_at_all() -> None:
+    under_way = Scenario(160, 4, 27, 0.2, 25, SnapshotState.WRITING, 0.35, Choice.PROMOTE, 25)  # another 26 s
+    held = Scenario(100, 4, 27, 10, 10, SnapshotState.HELD, 0.5, Choice.PROMOTE, 10)  # 25 s once more
+    for scenario in (under_way, held):
+        found = plan(scenario.situation())
+        assert (found.choice, found.step, found.steps_lost) == (Choice.PROMOTE, STEP - scenario.lost, scenario.lost)
+        assert "which fits without margin" in found.reason
+
+
+def test_a_save_that_has_nothing_on_the_disk_is_not_expected_sooner_than_it_has_taken_so_far() -> None:
+    usual = Scenario(16, 4, 27, 0.2, 10, SnapshotState.WRITING, 0, Choice.FINISH_IN_FLIGHT, 0).situation()
+    assert usual.snapshot is not None
+    stuck = dataclasses.replace(usual, snapshot=dataclasses.replace(usual.snapshot, elapsed_s=600.0))
+    assert (usual.finish_s, stuck.finish_s) == (4.0, 600.0)
+    assert plan(usual).choice is Choice.FINISH_IN_FLIGHT
+    assert plan(stuck).choice is Choice.CANCEL_AND_SAVE
+
+
 seconds = st.floats(0, 1e4)
 rates = st.none() | st.floats(1e3, 1e12)
 snapshots = st.none() | st.builds(

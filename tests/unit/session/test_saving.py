@@ -127,6 +127,21 @@ def test_a_step_that_was_committed_before_the_freeze_is_no_end_of_a_preemption(p
         assert (preempted.code, preempted.saved, preempted.step, preempted.steps_lost) == (78, False, 10, None)
 
 
+@pytest.mark.parametrize("stuck", [True, False])
+def test_where_nothing_is_saved_the_steps_since_the_checkpoint_before_are_reported_as_lost(
+    pair: list[Process], stuck: bool
+) -> None:
+    for process in pair:
+        process.emergency.look_for_commits(lambda: 7, lambda: 10)
+    open_epoch(pair)
+    if stuck:
+        pair[0].emergency.overdue()
+    else:
+        pair[0].emergency.failed(10, SaveFailed("the disk is full"))
+    progress = pair[0].emergency.epoch.progress
+    assert (progress.step, progress.steps_lost) == (10, 3)
+
+
 def test_a_process_that_is_stuck_until_the_time_is_over_leaves_with_what_was_committed_meanwhile(
     pair: list[Process],
 ) -> None:
