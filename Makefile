@@ -7,8 +7,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
-# Two tests at a time: their processes wait more than they work. The tests of Gracepoint on a cluster share one, one at a
-# time; those of the cluster itself run beside them, on their own.
+# Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
+# cluster of its own, one at a time (tests/cluster/conftest.py).
 WITHOUT := -n 2 --dist worksteal -m 'not cluster'
 FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster

@@ -1,12 +1,13 @@
 """How soon the pods of a gang are told: from a taint on a node to a notice in every mailbox, and to its receipt.
 
-    python -m benchmarks.notice [--counts 100 1000] [--notices 5] [--json FILE]
+    python -m benchmarks.notice [--counts 100 1000] [--notices 5] [--cluster NOTICES] [--json FILE]
 
 A real API server over a real etcd holds a JobSet of so many pods, as objects; a real operator process watches it; as
 many of the library's own subscribers, in a few processes, connect with tokens that the API server has bound to
 the pods. Again and again a Node object is tainted, everybody is told, and the taint is taken off, which retracts the
 notice. All times count from just before the request that puts the taint, by the one clock of this machine. Each
-receipt costs its client a new connection, as one that idled since the start would have been closed.
+receipt costs its client a new connection, as one that idled since the start would have been closed. Before that a
+gang of two pods that train in the test cluster is told, with --cluster 0 it is not.
 
 Processes: API server, etcd, operator, four of clients; all end with their count. Threads: one that reads each
 process of clients.
@@ -31,7 +32,7 @@ from typing import NamedTuple
 import psutil
 import trustme
 
-from benchmarks import notice_gang, report
+from benchmarks import notice_cluster, notice_gang, report
 from benchmarks.notice_api import api_server, free_port, process
 from benchmarks.notice_results import Measured, figures
 from gracepoint_operator.kube import Kube
@@ -58,8 +59,11 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--counts", type=int, nargs="*", default=[100, 1000], help="subscribers (%(default)s)")
     parser.add_argument("--notices", type=int, default=5, help="for each count (%(default)s)")
+    parser.add_argument("--cluster", type=int, default=20, help="for a gang of two pods of a cluster (%(default)s)")
     flags = parser.parse_args()
     told: list[report.Figure] = []
+    if flags.cluster:
+        told += notice_cluster.measure(flags.cluster)
     for count in flags.counts:
         print(f"{count} subscribers", flush=True)
         told += figures(count, measure(count, flags.notices))

@@ -122,10 +122,15 @@ def _rehearsed(gang: Gang, now: float, *, disrupted: bool) -> list[Decision]:
 
 
 def _unanswered(epochs: Sequence[Epoch], timed: Sequence[Timed]) -> list[Timed]:
-    """Those of which none of these epochs was about, which ended."""
+    """Those of which none of these epochs was about, which ended.
+
+    What was known and too far ahead then, a time limit or a maintenance that was put off, is none of those.
+    """
 
     def answered(epoch: Epoch, item: Timed) -> bool:
-        return epoch.includes(item.signal.pod) and (epoch.leaves or item.since_at <= (epoch.ended_at or 0.0))
+        ended_at = epoch.ended_at or 0.0
+        was_far = item.request is None and item.signal.is_far(item.since_at, ended_at)
+        return epoch.includes(item.signal.pod) and (epoch.leaves or (item.since_at <= ended_at and not was_far))
 
     return [item for item in timed if not any(answered(epoch, item) for epoch in epochs)]
 

@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable
 
 from gracepoint.wire.messages import Frame, Mode, Notice, Phase, Retraction
-from gracepoint_operator import signals, status
+from gracepoint_operator import status
 from gracepoint_operator.decide import End, Move, Reached, Start
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.objects import format_time
+from gracepoint_operator.objects import Pod, format_time
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.record import Recorder
 from gracepoint_operator.specs import DEADLINE_TOLERANCE_S
@@ -111,7 +111,7 @@ class Deliverer:
         self._recorder.touch(epoch, urgent=known is None or ended)
 
     def _tell_one(self, subscriber: Subscriber, epoch: Epoch) -> None:
-        if epoch.spec.mode is Mode.OBSERVE or epoch.spec.signal in signals.KNOWN_TO_GANG:
+        if not status.is_told(epoch):
             return
         pod = self._world.pods.get(subscriber.hello.pod_uid)
         if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
@@ -129,14 +129,13 @@ class Deliverer:
             subscriber.send(
                 Outgoing(
                     make=lambda: _notice(subscriber, epoch, self._clock()),
-                    written=lambda: self._told(subscriber, epoch),
+                    written=lambda: self._told(pod, epoch),
                 )
             )
 
-    def _told(self, subscriber: Subscriber, epoch: Epoch) -> None:
+    def _told(self, pod: Pod, epoch: Epoch) -> None:
         now = self._clock()
-        hello = subscriber.hello
-        if self._receipts.told(epoch.key, hello.pod_uid, hello.pod_name, now):
+        if self._receipts.told(epoch.key, pod, now):
             self._metrics.signal_to_notice_s.observe(max(now - epoch.spec.observed_at.timestamp(), 0.0))
         self._recorder.touch(self._world.epochs.get(epoch.key, epoch))
 

@@ -17,6 +17,9 @@ CONDITION_ENDED = "Ended"
 #: Ends after which every process of a gang leaves that was told to.
 _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
+#: Ends that the operator decides by what it knows: a gang may have frozen meanwhile, or save late.
+_CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
+
 #: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
 MOVABLE = (
     *("signal", "confidence", "cancelable", "nodes", "pods"),
@@ -123,8 +126,8 @@ class Epoch:
 def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
     """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
 
-    The phase moves forward only, and an end is never replaced by another end, but for one: Expired says that
-    nobody has said how it ended, so a Committed or Promoted that comes later corrects it. Figures come from whoever is
+    The phase moves forward only, and an end is never replaced by another end, but for those of the operator itself:
+    a Committed or Promoted that comes after Expired or Retracted corrects it. Figures come from whoever is
     further on; a stage keeps the entry of ``theirs``, which was there first (of two first acknowledgements,
     the earlier one is the first); receipts never become fewer.
     """
@@ -145,7 +148,7 @@ def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
     if ours.phase is None or theirs.phase is None:
         return theirs.phase is None
     if theirs.phase.ended:
-        return theirs.phase is Phase.EXPIRED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
+        return theirs.phase in _CORRECTED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
     return ours.phase.rank > theirs.phase.rank
 
 

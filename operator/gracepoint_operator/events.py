@@ -22,6 +22,9 @@ from gracepoint_operator.status import EVENT_CONTROLLER, STORY, Note
 
 log = logging.getLogger(__name__)
 
+#: As many as the API server takes.
+_NOTE_BYTES = 1024
+
 
 class Events:
     """Posts.
@@ -67,7 +70,7 @@ class Events:
             "reportingInstance": self._replica[:128],
             "action": note.reason,
             "reason": note.reason,
-            "note": note.message[:1024],
+            "note": note.message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
             "type": "Warning" if note.warning else "Normal",
             "regarding": {
                 "apiVersion": api_version,

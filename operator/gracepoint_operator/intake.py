@@ -93,7 +93,7 @@ class Intake:
     def _acknowledged(self, pod: Pod, epoch: Epoch) -> None:
         now = self._clock()
         told_at = self._receipts.told_at(epoch.key, pod.uid)
-        if self._receipts.acknowledged(epoch.key, pod.uid, pod.name, now) and told_at is not None:
+        if self._receipts.acknowledged(epoch.key, pod, now) and told_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
         self._recorder.touch(epoch)
 

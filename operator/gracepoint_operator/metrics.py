@@ -61,7 +61,7 @@ class Metrics:
             "Parts of an emergency save, the slowest process's: agreement, drain, save (until durable), commit.",
             ["part"],
             registry=self.registry,
-            buckets=_FAST_S,
+            buckets=(*_FAST_S, 120.0, 300.0, 900.0),
         )
         self.spare_s = prometheus.Histogram(
             "gracepoint_spare_seconds",

@@ -93,8 +93,9 @@ def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
 
 
 def last_save(epochs: Iterable[Epoch]) -> LastSave | None:
-    """The newest committed epoch."""
-    saved = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED and epoch.status.step is not None]
+    """The newest epoch that ended with a checkpoint."""
+    ends = (Phase.COMMITTED, Phase.PROMOTED)
+    saved = [epoch for epoch in epochs if epoch.phase in ends and epoch.status.step is not None]
     if not saved:
         return None
     newest = max(saved, key=lambda epoch: epoch.ended_at or 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 
+from gracepoint_operator.laggards import packed, place_of
+from gracepoint_operator.objects import Pod
 from gracepoint_operator.resources import Replica
 
 Key = tuple[str, str]
@@ -14,7 +16,7 @@ Key = tuple[str, str]
 class Receipt:
     """One pod's. Times are seconds since the epoch."""
 
-    pod_name: str
+    place: str
     told_at: float | None = None
     acknowledged_at: float | None = None
 
@@ -25,16 +27,16 @@ class Receipts:
     def __init__(self) -> None:
         self._receipts: dict[Key, dict[str, Receipt]] = {}
 
-    def told(self, key: Key, pod_uid: str, pod_name: str, at: float) -> bool:
+    def told(self, key: Key, pod: Pod, at: float) -> bool:
         """True if the pod is told for the first time."""
-        receipt = self._of(key, pod_uid, pod_name)
+        receipt = self._of(key, pod)
         first = receipt.told_at is None
         receipt.told_at = at if first else receipt.told_at
         return first
 
-    def acknowledged(self, key: Key, pod_uid: str, pod_name: str, at: float) -> bool:
+    def acknowledged(self, key: Key, pod: Pod, at: float) -> bool:
         """True if the pod acknowledges for the first time."""
-        receipt = self._of(key, pod_uid, pod_name)
+        receipt = self._of(key, pod)
         first = receipt.acknowledged_at is None
         receipt.acknowledged_at = at if first else receipt.acknowledged_at
         return first
@@ -54,22 +56,19 @@ class Receipts:
             acknowledged=len(acknowledged),
             told_at=_time(max(told)) if told else None,
             acknowledged_at=_time(max(acknowledged)) if acknowledged else None,
+            told_pods=packed(item.place for item in receipts if item.told_at is not None),
+            acknowledged_pods=packed(item.place for item in receipts if item.acknowledged_at is not None),
         )
 
     def first_acknowledged_at(self, key: Key) -> float | None:
         times = [item.acknowledged_at for item in self._receipts.get(key, {}).values()]
         return min((at for at in times if at is not None), default=None)
 
-    def laggards(self, key: Key) -> list[str]:
-        """Names of the pods that were told and have not acknowledged here."""
-        receipts = self._receipts.get(key, {}).values()
-        return sorted(item.pod_name for item in receipts if item.told_at and item.acknowledged_at is None)
-
     def forget(self, key: Key) -> None:
         self._receipts.pop(key, None)
 
-    def _of(self, key: Key, pod_uid: str, pod_name: str) -> Receipt:
-        return self._receipts.setdefault(key, {}).setdefault(pod_uid, Receipt(pod_name))
+    def _of(self, key: Key, pod: Pod) -> Receipt:
+        return self._receipts.setdefault(key, {}).setdefault(pod.uid, Receipt(place_of(pod)))
 
 
 def _time(at: float) -> datetime.datetime:

@@ -150,7 +150,8 @@ class Recorder:
         first_at = self._receipts.first_acknowledged_at(joined.key)
         if first_at is not None:
             wanted = status.with_stage(wanted, "firstAck", observed_at, first_at)
-        wanted = status.acknowledged(wanted, self._replica, self._receipts.laggards(joined.key), observed_at)
+        names = [pod.name for pod in self._world.pods_at(joined)] if status.is_told(joined) else []
+        wanted = status.acknowledged(wanted, names, observed_at)
         return wanted.changes_since(current.status)
 
     def _own_entry(self, current: Epoch) -> Replica | None:

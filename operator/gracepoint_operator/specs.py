@@ -63,7 +63,7 @@ def gives_way(
         return False
     limited = current.spec.cause == Cause.TIME_LIMIT and current.spec.mode is Mode.ENFORCE
     return (
-        (limited or ends_pods(timed))
+        (ends_pods(timed) or (limited and any(item.signal.stays for item in timed)))
         and mode_of(policy, timed) is Mode.ENFORCE
         and _is_to_leave(policy, epochs, timed, now)
     )
@@ -117,9 +117,7 @@ def _about(timed: Sequence[Timed]) -> dict[str, Any]:
     }
 
 
-def _is_to_leave(
-    policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float
-) -> bool:
+def _is_to_leave(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float) -> bool:
     if ends_pods(timed):
         return True
     return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, epochs, now))

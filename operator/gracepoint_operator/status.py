@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption
+from gracepoint_operator import laggards
 from gracepoint_operator.epochs import CONDITION_ENDED, Epoch, joined_status
 from gracepoint_operator.resources import (
     Acknowledgements,
@@ -28,7 +29,7 @@ from gracepoint_operator.resources import (
     Replica,
     StageTiming,
 )
-from gracepoint_operator.signals import Cause
+from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
 
 #: Who writes the Events.
 EVENT_CONTROLLER = "gracepoint.dev/operator"
@@ -64,6 +65,11 @@ class Note:
     reason: str
     message: str
     warning: bool = False
+
+
+def is_told(epoch: Epoch) -> bool:
+    """True if the operator tells the gang: it does not only watch, and did not hear of it from the gang."""
+    return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
 
 
 def note_of_phase(epoch: Epoch, phase: Phase) -> Note | None:
@@ -174,46 +180,50 @@ def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
     before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
     if before is None:
         return own
+    told = laggards.unpacked([*before.told_pods, *own.told_pods])
+    heard = laggards.unpacked([*before.acknowledged_pods, *own.acknowledged_pods])
     return Replica(
         name=own.name,
-        told=max(before.told, own.told),
-        acknowledged=max(before.acknowledged, own.acknowledged),
+        told=max(before.told, own.told, len(told)),
+        acknowledged=max(before.acknowledged, own.acknowledged, len(heard)),
+        told_pods=laggards.packed(told),
+        acknowledged_pods=laggards.packed(heard),
         told_at=_later(before.told_at, own.told_at),
         acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
     )
 
 
-def acknowledged(
-    status: PreemptionStatus, replica: str, laggards: Sequence[str], observed_at: float
-) -> PreemptionStatus:
+def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: float) -> PreemptionStatus:
     """The status with the receipts of all replicas, as their entries in it have them.
 
-    From nothing but the entries: as each writes its own first and then the sum, of one version, the last one to
-    write sees them all, and no sum is less than one before.
+    From nothing but the entries, and from what was there: as each writes its own first and then what they come to, of
+    one version, the last one to write sees them all, and no count is less than one before. A process that was
+    told by two replicas, and has acknowledged to both, is one.
 
     Args:
         status: As the API has it.
-        replica: This replica's name.
-        laggards: The pods that it told and has not heard of. Listed only where no other replica had a part in it, as
-            a receipt goes to any of them.
+        names: The pods of the gang as far as they are known; none where nobody is told.
         observed_at: When the signal was first observed.
     """
     entries = status.replicas or []
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
-    received = sum(entry.acknowledged for entry in entries)
-    expected = max(before.expected, received)
-    if received >= expected or len(entries) > 1:
-        laggards = []
-    elif all(entry.name != replica for entry in entries):
-        laggards = before.laggards  # another one's to say
-    after = Acknowledgements(expected=expected, received=received, laggards=sorted(laggards)[:50])
+    told = laggards.unpacked(line for entry in entries for line in entry.told_pods)
+    heard = laggards.unpacked(line for entry in entries for line in entry.acknowledged_pods)
+    received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
+    # Who lagged once is kept until it is heard of: a pod that is gone has sent no receipt either.
+    known = [*names, *(laggard.pod for laggard in before.laggards)]
+    after = Acknowledgements(
+        expected=max(before.expected, received),
+        received=received,
+        laggards=laggards.missing(known, told, heard),
+    )
     status = status.model_copy(update={"acknowledgements": after})
-    told = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
-    if told and sum(entry.told for entry in entries) >= after.expected:
-        status = with_stage(status, "noticeSent", observed_at, max(told))
-    heard = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
-    if heard and after.received >= after.expected:
-        status = with_stage(status, "lastAck", observed_at, max(heard))
+    told_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
+    if told_times and max([len(told), *(entry.told for entry in entries)]) >= after.expected:
+        status = with_stage(status, "noticeSent", observed_at, max(told_times))
+    heard_times = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
+    if heard_times and after.received >= after.expected:
+        status = with_stage(status, "lastAck", observed_at, max(heard_times))
     return status
 
 

@@ -7,11 +7,13 @@ preemption: sums over the replicas are right. No state.
 
 from __future__ import annotations
 
-from gracepoint.wire.messages import Mode, Phase
-from gracepoint_operator import signals
+from gracepoint.wire.messages import Phase
+from gracepoint_operator import signals, status
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.metrics import Metrics
 
+#: The cause of all requests whose cause is none of the catalogue's.
+REQUESTED = "Requested"
 #: Part of an emergency -> the stages that it lies between.
 PARTS = {
     "agreement": ("frozen", "agreed"),
@@ -30,9 +32,12 @@ def count(metrics: Metrics, before: Epoch, after: Epoch, *, pods_live: bool) -> 
         after: As it was written, in another phase.
         pods_live: Whether a pod that the signals were about lives on.
     """
-    cause, phase = after.spec.cause, after.phase
-    metrics.phases.labels(phase=phase, cause=cause).inc()
+    cause, phase = _cause(after), after.phase
+    if phase is not Phase.NOTICED:
+        metrics.phases.labels(phase=phase, cause=cause).inc()
     if before.status.phase is None:
+        # Every preemption begins so, also one that is further on when it is written for the first time.
+        metrics.phases.labels(phase=Phase.NOTICED, cause=cause).inc()
         lead_s = (after.spec.deadline - after.spec.observed_at).total_seconds()
         metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
     if not phase.ended:
@@ -46,14 +51,19 @@ def count(metrics: Metrics, before: Epoch, after: Epoch, *, pods_live: bool) -> 
 def count_receipts(metrics: Metrics, before: Epoch, after: Epoch) -> None:
     """Counts the receipts that did not come, once none is to come any more; for every write, whatever it changed."""
     receipts = after.status.acknowledgements
-    was_told = after.spec.mode is not Mode.OBSERVE and after.spec.signal not in signals.KNOWN_TO_GANG
-    if was_told and receipts is not None and _is_settled(after) and not _is_settled(before):
+    if status.is_told(after) and receipts is not None and _is_settled(after) and not _is_settled(before):
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
 
 
 def _is_settled(epoch: Epoch) -> bool:
     """True when it is over for the gang as well: replicas write down receipts up to a second late."""
     return epoch.phase.ended and (not epoch.leaves or epoch.timing("exited") is not None)
+
+
+def _cause(epoch: Epoch) -> str:
+    """As a label. Who makes requests may write any word, and each one would be another time series."""
+    cause = epoch.spec.cause
+    return cause if cause in {str(known) for known in signals.Cause} else REQUESTED
 
 
 def _count_save(metrics: Metrics, epoch: Epoch) -> None:

@@ -152,6 +152,19 @@ class World:
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
+    def pods_at(self, epoch: Epoch) -> list[Pod]:
+        """The pods of the gang that were there when the epoch began; none once its next life has begun."""
+        jobset = self.jobsets.get(epoch.spec.job_set.uid)
+        if jobset is None:
+            return []
+        pods = (self.pods[uid] for uid in self._pods_of.get(jobset.uid, ()))
+        return [
+            pod
+            for pod in pods
+            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == jobset.restarts
+            if epoch.includes(pod)
+        ]
+
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """The pod of a JobSet, where it is known."""
         return self.pods.get(self._pod_uids.get((namespace, name), ""))
@@ -311,7 +324,10 @@ class World:
     def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
         """The marks on everything that the pod depends on."""
         node = self.nodes.get(pod.node)
-        uids = [pod.uid, pod.jobset_uid, *sorted(self._markings.attached_to([pod.node, pod.jobset_uid]))]
+        attached = self._markings.attached_to([pod.node, pod.jobset_uid])
+        # Of the pod's namespace, or of none: anybody may write any owner.
+        attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
+        uids = [pod.uid, pod.jobset_uid, *sorted(attached)]
         uids += [] if node is None else [node.uid]
         uids += [] if job is None else [job.uid]
         return self._markings.on(uids)

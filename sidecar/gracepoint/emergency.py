@@ -192,7 +192,7 @@ class Emergency:
         if instead is not None:
             reason = self._left_with(instead, step, reason)
         else:
-            self._fail(reason, error, step=step, steps_lost=self._at_risk(step) if steps_lost is None else steps_lost)
+            self._fail(reason, error, step=step, steps_lost=steps_lost)
         if self.epoch.drill:
             return None
         self._reporter.flush(min(_FLUSH_S, max(0.0, self.time_left_s() + self._outlook.reserve_s)))
@@ -229,7 +229,7 @@ class Emergency:
         if instead is not None:
             self._left_with(instead, step, self.epoch.with_doubt(reason))
         else:
-            self._fail(self.epoch.with_doubt(reason), step=step, steps_lost=self._at_risk(step))
+            self._fail(self.epoch.with_doubt(reason), step=step)
         self._reporter.flush(self._outlook.reserve_s / 2)
 
     # Any of them.
@@ -238,14 +238,12 @@ class Emergency:
         """The first word of a failure is the one that counts, and is told at once."""
         if not self.epoch.fail_first():
             return
+        committed = self._committed_step()
+        if known.get("steps_lost") is None and committed is not None:
+            known["steps_lost"] = self._current_step() - committed
         log.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
         self.decide(self._settings.unsaved_exit_code)
         self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
-
-    def _at_risk(self, step: int) -> int | None:
-        """Steps since what is committed; None where nothing is known to be."""
-        committed = self._committed_step()
-        return None if committed is None else step - committed
 
     def _committed_instead(self) -> int | None:
         """The step that a background save has committed since the freeze began, as the first that asks knows it."""

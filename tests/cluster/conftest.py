@@ -2,8 +2,9 @@
 
 The cluster is one that is made for the tests, unless ``GRACEPOINT_CONTEXT`` names the context of another, or
 ``GRACEPOINT_CLUSTER`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
-it: nodes untainted and schedulable, the operator running. They come one after another. Beside them, where there are
-two workers, run those of the cluster itself, which have their own (``test_harness``).
+it: nodes untainted and schedulable, the operator running. They come one after another. Where there are two workers,
+one has the tests of the cluster itself, which have their own (``test_harness``), and then those of the files in
+``BESIDE``, on a second cluster of this kind.
 """
 
 from __future__ import annotations
@@ -36,11 +37,28 @@ ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
 MARK = secrets.token_hex(2)
 
 
+HARNESS = "test_harness.py"
+#: About as long together as the other files are longer than the harness's.
+BESIDE = (
+    HARNESS,
+    "test_contract.py",
+    "test_epochs.py",
+    "test_eviction_hold.py",
+    "test_injection.py",
+    "test_signals.py",
+)
+
+
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # which has no types
     """Tests that share a cluster go to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(nodeid.partition("::")[0].endswith("test_harness.py"))
+        return str(nodeid.partition("::")[0].endswith(BESIDE))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The harness comes first, as its cluster is gone after it."""
+    items.sort(key=lambda item: item.path.name != HARNESS)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterEach | None:

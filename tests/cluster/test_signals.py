@@ -105,7 +105,18 @@ class Api:
         }
         priority = {"metadata": {"name": node}, "value": 1000}
         client.SchedulingV1Api(self.connection).create_priority_class(priority)
-        client.CoreV1Api(self.connection).create_namespaced_pod(NAMESPACE, body)
+
+        def taken() -> bool:
+            """Admission knows of a new class a moment later."""
+            try:
+                client.CoreV1Api(self.connection).create_namespaced_pod(NAMESPACE, body)
+            except client.ApiException as error:
+                if error.status != 403:
+                    raise
+                return False
+            return True
+
+        wait_until(f"a pod of the priority class {node}", taken, timeout_s=30)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,15 @@ from gracepoint_operator.admission.members import Json
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 #: The most that the API server takes.
 _WEIGHT = 100
+#: Maintenance is announced for whole node pools at once: every pod would carry thousands of names, to no effect.
+MOST_NODES = 500
 
 
 def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
-    """The pod with a preferred node affinity against ``nodes`` (names of Node objects), beside its own ones."""
+    """The pod with a preferred node affinity against ``nodes`` (names of Node objects), beside its own ones.
+
+    Against ``MOST_NODES`` of them, where there are more.
+    """
     made = copy.deepcopy(pod)
     if not nodes:
         return made
@@ -29,7 +34,9 @@ def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
     present = [field for term in preferred for field in term["preference"].get("matchFields") or []]
     # By the object's name, not the hostname label, which some clouds set to something else. The API server
     # takes one name a requirement.
-    requirements = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
+    requirements = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)[:MOST_NODES]
+    ]
     if new := [requirement for requirement in requirements if requirement not in present]:
         preferred = [*preferred, {"weight": _WEIGHT, "preference": {"matchFields": new}}]
     node_affinity[_PREFERRED] = preferred

@@ -21,6 +21,8 @@ from gracepoint_operator.resources.policy import (
 from gracepoint_operator.resources.preemption import (
     Acknowledgements,
     JobSetReference,
+    Laggard,
+    Lags,
     PolicyCopy,
     Preemption,
     PreemptionRequest,
@@ -46,6 +48,8 @@ __all__ = [
     "Deadline",
     "JobSetForecast",
     "JobSetReference",
+    "Laggard",
+    "Lags",
     "LastSave",
     "PolicyCopy",
     "PolicyJobSets",

@@ -98,15 +98,30 @@ class PreemptionSpec(Model):
     """What the gang was told by."""
 
 
+class Lags(StrEnum):
+    """What a pod has not done yet."""
+
+    NOT_CONNECTED = "NotConnected"
+    NOT_ACKNOWLEDGED = "NotAcknowledged"
+
+
+class Laggard(Model):
+    """A pod whose receipt is missing."""
+
+    pod: ObjectName
+    lags: Lags
+    """NotConnected: no replica has told it, as it was connected to none since the signal. NotAcknowledged: it was told,
+    and has sent no receipt."""
+
+
 class Acknowledgements(Model):
     """Receipts of the notice: processes that have it in their mailbox."""
 
     expected: Count
     """Pods of the gang at the signal."""
     received: Count
-    laggards: list[ObjectName] = Field(default=[], max_length=50)
-    """At most 50 of the pods that have not acknowledged, sorted. Empty also where several replicas had a part in it, as
-    none of them knows whose receipt is missing."""
+    laggards: list[Laggard] = Field(default=[], max_length=50)
+    """At most 50 of the pods that have not acknowledged to any replica, sorted; also those that are gone since."""
 
 
 class StageTiming(Model):
@@ -136,6 +151,10 @@ class Replica(Model):
     """When the last of the notices was written."""
     acknowledged_at: Time | None = None
     """When the last of the acknowledgements arrived."""
+    told_pods: list[Text] = Field(default=[], max_length=4096)
+    """Whom it told: pods by Job and completion index, such as train-workers-0-[0-499,501]."""
+    acknowledged_pods: list[Text] = Field(default=[], max_length=4096)
+    """Who acknowledged to it, likewise."""
 
 
 class PreemptionStatus(Model):
@@ -143,7 +162,8 @@ class PreemptionStatus(Model):
 
     phase: Phase | None = None
     """How far it is; moves forward only. Committed, Promoted, Retracted, Expired and Failed are ends, of which only
-    Expired may still change: to Committed or Promoted, by a report that came late. Absent: just created."""
+    Expired and Retracted may still change: to Committed or Promoted, by a report that came late. Absent: just
+    created."""
     message: Text | None = None
     """The phase in words; at an end, why it ended so."""
     ordinal: Count | None = None

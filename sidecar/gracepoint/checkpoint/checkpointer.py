@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a background save may take. Long, as nobody waits for it until the next one is due.
 BACKGROUND_TIMEOUT_S = 900.0
+# For the writer of a gang that trains and may have to save soon: short, as training waits for it.
+_HASTEN_TIMEOUT_S = 3.0
 
 
 class Checkpointer:
@@ -101,7 +103,7 @@ class Checkpointer:
         )
         self._tidier = Tidier(self._paths, Retention(keep_last, keep_every_steps, keep_for_s), attempt)
         file = self._paths.throughput() if remember_throughput else None
-        self.throughput = Throughput(file, writes=gang.process_index == 0)
+        self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._lease: Lease | None = None
         self._restores = 0
         self._committed_step: int | None = None  # which is on disk as this gang's state
@@ -146,7 +148,7 @@ class Checkpointer:
         """
         if not self._saver.busy:  # else the writer is warm, and belongs to the save's thread
             try:
-                self._saver.warm(self._paths)
+                self._saver.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self._cadence.hasten()

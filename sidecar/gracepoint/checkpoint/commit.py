@@ -28,7 +28,7 @@ from typing import Any
 from gracepoint.checkpoint import layout, ocdbt
 from gracepoint.checkpoint.files import check_size, sync_folders, write_durably
 from gracepoint.checkpoint.layout import Layout, Temporary
-from gracepoint.checkpoint.records import DoneRecord, Manifest, merge
+from gracepoint.checkpoint.records import DoneRecord, Manifest, is_whole, merge
 from gracepoint.errors import CheckpointCorrupt
 
 logger = logging.getLogger(__name__)
@@ -227,12 +227,12 @@ def file_system_now_s(paths: Layout) -> float:
 
 
 def is_damaged(folder: Path) -> bool:
-    """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is."""
-    try:
-        manifest_fields(folder)
-    except CheckpointCorrupt:
-        return True
-    return (folder / layout.DAMAGE_MARK).exists()
+    """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is.
+
+    One that another version wrote, and this one cannot read, is not.
+    """
+    manifest = _manifest_bytes(folder)
+    return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).exists()
 
 
 def _replace_damaged(paths: Layout, temporary: Temporary) -> bool:

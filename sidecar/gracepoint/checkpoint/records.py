@@ -174,12 +174,17 @@ def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
     return body + _CHECKSUM + str(crc32(body)).encode() + b"}"
 
 
-def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
+def is_whole(data: bytes) -> bool:
+    """True if a record or manifest, of whatever version, fits its own checksum."""
     body, _, checksum = data.rpartition(_CHECKSUM)
-    if checksum != str(crc32(body)).encode() + b"}":
+    return checksum == str(crc32(body)).encode() + b"}"
+
+
+def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
+    if not is_whole(data):
         raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
     try:
-        value = dict(json.loads(body + b"}"))
+        value = dict(json.loads(data.rpartition(_CHECKSUM)[0] + b"}"))
         found = value.pop("format")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error

@@ -31,7 +31,8 @@ from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_TIMEOUT_S = 60.0
+#: What writing a probe may take before training begins.
+WARM_UP_TIMEOUT_S = 60.0
 
 
 class Saver(UnderWay):
@@ -87,15 +88,16 @@ class Saver(UnderWay):
             self._planner.snapshot(leaves, prepared)
         return prepared.plan.total_bytes
 
-    def warm(self, paths: Layout) -> None:
+    def warm(self, paths: Layout, *, timeout_s: float = WARM_UP_TIMEOUT_S) -> None:
         """Writes and removes a file as a save does.
 
         Raises:
             OSError: The directory cannot be written to.
+            SaveFailed: It was not done in time.
         """
         make_folders(paths.root)
         probe = paths.probe(self._attempt, self._gang.process_index)
-        self._writer.warm(probe, Deadline.after(_WARM_UP_TIMEOUT_S, self._clock))
+        self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
 
     def total_bytes(self, state: Any) -> int:
         """Returns the bytes of ``state`` over all processes."""

@@ -5,7 +5,8 @@ a *snapshot*, in the background, beside training. The median of the latest saves
 
 Every process reads the file when it starts; process 0 writes it, whole and by a rename, after each save that was
 committed: in the thread of a background save or in the training thread, of which only one saves at a time. A file that
-cannot be read or written costs figures and no checkpoint: it is said in the log.
+cannot be read or written costs figures and no checkpoint: it is said in the log. Figures of another number of processes
+are taken for what these can be sure of.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class Throughput:
     Args:
         file: Where the figures are kept; None: nowhere, they end with this object.
         writes: Whether this process writes them.
+        process_count: How many save together.
     """
 
-    def __init__(self, file: Path | None, *, writes: bool) -> None:
+    def __init__(self, file: Path | None, *, writes: bool, process_count: int = 1) -> None:
         self._file = file
         self._writes = writes
+        self._process_count = process_count
         self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
 
     def read(self) -> None:
@@ -49,7 +52,7 @@ class Throughput:
         if self._file is None:
             return
         try:
-            self._rates = _rates_of(self._file.read_bytes())
+            self._rates = _rates_of(self._file.read_bytes(), self._process_count)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -66,8 +69,9 @@ class Throughput:
         self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
         if self._file is None or not self._writes:
             return
+        known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
         try:
-            write_durably(self._file, json.dumps({"version": _VERSION, "bytes_per_s": self._rates}).encode())
+            write_durably(self._file, json.dumps(known).encode())
         except OSError as error:
             logger.warning("what a save took is not remembered: %s cannot be written (%s)", self._file, error)
 
@@ -86,7 +90,7 @@ class Throughput:
         return statistics.median(rates) if rates else None
 
 
-def _rates_of(data: bytes) -> dict[Way, tuple[float, ...]]:
+def _rates_of(data: bytes, process_count: int) -> dict[Way, tuple[float, ...]]:
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("version") != _VERSION:
         raise ValueError(f"expected an object of version {_VERSION}, found {data[:80]!r}")
@@ -96,4 +100,9 @@ def _rates_of(data: bytes) -> dict[Way, tuple[float, ...]]:
     for way, values in rates.items():
         if not isinstance(values, list) or not all(type(value) in (int, float) and value > 0 for value in values):
             raise ValueError(f"bytes_per_s.{way}: expected positive numbers, found {values!r:.80}")
-    return {way: tuple(rates[way][-_KEPT:]) for way in Way}
+    processes = found.get("processes", process_count)
+    if type(processes) is not int or processes < 1:
+        raise ValueError(f"processes: expected how many saved, found {processes!r:.80}")
+    # Whether the processes or the storage set the pace is not known: fewer are slower, and more no faster.
+    part = min(1.0, process_count / processes)
+    return {way: tuple(rate * part for rate in rates[way][-_KEPT:]) for way in Way}

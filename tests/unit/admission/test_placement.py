@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gracepoint_operator.admission import avoid_nodes
+from gracepoint_operator.admission.placement import MOST_NODES
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -48,3 +49,9 @@ def test_a_second_call_adds_only_what_is_new() -> None:
     once = avoid_nodes({"spec": {}}, frozenset({"a"}))
     assert avoid_nodes(once, frozenset({"a"})) == once
     assert node_affinity(avoid_nodes(once, frozenset({"a", "b"}))) == {PREFERRED: [off("a"), off("b")]}
+
+
+def test_a_pod_never_carries_the_names_of_a_whole_cluster() -> None:
+    made = avoid_nodes({"spec": {}}, frozenset(f"node-{number:04}" for number in range(5000)))
+    (term,) = node_affinity(made)[PREFERRED]
+    assert len(term["preference"]["matchFields"]) == MOST_NODES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,18 @@ def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
     assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
     assert_same(restored[0].state, small_state(4))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["4"]
+
+
+def test_a_step_that_another_version_wrote_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    save(engine(tmp_path), 4, small_state(9))
+    left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    manifest = tmp_path / "4" / layout.MANIFEST
+    body = manifest.read_bytes().replace(b"checkpoint/1", b"checkpoint/2", 1).rpartition(b', "checksum": ')[0]
+    manifest.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
+    with pytest.raises(CheckpointCorrupt, match=r"expected 'gracepoint.checkpoint/1'; written by another version\?"):
+        restore(tmp_path, small_state(), attempt="job-2-c")
+    assert manifest.read_bytes().startswith(body)
+    assert left.is_dir()
 
 
 def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,8 +214,13 @@ def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypa
 def test_memory_is_reserved_only_for_a_writer_that_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
 ) -> None:
-    made = []
-    monkeypatch.setattr(express_writer, "Buffer", lambda: made.append(1) or Buffer())
+    made: list[Buffer] = []
+
+    def make() -> Buffer:
+        made.append(Buffer())
+        return made[-1]
+
+    monkeypatch.setattr(express_writer, "Buffer", make)
     Writer(WriteOptions(express=express)).warm(tmp_path / "probe", soon())
     assert len(made) == (THREADS if express else 0)
     assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from gracepoint.checkpoint import Checkpointer, WriteOptions, under_way
+from gracepoint.checkpoint import checkpointer as checkpointer_module
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import Silent
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
@@ -125,6 +126,20 @@ def test_a_hint_does_not_keep_training_waiting_for_a_save_under_way(tmp_path: Pa
     assert seen(checkpointer).state is SnapshotState.WRITING
     storage.bytes_per_s = math.inf
     checkpointer.close(_PATIENCE_S)
+
+
+def test_a_hint_does_not_keep_training_waiting_for_storage_that_is_stuck(
+    tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpointer_module, "_HASTEN_TIMEOUT_S", 0.1)
+    checkpointer = engine(tmp_path)
+    checkpointer.prepare(small_state())
+    storage.bytes_per_s = 0.0
+    hastening = threading.Thread(target=checkpointer.hasten)
+    hastening.start()
+    hastening.join(_PATIENCE_S / 3)
+    assert not hastening.is_alive()
+    assert "the directory cannot be written to, and a disruption may be near" in caplog.text
 
 
 def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(

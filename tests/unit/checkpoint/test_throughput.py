@@ -16,8 +16,8 @@ from tests.unit.checkpoint.support import engine, save, small_state
 NAME = ".gracepoint-throughput"
 
 
-def known(root: Path) -> Throughput:
-    throughput = Throughput(root / NAME, writes=False)
+def known(root: Path, process_count: int = 1) -> Throughput:
+    throughput = Throughput(root / NAME, writes=False, process_count=process_count)
     throughput.read()
     return throughput
 
@@ -30,6 +30,11 @@ def test_the_median_of_the_latest_saves_of_each_way_counts(tmp_path: Path) -> No
     assert (throughput.snapshot_bytes_per_s, throughput.streamed_bytes_per_s) == (25.0, 200.0)
     again = known(tmp_path)
     assert (again.snapshot_bytes_per_s, again.streamed_bytes_per_s) == (25.0, 200.0)
+
+
+def test_fewer_processes_than_saved_are_expected_to_be_slower_and_more_to_be_no_faster(tmp_path: Path) -> None:
+    Throughput(tmp_path / NAME, writes=True, process_count=4).learn(Way.STREAMED, 100, 1.0)
+    assert [known(tmp_path, count).streamed_bytes_per_s for count in (2, 4, 8)] == [50.0, 100.0, 100.0]
 
 
 def test_an_engine_learns_from_background_saves_and_emergencies_and_the_next_start_knows(tmp_path: Path) -> None:
@@ -66,6 +71,9 @@ def test_an_engine_that_was_not_asked_to_remember_leaves_no_file(tmp_path: Path)
         pytest.param(b'{"version": 1, "bytes_per_s": {"streamed": [0], "snapshot": []}}', id="no rate"),
         pytest.param(b'{"version": 1, "bytes_per_s": {"streamed": ["fast"], "snapshot": []}}', id="no number"),
         pytest.param(b'{"version": 1, "bytes_per_s": {"streamed": {}, "snapshot": []}}', id="no list"),
+        pytest.param(
+            b'{"version": 1, "processes": 0, "bytes_per_s": {"streamed": [1], "snapshot": []}}', id="no processes"
+        ),
     ],
 )
 def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:

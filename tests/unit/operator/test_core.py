@@ -147,7 +147,7 @@ async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api
             await frames(subscriber)
         await acknowledge(replica, 0)
         await until(lambda: received(replica) == 1, "one receipt")
-        assert acknowledgements(replica)["laggards"] == ["train-workers-0-1-0xyz"]
+        assert acknowledgements(replica)["laggards"] == [{"pod": "train-workers-0-1-0xyz", "lags": "NotAcknowledged"}]
         clock.move(0.5)
         await acknowledge(replica, 1)
         await until(lambda: received(replica) == 2, "both receipts")
@@ -235,6 +235,31 @@ async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock:
         await until(lambda: replica.named(NAME)["spec"]["moves"] == 1, "the record of it")
         remaining = [frame.remaining_s for frame in await frames(subscriber) if isinstance(frame, Notice)]
         assert remaining == [900.0] or remaining == [300.0, 900.0]
+
+
+async def test_a_gang_that_is_to_train_on_to_its_time_limit_is_told_to_leave_when_its_node_goes(
+    api: MemoryApi, clock: Clock
+) -> None:
+    limited = objects.job() | {
+        "spec": {"completions": 2, "activeDeadlineSeconds": 1000},
+        "status": {"startTime": objects.stamp(NOW - 100)},
+    }
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.JOBS, limited)
+        assert (await replica.phase_of(NAME, "Noticed"))["spec"]["exits"] is False
+        replica.taint()
+        await replica.phase_of(NAME, "Retracted")
+        second = await replica.phase_of(f"{NAME[:-1]}2", "Noticed")
+        assert (second["spec"]["exits"], second["spec"]["cause"]) == (True, "SpotTermination")
+        told = [
+            (frame.preemption, frame.mode if isinstance(frame, Notice) else type(frame))
+            for frame in await frames(subscriber)
+            if isinstance(frame, Notice | Retraction)
+        ]
+        assert told == [(NAME, Mode.DRILL), (NAME, Retraction), (second["metadata"]["name"], Mode.ENFORCE)]
+        await until(lambda: replica.reasons.count("PreemptionNoticed") == 2, "the Events")
+        assert "TimeLimit" in replica.reasons
 
 
 async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Clock) -> None:

@@ -124,6 +124,14 @@ def test_a_workload_of_something_else_says_nothing() -> None:
     assert scene.decisions() == []
 
 
+def test_a_workload_of_another_namespace_says_nothing_whatever_owner_it_names() -> None:
+    scene = Scene()
+    body = evicted()
+    body["metadata"]["namespace"] = "team-b"
+    scene.seen(kinds.WORKLOADS, body)
+    assert scene.decisions() == []
+
+
 def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known() -> None:
     scene = Scene()
     scene.gone(objects.jobset())
@@ -146,6 +154,14 @@ def test_a_jobs_time_limit_counts_for_its_pods_though_it_was_there_before_them()
     assert scene.start().spec.exits is True
 
 
+def test_a_limit_that_was_far_when_a_disruption_was_taken_back_counts_in_its_time() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(7300))
+    scene.recorded(phase="Retracted", cancelable=True, ended_at=NOW)
+    scene.clock.move(3600)
+    assert scene.start().spec.cause == "TimeLimit"
+
+
 def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, limited(86400))
@@ -154,6 +170,20 @@ def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
     scene.recorded(deadline_at=NOW + 900, cancelable=True)
     scene.seen(kinds.NODES, objects.node())
     assert isinstance(scene.end(), End)
+
+
+def test_a_maintenance_that_was_moved_far_away_is_told_when_it_is_near_again() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.start()
+    scene.recorded(deadline_at=NOW + 900, cancelable=True)
+    scene.clock.move(10)
+    scene.seen(kinds.NODES, maintenance(NOW + 7200))
+    assert scene.end().phase is Phase.RETRACTED
+    scene.recorded(phase="Retracted", deadline_at=NOW + 900, cancelable=True, ended_at=scene.clock())
+    assert scene.decisions() == []
+    scene.clock.move(3600)
+    assert scene.start().spec.deadline.timestamp() == NOW + 7200
 
 
 def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:

@@ -10,17 +10,18 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from gracepoint.wire.messages import Ping
-from gracepoint_operator import kinds, kube
-from gracepoint_operator.epochs import epoch_name
+from gracepoint_operator import kinds, kube, policy_status
+from gracepoint_operator.epochs import Epoch, epoch_name
 from gracepoint_operator.identity import Gate, Reason, RequestRefused
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.objects import read_pod
 from gracepoint_operator.receipts import Receipts
 from gracepoint_operator.scribe import Key, Scribe
 from gracepoint_operator.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.world import World
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE, Clock
+from tests.unit.operator.objects import NAMESPACE, NOW, Clock
 from tests.unit.operator.replica import subscription, until
 from tests.unit.operator.scene import Scene
 
@@ -249,8 +250,19 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
 
 
 async def test_a_latency_is_observed_once_however_often_a_pod_reconnects() -> None:
-    receipts = Receipts()
-    assert [receipts.told(KEY, "uid", "pod", at) for at in (1.0, 9.0)] == [True, False]
-    assert [receipts.acknowledged(KEY, "uid", "pod", at) for at in (2.0, 9.0)] == [True, False]
-    assert receipts.told_at(KEY, "uid") == 1.0
+    receipts, pod = Receipts(), read_pod(objects.pod())
+    assert [receipts.told(KEY, pod, at) for at in (1.0, 9.0)] == [True, False]
+    assert [receipts.acknowledged(KEY, pod, at) for at in (2.0, 9.0)] == [True, False]
+    assert receipts.told_at(KEY, pod.uid) == 1.0
     assert receipts.first_acknowledged_at(KEY) == 2.0
+
+
+def test_the_last_save_of_a_policy_may_be_a_snapshot_that_was_promoted() -> None:
+    epochs = []
+    for number, (phase, step) in enumerate([("Committed", 40), ("Promoted", 70), ("Failed", 90)], start=1):
+        body = objects.preemption(number, phase=phase, ended_at=NOW + number)
+        body["status"]["step"] = step
+        epochs.append(Epoch.of(body))
+    saved = policy_status.last_save(epochs)
+    assert saved is not None
+    assert (saved.step, saved.preemption) == (70, epochs[1].name)

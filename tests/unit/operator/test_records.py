@@ -57,6 +57,11 @@ async def acknowledge(replica: Replica, index: int) -> None:
     await replica.core.intake.take(pod, message)
 
 
+def laggards(api: HistoricApi) -> dict[str, str]:
+    """By pod: what it lags in."""
+    return {item["pod"]: item["lags"] for item in api.status.get("acknowledgements", {}).get("laggards", [])}
+
+
 def watch(replica: Replica) -> None:
     """The watch brings the Preemption as it is now."""
     replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
@@ -107,18 +112,70 @@ async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(a
         await until(lambda: second.core.world.epochs, "the watch")
         for subscriber in gang:
             await frames(subscriber)
-        await until(lambda: len(api.status["acknowledgements"]["laggards"]) == 2, "the laggards")
+        await until(lambda: set(laggards(api).values()) == {"NotAcknowledged"}, "the laggards")
         await seen_and_at_rest(first, second)
         before = len(api.received)
         await seen_and_at_rest(first, second)
         assert len(api.received) == before  # a replica that had no part in it leaves them to the one that had
         await acknowledge(second, 0)
         await until(lambda: api.status["acknowledgements"]["received"] == 1, "one receipt")
-        assert api.status["acknowledgements"]["laggards"] == []  # none of the two knows whose is missing
+        assert laggards(api) == {"train-workers-0-1-0xyz": "NotAcknowledged"}
         await acknowledge(second, 1)
         await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
         await seen_and_at_rest(first, second)
         assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+
+
+async def test_two_replicas_name_whose_receipt_is_missing_and_in_what_each_lags(api: HistoricApi, clock: Clock) -> None:
+    api.add(kinds.JOBS, objects.job(completions=4))
+    for index in (2, 3):
+        api.add(kinds.PODS, objects.pod(index, on="node-2"))
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        assert len(await frames(first.subscribe(2, "s-2"))) == 1
+        await acknowledge(second, 0)
+        await acknowledge(first, 1)
+        waits_for = {"train-workers-0-2-0xyz": "NotAcknowledged", "train-workers-0-3-0xyz": "NotConnected"}
+        await until(lambda: laggards(api) == waits_for, "both laggards")
+        await seen_and_at_rest(first, second)
+        before = len(api.received)
+        await seen_and_at_rest(first, second)
+        assert (laggards(api), len(api.received)) == (waits_for, before), "the replicas agree"
+        # The last one comes to the other replica; the third is killed before it says anything.
+        assert len(await frames(second.subscribe(3, "s-3"))) == 1
+        await acknowledge(second, 3)
+        first.drop(kinds.PODS, gone := objects.pod(2, on="node-2"))
+        second.core.feed(kinds.PODS, "DELETED", gone)
+        await until(lambda: laggards(api) == {"train-workers-0-2-0xyz": "NotAcknowledged"}, "the one that is gone")
+        assert api.status["acknowledgements"]["received"] == 3
+        shown = {entry["name"]: (entry["toldPods"], entry["acknowledgedPods"]) for entry in api.status["replicas"]}
+        assert shown == {
+            "replica-a": (["train-workers-0-[0,2]"], ["train-workers-0-1"]),
+            "replica-b": (["train-workers-0-[1,3]"], ["train-workers-0-[0,3]"]),
+        }
+
+
+async def test_a_process_that_acknowledges_to_both_replicas_is_one(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        for replica in (first, second):
+            await acknowledge(replica, 0)  # as after losing its connection to the first one
+        await until(lambda: len(laggards(api)) == 1, "the receipt")
+        await seen_and_at_rest(first, second)
+        assert api.status["acknowledgements"]["received"] == 1
+        assert "lastAck" not in {timing["stage"] for timing in api.status["timings"]}
+        await acknowledge(first, 1)
+        await until(lambda: laggards(api) == {}, "both receipts")
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+
+
+async def test_nobody_lags_where_nobody_is_told(clock: Clock) -> None:
+    api = HistoricApi(clock)
+    api.add(kinds.POLICIES, objects.policy(mode="Observe"))
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 0, "laggards": []}
 
 
 async def test_the_sum_of_the_receipts_never_dips_while_a_replica_is_about_to_write_its_own(
@@ -216,6 +273,21 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         await asyncio.sleep(0.1)  # several write intervals
         assert api.status["phase"] == "Committed"
         assert first.reasons.count("CheckpointCommitted") == 1
+
+
+async def test_a_commit_of_a_gang_that_had_frozen_before_the_retraction_came_corrects_the_record(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint(key="aws-node-termination-handler/scheduled-maintenance")
+        await replica.phase("Noticed")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        await replica.report(Phase.FROZEN)
+        await replica.report(Phase.COMMITTED)
+        assert (await replica.phase("Committed"))["status"]["step"] == 40
+        (epoch,) = replica.core.world.epochs.values()
+        assert epoch.leaves
 
 
 @pytest.mark.parametrize("late", [Phase.FROZEN, Phase.FAILED, Phase.RETRACTED])

@@ -215,6 +215,19 @@ def test_under_a_policy_of_mode_drill_every_signal_is_rehearsed_until_a_pod_is_e
     assert scene.start().spec.mode is Mode.ENFORCE
 
 
+def test_a_drill_of_the_policy_gives_way_when_a_pod_is_ended() -> None:
+    scene = Scene(mode="Drill")
+    scene.taint()
+    drill = objects.preemption(mode="Drill")
+    drill["spec"]["policy"]["spec"]["mode"] = "Drill"
+    scene.seen(kinds.PREEMPTIONS, drill)
+    scene.seen(kinds.PODS, objects.pod(0, disruption="EvictionByEvictionAPI", deleting_at=NOW + 30))
+    end, start = scene.decisions()
+    assert isinstance(end, End)
+    assert isinstance(start, Start)
+    assert (end.phase, start.spec.mode, start.spec.epoch) == (Phase.RETRACTED, Mode.ENFORCE, 2)
+
+
 # The exit breaker.
 
 

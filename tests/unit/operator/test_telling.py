@@ -10,9 +10,10 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator import kinds, kube, status
+from gracepoint_operator import kinds, kube, status, tally
 from gracepoint_operator.events import Events
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, Clock
@@ -155,6 +156,41 @@ async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, cl
         for index in (0, 1):
             first.drop(kinds.PODS, objects.pod(index))
         await until(lambda: total("notices_undelivered_total") == 2, "the count once the gang is gone")
+
+
+async def test_a_preemption_that_is_further_on_when_it_is_first_recorded_was_noticed_too(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        before = replica.core.world.epochs[objects.NAMESPACE, NAME]
+    before = dataclasses.replace(before, status=PreemptionStatus())
+    after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
+    metrics = Metrics()
+    tally.count(metrics, before, after, pods_live=True)
+    for phase in ("Noticed", "Agreed"):
+        labels = {"phase": phase, "cause": "SpotTermination"}
+        assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
+
+
+async def test_the_causes_that_people_write_into_requests_are_one_time_series(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.request(cause="JustOnce", deadlineSeconds=60))
+        await until(lambda: replica.reasons, "the Event")
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="JustOnce") == 0
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="Requested") == 1
+        assert figure(replica, "signal_lead_seconds_count", cause="Requested") == 1
+
+
+async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        epoch = replica.core.world.epochs[objects.NAMESPACE, NAME]
+        await Events(api, clock, "replica-a").post(epoch, "uid", status.Note("PreemptionFailed", "ä" * 1000))
+        (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
+        assert len(body["note"].encode()) == 1024
 
 
 async def test_a_signal_that_went_away_was_a_false_alarm(api: MemoryApi, clock: Clock) -> None:

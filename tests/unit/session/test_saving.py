@@ -19,6 +19,7 @@ from gracepoint.emergency import Emergency
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.forecast import Forecaster
 from gracepoint.multihost import Agreement, InMemoryStore
+from gracepoint.multihost.ledger import Broken, Epoch
 from gracepoint.notices import Notices
 from gracepoint.outlook import Outlook
 from gracepoint.receivers import Disruption, Mailbox
@@ -127,19 +128,21 @@ def test_a_step_that_was_committed_before_the_freeze_is_no_end_of_a_preemption(p
         assert (preempted.code, preempted.saved, preempted.step, preempted.steps_lost) == (78, False, 10, None)
 
 
-@pytest.mark.parametrize("stuck", [True, False])
+@pytest.mark.parametrize("end", ["it fails", "it is stuck", "a peer breaks off"])
 def test_where_nothing_is_saved_the_steps_since_the_checkpoint_before_are_reported_as_lost(
-    pair: list[Process], stuck: bool
+    pair: list[Process], end: str
 ) -> None:
     for process in pair:
         process.emergency.look_for_commits(lambda: 7, lambda: 10)
     open_epoch(pair)
-    if stuck:
-        pair[0].emergency.overdue()
+    here = pair[0].emergency
+    if end == "it fails":
+        here.failed(10, SaveFailed("the disk is full"))
+    elif end == "it is stuck":
+        here.overdue()
     else:
-        pair[0].emergency.failed(10, SaveFailed("the disk is full"))
-    progress = pair[0].emergency.epoch.progress
-    assert (progress.step, progress.steps_lost) == (10, 3)
+        here.heard(Broken(Epoch(0, False, frozenset()), "its disk is full"))
+    assert here.epoch.progress.steps_lost == 3
 
 
 def test_a_process_that_is_stuck_until_the_time_is_over_leaves_with_what_was_committed_meanwhile(
