@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.multihost import Agreement
-from gracepoint.receivers import Mailbox
+from gracepoint.outlook import Outlook
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
 
-_PERIODIC_TIMEOUT_S = 900.0
+_LOOK_EVERY_S = 0.05
 
 
 class PeriodicSaves:
@@ -25,17 +25,17 @@ class PeriodicSaves:
         checkpointer: The engine.
         directory: Where its steps are.
         agreement: Says whether a preemption is under way.
-        mailbox: Says how much time it leaves.
+        outlook: Says how much time it leaves, and whether that will do.
 
     Attributes:
         restored_step: That training began from; None: from nothing.
     """
 
-    def __init__(self, checkpointer: Checkpointer, directory: str, agreement: Agreement, mailbox: Mailbox) -> None:
+    def __init__(self, checkpointer: Checkpointer, directory: str, agreement: Agreement, outlook: Outlook) -> None:
         self._checkpointer = checkpointer
         self._directory = directory
         self._agreement = agreement
-        self._mailbox = mailbox
+        self._outlook = outlook
         self.restored_step: int | None = None
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
@@ -60,16 +60,33 @@ class PeriodicSaves:
         Raises:
             CheckpointError: The save before failed, or this state cannot be saved.
         """
-        if not self._checkpointer.is_due(step):
+        if not self._checkpointer.is_due(step) or not self._is_the_save_before_over():
             return
         if self._agreement.noticed:
             # A preemption is about to save: that the save before failed must not keep it from that.
             try:
-                left_s = max(0.0, self._mailbox.remaining_s())
-                self._checkpointer.wait_until_finished(min(left_s, _PERIODIC_TIMEOUT_S))
+                self._checkpointer.check_for_errors()
             except SaveFailed as error:
                 log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
         self._checkpointer.save_in_background(step, state, host_state())
+
+    def _is_the_save_before_over(self) -> bool:
+        """Waits for it, as memory has room for one snapshot; False if that would be longer than a preemption leaves.
+
+        Once the freeze has begun, all processes are waited for at the next sync point. So the save under way is stopped
+        as long as there is time to save training as it is now; later, it is the best that can be had.
+        """
+        stopped = False
+        while self._checkpointer.is_saving(after_s=_LOOK_EVERY_S):
+            if not self._agreement.in_epoch:
+                continue
+            if stopped or self._outlook.time_left_s() <= 0:
+                log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
+                return False
+            if not self._outlook.doubt(drained=False):
+                self._checkpointer.stop("a preemption waits for training, which waited for this save")
+                stopped = True
+        return True
 
     def steps_at_risk(self, step: int) -> int | None:
         """Steps since what is committed; None where nothing is known to be."""

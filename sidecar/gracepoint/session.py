@@ -73,7 +73,7 @@ class Session:
         self.nonce = secrets.token_hex(8)
         standby = Standby(settings, meeting, self.nonce, self._forecaster, clock)
         self._standby = standby
-        self._saves = PeriodicSaves(checkpointer, directory, standby.agreement, standby.mailbox)
+        self._saves = PeriodicSaves(checkpointer, directory, standby.agreement, standby.outlook)
         self._points = SyncPoints(standby.agreement, standby.saving, standby.emergency, self._steps_at_risk)
         standby.emergency.look_for_commits(lambda: checkpointer.committed_step, lambda: self._points.step)
         atexit.register(self._at_exit)

@@ -49,8 +49,8 @@ class Standby:
         self._receivers = Receivers(settings, self.mailbox, self.hints, clock)
         self.reporter = Reporter(self._receivers.sender, settings, nonce, gang, self.mailbox)
         notices = Notices(self.mailbox, gang.process_index, clock)
-        outlook = Outlook(self.mailbox, settings, forecaster.figures, clock)
-        self.emergency = Emergency(gang, settings, self.mailbox, notices, outlook, self.reporter, clock)
+        self.outlook = Outlook(self.mailbox, settings, forecaster.figures, clock)
+        self.emergency = Emergency(gang, settings, self.mailbox, notices, self.outlook, self.reporter, clock)
         self.leaving = Leaving(
             meeting.store,
             meeting.me.service_id,

@@ -293,6 +293,10 @@ class Checkpointer:
         self._cadence.saved()
         return Saved(step, total_bytes)
 
+    def is_saving(self, *, after_s: float) -> bool:
+        """True if a background save is under way, after its end was waited for so long at most."""
+        return self._saver.is_busy(after_s)
+
     def stop(self, reason: str) -> None:
         """Stops the background save under way, so that nothing stands in the way of ``save``. Collective.
 
@@ -398,6 +402,7 @@ class Checkpointer:
             self.wait_until_finished(timeout_s)
             if self._gang.process_index == 0:
                 self._tidier.finish(deadline)
+            self.throughput.finish(deadline.remaining_s())
         finally:
             self._release()
 

@@ -4,8 +4,9 @@ Two ways lead to the disk, and each has its own figures: *streamed*, in an emerg
 a *snapshot*, in the background, beside training. The median of the latest saves counts.
 
 Every process reads the file when it starts; process 0 writes it, whole and by a rename, after each save that was
-committed: in the thread of a background save or in the training thread, of which only one saves at a time. A file that
-cannot be read or written costs figures and no checkpoint: it is said in the log. Figures of another number of processes
+committed: in the thread of a background save, or after an emergency in one of its own, which ends with that, as nobody
+waits for the storage once the step is committed. A file that cannot be read or written costs figures and no
+checkpoint: it is said in the log. Figures of another number of processes
 are taken for what these can be sure of.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+import threading
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,6 +48,8 @@ class Throughput:
         self._writes = writes
         self._process_count = process_count
         self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None  # the last that writes
 
     def read(self) -> None:
         """Takes over what earlier starts have learnt."""
@@ -69,11 +73,26 @@ class Throughput:
         self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
         if self._file is None or not self._writes:
             return
-        known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
+        if way is Way.STREAMED:
+            self._thread = threading.Thread(
+                target=self._write, args=[self._file], name="gracepoint: throughput", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._write(self._file)
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits until what was learnt last is written, so long at most."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _write(self, file: Path) -> None:
         try:
-            write_durably(self._file, json.dumps(known).encode())
+            with self._writing:
+                known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
+                write_durably(file, json.dumps(known).encode())
         except OSError as error:
-            logger.warning("what a save took is not remembered: %s cannot be written (%s)", self._file, error)
+            logger.warning("what a save took is not remembered: %s cannot be written (%s)", file, error)
 
     @property
     def streamed_bytes_per_s(self) -> float | None:

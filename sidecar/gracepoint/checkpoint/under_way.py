@@ -65,6 +65,12 @@ class UnderWay:
         else:
             self.check_for_errors()
 
+    def is_busy(self, after_s: float) -> bool:
+        """True while the thread of a save runs, after its end was waited for so long at most."""
+        with contextlib.suppress(SaveFailed):
+            self._background.wait(after_s)
+        return self.busy
+
     def wait(self, timeout_s: float | None) -> None:
         """Waits for the background save under way; ``take_error`` then tells how it ended.
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from gracepoint.checkpoint import commit
+from gracepoint.checkpoint import throughput as throughput_module
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.throughput import Throughput, Way
 from tests.unit.checkpoint.support import engine, save, small_state
 
 NAME = ".gracepoint-throughput"
+WRITTEN_S = 30.0
 
 
 def known(root: Path, process_count: int = 1) -> Throughput:
@@ -27,14 +30,15 @@ def test_the_median_of_the_latest_saves_of_each_way_counts(tmp_path: Path) -> No
     for duration_s in (1.0, 1.0, 1.0, 2.0, 4.0, 5.0, 4.0):
         throughput.learn(Way.SNAPSHOT, 100, duration_s)
     throughput.learn(Way.STREAMED, 100, 0.5)
+    throughput.finish(WRITTEN_S)
     assert (throughput.snapshot_bytes_per_s, throughput.streamed_bytes_per_s) == (25.0, 200.0)
     again = known(tmp_path)
     assert (again.snapshot_bytes_per_s, again.streamed_bytes_per_s) == (25.0, 200.0)
 
 
 def test_fewer_processes_than_saved_are_expected_to_be_slower_and_more_to_be_no_faster(tmp_path: Path) -> None:
-    Throughput(tmp_path / NAME, writes=True, process_count=4).learn(Way.STREAMED, 100, 1.0)
-    assert [known(tmp_path, count).streamed_bytes_per_s for count in (2, 4, 8)] == [50.0, 100.0, 100.0]
+    Throughput(tmp_path / NAME, writes=True, process_count=4).learn(Way.SNAPSHOT, 100, 1.0)
+    assert [known(tmp_path, count).snapshot_bytes_per_s for count in (2, 4, 8)] == [50.0, 100.0, 100.0]
 
 
 def test_an_engine_learns_from_background_saves_and_emergencies_and_the_next_start_knows(tmp_path: Path) -> None:
@@ -82,13 +86,32 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, ca
     throughput.read()
     assert f"{tmp_path / NAME} cannot be read" in caplog.text
     assert throughput.streamed_bytes_per_s is None
+    throughput.learn(Way.SNAPSHOT, 100, 2.0)
+    assert known(tmp_path).snapshot_bytes_per_s == 50.0
+
+
+def test_after_an_emergency_nobody_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    write = throughput_module.write_durably
+
+    def slow(path: Path, data: bytes) -> None:
+        hangs.wait(WRITTEN_S)
+        write(path, data)
+
+    monkeypatch.setattr(throughput_module, "write_durably", slow)
+    throughput = Throughput(tmp_path / NAME, writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
+    assert throughput.streamed_bytes_per_s == 50.0
+    assert not (tmp_path / NAME).exists()
+    hangs.set()
+    throughput.finish(WRITTEN_S)
     assert known(tmp_path).streamed_bytes_per_s == 50.0
 
 
 def test_a_file_that_cannot_be_written_fails_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     throughput = Throughput(tmp_path / "no folder" / NAME, writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
+    throughput.finish(WRITTEN_S)
     assert throughput.streamed_bytes_per_s == 50.0
     assert "what a save took is not remembered" in caplog.text
 
@@ -105,9 +128,8 @@ def test_nothing_is_learnt_from_a_state_without_bytes(tmp_path: Path) -> None:
 
 
 def test_the_file_is_left_alone_where_old_probes_are_cleared_away(tmp_path: Path) -> None:
-
     throughput = Throughput(tmp_path / NAME, writes=True)
-    throughput.learn(Way.STREAMED, 100, 2.0)
+    throughput.learn(Way.SNAPSHOT, 100, 2.0)
     (tmp_path / ".gracepoint-probe.job-0-a.0").write_bytes(b"")
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))

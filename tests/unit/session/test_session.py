@@ -21,8 +21,9 @@ import pytest
 
 import gracepoint
 from gracepoint import session as session_module
+from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.writer import Writer
-from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SettingsError
+from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
 from gracepoint.forecast import Figures
 from gracepoint.leaving import Leaving
 from gracepoint.multihost import distributed
@@ -454,6 +455,41 @@ def test_a_loop_that_does_not_restore_is_kept_from_training_under_a_newer_step(t
         session.step(1, state_of(1))
     with gracepoint.attach(tmp_path) as session:  # who restored in another way goes on from there
         session.step(11, state_of(11))
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["that_can_be_stopped", "stuck_in_the_kernel"])
+def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
+    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    session._checkpointer.wait_until_finished(30)
+    write, over = Writer.write, threading.Event()
+
+    def hang(*arguments: Any, **keywords: Any) -> Any:
+        deadline = next(each for each in arguments if isinstance(each, Deadline))
+        monkeypatch.setattr(Writer, "write", write)
+        while not over.wait(0.01) and not (ends and deadline.passed()):
+            pass
+        raise SaveFailed("it hung")
+
+    monkeypatch.setattr(Writer, "write", hang)
+    session.step(step + 1, state_of(step + 1))
+    is_due = session._checkpointer.is_due
+
+    def preempted_meanwhile(number: int) -> bool:
+        session._standby.mailbox.post(notice(remaining_s=20.0))
+        wait_until(lambda: session._standby.agreement.in_epoch)
+        return is_due(number)
+
+    monkeypatch.setattr(session._checkpointer, "is_due", preempted_meanwhile)
+    session.step(step + 2, state_of(step + 2))
+    assert ("a periodic save is left out" in caplog.text) is not ends
+    try:
+        preempted = train_until_preempted(session, first=step + 3)
+    finally:
+        over.set()
+    assert (preempted.saved, preempted.step, preempted.steps_lost) == (True, step + 3, 0)
 
 
 def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_up_the_emergency(
