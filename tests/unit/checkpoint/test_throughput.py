@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint import commit
-from gracepoint.checkpoint import throughput as throughput_module
+from gracepoint.checkpoint.files import write_durably
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.throughput import Throughput, Way
 from tests.unit.checkpoint.support import engine, save, small_state
@@ -92,13 +92,12 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, ca
 
 def test_after_an_emergency_nobody_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
-    write = throughput_module.write_durably
 
     def slow(path: Path, data: bytes) -> None:
         hangs.wait(WRITTEN_S)
-        write(path, data)
+        write_durably(path, data)
 
-    monkeypatch.setattr(throughput_module, "write_durably", slow)
+    monkeypatch.setattr("gracepoint.checkpoint.throughput.write_durably", slow)
     throughput = Throughput(tmp_path / NAME, writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
     assert throughput.streamed_bytes_per_s == 50.0
