@@ -102,10 +102,12 @@ def test_a_notice_to_one_process_stops_all_and_the_operator_hears_every_phase(
     (receipt,) = operator.messages(Acknowledgement)
     assert (receipt.preemption, receipt.process_index, receipt.pod_uid) == ("gpt-1", 1, "pod-uid-1")
     reports: list[Report] = operator.messages(Report)
-    assert [r.phase for r in reports] == [
+    # Agreed is told again where something else than to save now is chosen: a periodic save may be under way.
+    assert list(dict.fromkeys(r.phase for r in reports)) == [
         Phase.FROZEN, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED,
     ]  # fmt: skip
     last = reports[-1]
+    assert last.choice in {"SaveNow", "FinishInFlight", "CancelAndSave"}
     assert {r.pod_uid for r in reports} == {"pod-uid-0"}  # the primary process speaks for all
     assert (last.preemption, last.cause) == ("gpt-1", "SpotTermination")
     assert (last.step, last.steps_lost, last.process_count, last.participants) == (end[1], 0, 2, [0, 1])

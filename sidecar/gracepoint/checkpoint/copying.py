@@ -29,9 +29,13 @@ class Copies:
     """A context that everything is copied in at its end, which raises the first error of a copy."""
 
     def __init__(self, max_threads: int | None = None) -> None:
-        """Starts no thread yet; at most ``max_threads`` with the caller's. None: as many as there are cores."""
+        """Starts no thread yet; at most ``max_threads`` with the caller's.
+
+        None: half as many as there are cores, as the job's other processes on this host save at the same time, and more
+        threads than cores only take the caller's place while it hands out copies.
+        """
         cores = len(os.sched_getaffinity(0))
-        self._helpers = min(MAX_THREADS, cores if max_threads is None else max_threads) - 1
+        self._helpers = min(MAX_THREADS, max(1, cores // 2) if max_threads is None else max_threads) - 1
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._queued_bytes = 0
