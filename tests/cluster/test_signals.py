@@ -342,10 +342,10 @@ def remove(cluster: Cluster, all_cases: list[Case]) -> None:
 
 
 def preemptions(cluster: Cluster) -> dict[str, Json]:
-    """The first Preemption of each JobSet, by the JobSet's name."""
+    """The first Preemption of each JobSet, by the JobSet's name; not the requests of other tests."""
     query = ("get", f"preemptions.{GROUP}", f"--namespace={NAMESPACE}", "--output=json")
-    items = sorted(json.loads(cluster.kubectl(*query).stdout)["items"], key=lambda item: -item["spec"]["epoch"])
-    return {item["spec"]["jobSet"]["name"]: item["spec"] for item in items}
+    specs = [item["spec"] for item in json.loads(cluster.kubectl(*query).stdout)["items"] if "epoch" in item["spec"]]
+    return {spec["jobSet"]["name"]: spec for spec in sorted(specs, key=lambda spec: -spec["epoch"])}
 
 
 def at(text: str) -> float:
