@@ -51,7 +51,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(CLUSTER)
 
-test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: under two minutes.
+test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: two to three minutes.
 	$(PYTEST) $(FAST)
 
 test-cluster: parts ## The cluster tests alone.

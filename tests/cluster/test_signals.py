@@ -132,6 +132,7 @@ class Case:
     deadline_at: float | None = None  # where the object tells one
     job: Json = dataclasses.field(default_factory=dict)
     labels: Json = dataclasses.field(default_factory=dict)  # of the node, before the pod is bound
+    runs: bool = False  # the pod does, by what a kubelet would write: time limits count from then on
 
     @property
     def node(self) -> str:
@@ -192,6 +193,7 @@ def cases() -> list[Case]:
             "karpenter-expiry",
             lambda a, n: a.claim(n, expire_after="30m0s"),
             *("ScaleDown", "NodeClaim spec.expireAfter=30m0s"),
+            runs=True,
         ),
         Case(
             "autoscaler",
@@ -213,7 +215,7 @@ def cases() -> list[Case]:
         Case("suspended", lambda a, n: a.suspend(n), "Suspension", "JobSet spec.suspend=true"),
         Case(
             "kueue-evicted",
-            lambda a, n: a.workload(n, {}, condition("Evicted", "Preempted", now)),
+            lambda a, n: a.workload(n, {}, condition("Evicted", "Preempted", time.time())),
             *("Suspension", "Workload condition Evicted (Preempted)"),
         ),
         Case(
@@ -221,12 +223,14 @@ def cases() -> list[Case]:
             lambda a, n: a.workload(n, {"maximumExecutionTimeSeconds": 900}, condition("Admitted", "Admitted", now)),
             *("TimeLimit", "Workload spec.maximumExecutionTimeSeconds=900"),
             deadline_at=now + 900,
+            runs=True,
         ),
         Case(
             "job-limit",
             lambda a, n: None,
             *("TimeLimit", "Job spec.activeDeadlineSeconds=1500"),
             job={"activeDeadlineSeconds": 1500},
+            runs=True,
         ),
         # No Preemptions: hints, what was there before the pod, what is far ahead.
         Case("cordoned", lambda a, n: a.node(n, {"spec": {"unschedulable": True}})),
@@ -317,6 +321,11 @@ def bound(cluster: Cluster, all_cases: list[Case]) -> Iterator[Api]:
                 timeout_s=90,
                 hint=lambda: str(pods(connection)),
             )
+            running = {case.node for case in all_cases if case.runs}
+            core = client.CoreV1Api(connection)
+            for pod in core.list_namespaced_pod(NAMESPACE).items:
+                if (pod.metadata.labels or {}).get(JOBSET_LABEL_NAME) in running:
+                    core.patch_namespaced_pod_status(pod.metadata.name, NAMESPACE, {"status": {"phase": "Running"}})
             yield Api(cluster, connection)
     finally:
         remove(cluster, all_cases)
