@@ -1,10 +1,10 @@
 """Files written as fast as the storage takes them, with their checksums computed on the way.
 
 Where the file system has direct I/O (``O_DIRECT``), values go to the disk past the page cache, whose pages are slow
-to come by for the first time and which training may need. Direct I/O wants aligned memory, so each block is copied
-into a ``Buffer`` first, and its checksum is computed while it is in the processor's cache. Elsewhere (tmpfs, some
-network file systems) blocks are written from where they are, and write-back is started early, so that little is left
-to wait for at the end.
+to come by for the first time and which training may need. Direct I/O wants aligned memory: values that lie elsewhere
+are copied into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
+Without direct I/O (tmpfs, some network file systems) write-back is started early, so that little is left to wait for
+at the end.
 
 Nothing here has threads or state; a buffer belongs to one writer at a time.
 """
@@ -40,11 +40,27 @@ _REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class Buffer:
-    """Aligned memory for one block, touched."""
+    """Aligned memory for one block; taken, and touched, when it is first used or told to be ready."""
 
     def __init__(self) -> None:
-        self.bytes = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
-        self.bytes.fill(0)
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The memory."""
+        if self._memory is None:
+            self._memory = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
+            self._memory.fill(0)
+        return self._memory
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory is taken."""
+        return self._memory is not None
+
+    def make_ready(self) -> None:
+        """Takes the memory."""
+        _ = self.bytes
 
 
 def has_direct_io(folder: Path) -> bool:
@@ -78,7 +94,8 @@ def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Calla
     Args:
         path: Of the file; its folder exists.
         data: Its bytes.
-        buffer: For direct I/O, which the file system must have; None: through the page cache.
+        buffer: For direct I/O, which the file system must have, of data whose memory is not aligned; None: through
+            the page cache.
         go_on: Called before each block; what it raises ends the writing.
 
     Returns:
@@ -106,22 +123,37 @@ def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Calla
     return checksum
 
 
+def _is_aligned(data: memoryview) -> bool:
+    return int(np.frombuffer(data, np.uint8).ctypes.data) % ALIGNMENT_BYTES == 0
+
+
 def _write_directly(descriptor: int, data: memoryview, buffer: Buffer, go_on: Callable[[], None]) -> int:
-    source, block = np.frombuffer(data, np.uint8), buffer.bytes
+    source, is_aligned = np.frombuffer(data, np.uint8), _is_aligned(data)
     checksum = 0
     for offset in range(0, len(source), BLOCK_BYTES):
         go_on()
-        size_bytes = min(BLOCK_BYTES, len(source) - offset)
-        for first in range(0, size_bytes, _HOT_BYTES):
-            hot = block[first : min(first + _HOT_BYTES, size_bytes)]
-            np.copyto(hot, source[offset + first :][: len(hot)])  # lets other threads run, as assigning a slice doesn't
-            checksum = crc32(hot.data, checksum)
-        aligned_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        block[size_bytes:aligned_bytes] = 0
-        _write_block(descriptor, block[:aligned_bytes], offset)
+        block = source[offset : offset + BLOCK_BYTES]
+        if is_aligned and len(block) % ALIGNMENT_BYTES == 0:
+            checksum = crc32(block.data, checksum)
+        else:
+            block, checksum = _copied(block, buffer.bytes, checksum)
+        _write_block(descriptor, block, offset)
     if len(source) % ALIGNMENT_BYTES:
         os.ftruncate(descriptor, len(source))
     return checksum
+
+
+def _copied(
+    values: npt.NDArray[np.uint8], memory: npt.NDArray[np.uint8], checksum: int
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """Returns ``values`` in ``memory``, with zeros up to where it is aligned, and the checksum so far with theirs."""
+    for first in range(0, len(values), _HOT_BYTES):
+        hot = memory[first : min(first + _HOT_BYTES, len(values))]
+        np.copyto(hot, values[first:][: len(hot)])  # lets other threads run, as assigning a slice doesn't
+        checksum = crc32(hot.data, checksum)
+    aligned_bytes = -(-len(values) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    memory[len(values) : aligned_bytes] = 0
+    return memory[:aligned_bytes], checksum
 
 
 def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> None:

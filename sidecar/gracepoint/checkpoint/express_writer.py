@@ -2,9 +2,10 @@
 
 The calling thread hands out files; the threads of a ``_Crew``, made for one save, write them: each one file at a time,
 straight from the arrays' memory, with its checksum computed on the way, and synced. So all cores work, what waits for
-the disk keeps none of them, and the extra memory is that of the threads' buffers, which are reserved and touched by
-``reserve`` and kept from one save to the next. A crew ends with its save: its threads look at the deadline before each
-block, and one that is stuck in the kernel keeps its buffer and is waited for no longer.
+the disk keeps none of them, and the extra memory is that of the threads' buffers. ``reserve`` takes and touches them,
+or the first values do that cannot be written as they lie; they are kept from one save to the next. A crew ends with its
+save: its threads look at the deadline before each block, and one that is stuck in the kernel keeps its buffer and is
+waited for no longer.
 
 Files have their final names at once: their folder is the save's own, and nothing in it counts before the done-record.
 """
@@ -59,6 +60,8 @@ class ExpressWriter:
         """
         if self._has_direct_io(folder):
             self._buffers += [Buffer() for _ in range(THREADS - len(self._buffers))]
+            for buffer in self._buffers:
+                buffer.make_ready()
 
     def write(self, job: Job, deadline: Deadline) -> Written:
         """Makes all files of ``job`` durable.

@@ -25,7 +25,7 @@ from gracepoint.checkpoint.spec import Index
 
 #: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk; not many more, as
 #: they compute checksums, too.
-CONCURRENT_READS = min(32, 4 * len(os.sched_getaffinity(0)))
+CONCURRENT_READS = min(32, 8 * len(os.sched_getaffinity(0)))
 # An array of up to this size is delivered at once, as that takes about as long as delivering one of its regions.
 _TOGETHER_BYTES = 64 << 20
 # ... but of the bound only this part, so that others are read meanwhile.

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint.checkpoint import WriteOptions, direct_io, express_writer
+from gracepoint.checkpoint.aligned import aligned_empty
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.express_writer import THREADS, ExpressWriter
@@ -78,8 +79,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "page cache"])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(folder: Path, size: int, direct: bool) -> None:
-    data = random_bytes(size)
+@pytest.mark.parametrize("past_alignment", [0, 64])
+def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(
+    folder: Path, past_alignment: int, size: int, direct: bool
+) -> None:
+    data = aligned_empty((past_alignment + size,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
+    data[:] = random_bytes(size)
     path = folder / "file"
     path.write_bytes(b"longer than that, and in its place" * 100)
     if direct and not direct_io.has_direct_io(folder):
@@ -87,6 +92,17 @@ def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(folder: Pa
     checksum = direct_io.write_file(path, data.data, Buffer() if direct else None, lambda: None)
     assert path.read_bytes() == data.tobytes()
     assert checksum == zlib.crc32(data.data)
+
+
+def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
+    taken = {}
+    for past_alignment in (0, 64):
+        data = aligned_empty((past_alignment + BLOCK_BYTES,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
+        data[:] = 1
+        buffer = Buffer()
+        direct_io.write_file(tmp_path / "file", data.data, buffer, lambda: None)
+        taken[past_alignment] = buffer.is_ready
+    assert taken == {0: False, 64: True}
 
 
 @pytest.mark.parametrize("limit", [BLOCK_BYTES + 100, BLOCK_BYTES, 5 * ALIGNMENT_BYTES + 1])

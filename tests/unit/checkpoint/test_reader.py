@@ -129,10 +129,11 @@ def test_the_memory_of_regions_stays_below_the_bound(monkeypatch: pytest.MonkeyP
 
     def noted(shape: Sequence[int], dtype: Any) -> Any:
         nonlocal in_use, most
+        memory = aligned_empty(shape, dtype)
         with lock:
-            in_use += int(np.prod(shape)) * 4
+            in_use += memory.nbytes
             most = max(most, in_use)
-        return aligned_empty(shape, dtype)
+        return memory
 
     def deliver(values: Values) -> None:
         nonlocal in_use

@@ -141,11 +141,11 @@ def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are
 ) -> None:
     from gracepoint.checkpoint import read_group
 
-    taken: list[int] = []
+    taken: list[range] = []
 
     def noted(*form: Any) -> Any:
         memory = aligned_empty(*form)
-        taken.append(memory.ctypes.data)
+        taken.append(range(memory.ctypes.data, memory.ctypes.data + memory.nbytes))
         return memory
 
     aligned_empty = read_group.aligned_empty
@@ -153,7 +153,9 @@ def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are
     found = read(
         saved, {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding("x", "y"))}, None, partial_restore=True
     )
-    assert sorted(shard.data.unsafe_buffer_pointer() for shard in found["w"].addressable_shards) == sorted(taken)
+    places = {shard.data.unsafe_buffer_pointer() for shard in found["w"].addressable_shards}
+    assert len(places) == 4
+    assert all(any(place in memory for memory in taken) for place in places)
 
 
 def test_typed_keys_are_restored_with_the_sharding_that_is_given(saved: Path) -> None:
