@@ -14,28 +14,33 @@ import threading
 import time
 from pathlib import Path
 
-from gracepoint_operator import handlers
+from gracepoint_operator import collector, handlers
 from gracepoint_operator.core import Core
 from gracepoint_operator.kube import Kube, KubeError
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.retention import Limits
 from gracepoint_operator.server import Certificates, Server
 from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
 from gracepoint_operator.throttle import DEFAULT_LIKELY_GANGS_PER_MINUTE
 
 log = logging.getLogger("gracepoint_operator")
 
+_SHORTEST_TOKEN = 16
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
     configure(given.log_format)
+    collector.restrain()
     metrics = Metrics()
     try:
         own_rows = () if given.signals is None else read_own_rows(given.signals)
         api = Kube.connect(given.kubeconfig, given.context, metrics.count_api_request)
         certificates = Certificates(given.tls_directory)
-    except (KubeError, OSError, OwnRowsError) as error:
+        webhook_token = _read_token(given.webhook_token)
+    except (KubeError, OSError, OwnRowsError, ValueError) as error:
         log.error("cannot start", extra=about(error=str(error)))
         return 1
     core = Core(
@@ -45,14 +50,19 @@ def main(arguments: list[str] | None = None) -> int:
         given.replica,
         rows=(*own_rows, *BUILT_IN),
         likely_gangs_per_minute=given.likely_gangs_per_minute,
+        replicas=given.replicas,
+        kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
+        sightings=(given.namespace, given.sightings) if given.sightings else None,
     )
     server = Server(
         core,
         api,
         metrics,
         certificates,
+        webhook_token=webhook_token,
         service_url=given.service_url,
         https_port=given.https_port,
+        webhook_port=given.webhook_port,
         health_port=given.health_port,
     )
     stop = threading.Event()
@@ -76,11 +86,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed.is_set() else 0
 
 
+def _read_token(path: Path) -> str:
+    token = path.read_text().strip()
+    if len(token) < _SHORTEST_TOKEN:
+        raise ValueError(f"{path}: found {len(token)} characters, expected a secret of {_SHORTEST_TOKEN} or more")
+    return token
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gracepoint-operator", description=__doc__)
     parser.add_argument("--tls-directory", type=Path, default=Path("/tls"), help="holds tls.crt, tls.key and ca.crt")
+    parser.add_argument(
+        "--webhook-token",
+        type=Path,
+        default=Path("/webhooks/token"),
+        help="a file with what the webhooks' paths are made of",
+    )
     parser.add_argument("--service-url", required=True, help="https://<service>.<namespace>.svc:<port>")
-    parser.add_argument("--https-port", type=int, default=8443, help="channel and webhooks")
+    parser.add_argument("--https-port", type=int, default=8443, help="the channel, for pods")
+    parser.add_argument("--webhook-port", type=int, default=9443, help="the webhooks, for the API server")
     parser.add_argument("--health-port", type=int, default=8080, help="/healthz, /readyz, /metrics")
     parser.add_argument("--replica", default=platform.node(), help="this replica's name: its pod's")
     parser.add_argument("--signals", type=Path, help="a JSON file with rows of your own for the disruption catalogue")
@@ -90,7 +114,21 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_LIKELY_GANGS_PER_MINUTE,
         help="how many gangs are told at most of signals that are likely, but not sure",
     )
-    parser.add_argument("--namespace", default="", help="the operator's own namespace, for its log")
+    parser.add_argument("--replicas", type=int, default=1, help="how many replicas there are, which share that limit")
+    parser.add_argument(
+        "--preemption-ttl-seconds",
+        type=float,
+        default=Limits.ttl_s,
+        help="how long Preemptions that have ended are kept",
+    )
+    parser.add_argument(
+        "--preemption-history-limit",
+        type=int,
+        default=Limits.history,
+        help="how many Preemptions that have ended are kept of one JobSet's name",
+    )
+    parser.add_argument("--namespace", default="", help="the operator's own namespace")
+    parser.add_argument("--sightings", default="", help="a ConfigMap there, in which is kept since when signs are seen")
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
     parser.add_argument("--kubeconfig", help="a kubeconfig file; without it, the pod's service account")
     parser.add_argument("--context", help="a context of the kubeconfig")

@@ -10,17 +10,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> bool:
+def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
     """Whether the API server is going to refuse to evict a running pod.
 
     Args:
         budgets: All PodDisruptionBudgets (policy/v1) of the pod's namespace.
         labels: The pod's.
+        ready: Its condition Ready. One that is not counts for no budget, which may let it go for that
+            (``spec.unhealthyPodEvictionPolicy``).
     """
     about_it = [budget for budget in budgets if _selects((budget.get("spec") or {}).get("selector"), labels)]
     if len(about_it) > 1:
         return True  # the eviction subresource knows only one budget for a pod, and fails at two
-    return any(not _allows(budget) for budget in about_it)
+    return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
 
 
 def _allows(budget: Mapping[str, Any]) -> bool:
@@ -28,6 +30,15 @@ def _allows(budget: Mapping[str, Any]) -> bool:
     # Kubernetes doesn't let a pod go by figures that are older than the budget's spec.
     is_current = int(status.get("observedGeneration") or 0) >= int(budget["metadata"].get("generation") or 0)
     return is_current and int(status.get("disruptionsAllowed") or 0) > 0
+
+
+def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
+    """As the eviction subresource: AlwaysAllow, or enough others are healthy (IfHealthyBudget, the default)."""
+    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    status = budget.get("status") or {}
+    desired = int(status.get("desiredHealthy") or 0)
+    return int(status.get("currentHealthy") or 0) >= desired > 0
 
 
 def _selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:

@@ -1,9 +1,9 @@
 """The channel's HTTP routes: pods subscribe, acknowledge, report. See ``gracepoint.wire``.
 
 Each request is one task on the core's event loop. A subscription's task lives as long as its stream: it takes
-frames from the subscriber's own queue and writes them, with a ping where nothing else is to be said. It ends
-when the client goes (aiohttp cancels it), when the pod is gone or a newer stream of it came (``closed``), or
-when a write does not get through in time. So one stuck pod holds up only itself.
+frames from the subscriber's own queue and writes them; its ``heart`` puts a ping there where nothing else is to be
+said. It ends when the client goes (aiohttp cancels it), when the pod is gone or a newer stream of it came (``closed``),
+or when a write does not get through in time. So one stuck pod holds up only itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gracepoint.wire.messages import (
     Frame,
     Hello,
     Message,
-    Ping,
     Report,
     Resumption,
     Subscription,
 )
 from gracepoint_operator import kube
 from gracepoint_operator.deliver import Deliverer
+from gracepoint_operator.heart import INTERVAL_S, Heart
 from gracepoint_operator.identity import Gate, Reason, RequestRefused
 from gracepoint_operator.intake import Intake, UnknownPreemption
 from gracepoint_operator.logs import about
@@ -41,7 +41,6 @@ from gracepoint_operator.subscribers import Subscriber, Subscribers
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 10.0
 #: A report names every process that took part: room for more than 30,000. Read before anybody knows who calls.
@@ -90,25 +89,32 @@ class Channel:
         try:
             _notice_vanished_peers(request)
             await response.prepare(request)
-            await _write(response, Hello(replica=self._replica, heartbeat_s=HEARTBEAT_S))
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
             self._deliverer.catch_up(subscriber)
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{hello.namespace}/{hello.pod_name}"
             log.info("a subscriber was lost", extra=about(pod=pod, error=repr(error)))
+            if request.transport is not None:
+                request.transport.abort()  # what did not get through is not waited for
         finally:
             self._subscribers.remove(subscriber)
             self._metrics.subscriptions.set(len(self._subscribers))
         return response
 
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
-        while not subscriber.closed:
-            outgoing = await subscriber.next(HEARTBEAT_S)
-            if outgoing is not None:
-                await _write(response, outgoing.make())
-                outgoing.written()
-            elif not subscriber.closed:
-                await _write(response, Ping())
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as patience:
+            heart = Heart(subscriber, lambda: patience.reschedule(loop.time()))
+            try:
+                while (outgoing := await subscriber.next()) is not None:
+                    heart.writing = True
+                    await _write(response, outgoing.make())
+                    heart.writing = False
+                    outgoing.written()
+            finally:
+                heart.stop()
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(response.write_eof(), _WRITE_TIMEOUT_S)
 
@@ -203,8 +209,7 @@ def _mismatch(field: str, found: object, expected: object) -> RequestRefused:
 
 
 async def _write(response: web.StreamResponse, frame: Frame) -> None:
-    async with asyncio.timeout(_WRITE_TIMEOUT_S):
-        await response.write(frame.to_json().encode() + b"\n")
+    await response.write(frame.to_json().encode() + b"\n")
 
 
 def _notice_vanished_peers(request: web.Request) -> None:

@@ -10,7 +10,8 @@ loop:
 * ``_sweep``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
   and then; it also runs every JobSet through ``decide``;
 * ``_tick``: once a second, for what only time brings about: epochs under way that expire, those that were held back,
-  requests for JobSets that do not come;
+  requests for JobSets that do not come; and for hints to pods that have connected, which may be a thousand at once;
+* ``Pruner.run``: now and then deletes records that ended long ago;
 * ``_check``: one task for each JobSet whose deleted pod is suspect; ends with its answer.
 
 ``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
@@ -28,7 +29,7 @@ from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator import answers, kinds, kube, throttle
 from gracepoint_operator.answers import Answer
 from gracepoint_operator.channel import Channel
-from gracepoint_operator.decide import Check, Start, decide
+from gracepoint_operator.decide import Check, Wait, decide
 from gracepoint_operator.deliver import Deliverer
 from gracepoint_operator.eviction_hold import EvictionHold
 from gracepoint_operator.hints import Hinter
@@ -38,10 +39,14 @@ from gracepoint_operator.kube import JsonObject, Kube
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.policy_record import PolicyRecorder
+from gracepoint_operator.pruner import Pruner
 from gracepoint_operator.receipts import Receipts
+from gracepoint_operator.recollection import Recollection
 from gracepoint_operator.record import Recorder
 from gracepoint_operator.refresh import look_afresh, put, sweep
 from gracepoint_operator.request_record import RequestRecorder
+from gracepoint_operator.resources import PreemptionSpec
+from gracepoint_operator.retention import Limits
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.subscribers import Subscribers
 from gracepoint_operator.versions import version_of
@@ -70,6 +75,9 @@ class Core:
         write_interval_s: Pause between two writes of one object to the API.
         rows: The disruption catalogue, in the order in which its rows are tried.
         likely_gangs_per_minute: How many are told at most of signals that are not sure; see ``throttle``.
+        replicas: How many replicas share that.
+        kept: How long, and how many, Preemptions that have ended are kept.
+        sightings: Namespace and name of the ConfigMap of ``recollection``.
     """
 
     def __init__(
@@ -81,9 +89,13 @@ class Core:
         write_interval_s: float = 1.0,
         rows: Sequence[Row] = BUILT_IN,
         likely_gangs_per_minute: int = throttle.DEFAULT_LIKELY_GANGS_PER_MINUTE,
+        replicas: int = 1,
+        kept: Limits = Limits(),  # noqa: B008  immutable
+        sightings: tuple[str, str] | None = None,
     ) -> None:
         self._api = api
         self._likely_gangs_per_minute = likely_gangs_per_minute
+        self._replicas = replicas
         self.world = World(clock, rows)
         self.subscribers = Subscribers()
         self._clock = clock
@@ -100,6 +112,8 @@ class Core:
         self._hinter = Hinter(self.subscribers)
         gate = Gate(api, self.world, clock)
         self.channel = Channel(gate, self.subscribers, self.deliverer, self.intake, metrics, replica)
+        self._recollection = Recollection(api, self.world, sightings, metrics, write_interval_s)
+        self._pruner = Pruner(api, self.world, lambda: self.ready, metrics, clock, kept)
         self._requests = RequestRecorder(api, metrics, write_interval_s)
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._held_back: set[str] = set()  # JobSets with an epoch that has to wait; decided about again each second
@@ -131,11 +145,15 @@ class Core:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweep(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
+                tasks.create_task(self._pruner.run(), name="pruner")
         finally:
             for task in list(self._checks.values()):
                 task.cancel()
             await asyncio.gather(
-                *(scribe.close(_LAST_WRITES_S) for scribe in (self._recorder, self._policies, self._requests))
+                *(
+                    scribe.close(_LAST_WRITES_S)
+                    for scribe in (self._recorder, self._policies, self._requests, self._recollection)
+                )
             )
 
     def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
@@ -151,6 +169,8 @@ class Core:
         if affected and not self._affected:
             asyncio.get_running_loop().call_soon(self._react_to_all)
         self._affected |= affected
+        if affected:
+            self._recollection.touch()
 
     def _react_to_all(self) -> None:
         affected, self._affected = self._affected, set()
@@ -163,6 +183,7 @@ class Core:
         self._policies.forget(uid)  # if it is a JobSet
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._receipts.forget(place[1:])
+            self._recorder.forget(place[1:])
             self._requests.forget(place[1:])
         return self.world.drop(uid, version)
 
@@ -191,14 +212,14 @@ class Core:
         now, waits = self._clock(), False
         gang = self.world.gang(uid)
         self._hinter.tell(gang)
-        for decision in decide(gang, now):
+        for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
                     if uid not in self._checks:
                         self._checks[uid] = asyncio.create_task(self._check(decision), name=f"check {uid}")
                 case Answer():
                     self._requests.answer(decision)
-                case Start() if self._is_held_back(decision, now):
+                case Wait():
                     waits = True
                 case _:
                     self.deliverer.carry_out(decision)
@@ -210,8 +231,9 @@ class Core:
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(jobset_uid=uid)
             )
 
-    def _is_held_back(self, start: Start, now: float) -> bool:
-        return throttle.holds_back(start.spec, self.world.epochs.values(), now, self._likely_gangs_per_minute)
+    def _is_held_back(self, spec: PreemptionSpec) -> bool:
+        late = self.world.latest_epochs(throttle.WINDOW_S)
+        return throttle.holds_back(spec, late, self._recorder.made, self._likely_gangs_per_minute, self._replicas)
 
     async def _check(self, decision: Check) -> None:
         """Asks the API whether a deletion is ordinary life. If it does not answer in time, the pod is believed."""
@@ -226,7 +248,7 @@ class Core:
                 await again(look_afresh, self._api, self.world, decision.jobset, decision.jobs, decision.pod_uids)
         except TimeoutError:
             log.warning(
-                "no fresh look in time, the deletion is taken for a disruption",
+                "no fresh look in time, pods that are deleted are taken for disrupted",
                 extra=about(jobset=decision.jobset.name, waited_s=_CHECK_WITHIN_S),
             )
             self.world.mark_checked(decision.pod_uids)
@@ -237,6 +259,8 @@ class Core:
     async def _sweep(self) -> None:
         while True:
             try:
+                if not self.ready:
+                    await self._recollection.recall()
                 await sweep(self._api, self.world, self._drop)
             except kube.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
@@ -244,17 +268,23 @@ class Core:
                 continue
             if not self.ready:
                 log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
+            self.world.forget_recalled()
+            self._recollection.touch()
             self.deliverer.ready = True
             for namespace, name in list(self.world.policies):
                 self._policies.touch(namespace, name)
             self._react(self.world.jobset_uids())
+            for epoch in self.world.epochs.values():
+                if epoch.status.phase is None:
+                    self._recorder.touch(epoch)
             await asyncio.sleep(SWEEP_S)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             if self.ready:
-                self._react(self.world.disrupted_jobset_uids() | self._held_back)
+                joined, self.deliverer.joined = self.deliverer.joined, set()
+                self._react(self.world.disrupted_jobset_uids() | self._held_back | joined)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:

@@ -21,7 +21,7 @@ from gracepoint_operator import evictions, signals
 from gracepoint_operator.gang import Gang
 from gracepoint_operator.objects import Pod
 from gracepoint_operator.requests import Request
-from gracepoint_operator.resources import CheckpointPolicySpec, SignalKind
+from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Signal
 
 
@@ -37,19 +37,31 @@ class Timed:
     def deadline_at(self) -> float:
         return self.signal.deadline_at(self.since_at)
 
+    @property
+    def is_told(self) -> bool:
+        """True if the deadline is a time that was told, and not one that is assumed."""
+        return self.signal.until_at == self.deadline_at
 
-def counting(gang: Gang, now: float, *, drills: bool) -> list[Timed]:
-    """The signals that count: those of disruptions, or requests for drills where disruptions are none."""
+
+def counting(gang: Gang, policy: PolicyInForce | None, now: float, *, drills: bool) -> list[Timed]:
+    """The signals that count under a policy: those of disruptions, or requests for drills where disruptions are none.
+
+    Args:
+        gang: Everything that is known of it.
+        policy: Of the gang as it is now, or as it was when the epoch began that these would join. None: nothing counts.
+        now: Seconds since the epoch.
+        drills: Which of the two.
+    """
     pods = gang.members
-    if gang.policy is None or any(pod.finished for pod in pods):
+    if policy is None or any(pod.finished for pod in pods):
         return []
-    if drills and not any(request.is_drill(gang.policy.spec.mode) for request in gang.requests):
+    if drills and not any(request.is_drill(policy.mode) for request in gang.requests):
         return []
     timed, runs = [], all(pod.phase == "Running" for pod in pods)
     for pod in pods:
         if not gang.job_goes_on(pod):
             continue
-        for signal, request in relevant(gang, pod, gang.policy.spec, now, drills=drills):
+        for signal, request in relevant(gang, pod, policy, now, drills=drills):
             since_at = gang.since[signal.mark]
             if _is_news(signal, since_at, gang.bound_at.get(pod.uid), runs):
                 timed.append(Timed(signal, since_at, request))
@@ -67,7 +79,7 @@ def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool
 
 
 def relevant(
-    gang: Gang, pod: Pod, policy: CheckpointPolicySpec, now: float, *, drills: bool
+    gang: Gang, pod: Pod, policy: PolicyInForce, now: float, *, drills: bool
 ) -> Iterator[tuple[Signal, Request | None]]:
     """The signals for a pod under a policy, also those that were there before it; with the request, if it is one."""
     found: list[tuple[Signal, Request | None]] = []
@@ -99,6 +111,6 @@ def ends_pods(timed: Iterable[Timed]) -> bool:
     return any(item.signal.kind in kinds for item in timed)
 
 
-def mode_of(policy: CheckpointPolicySpec, timed: Iterable[Timed]) -> Mode:
+def mode_of(policy: PolicyInForce, timed: Iterable[Timed]) -> Mode:
     """What a disruption's epoch asks of the gang. No pod that is being ended can train on."""
     return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode

@@ -4,12 +4,15 @@
 event brought it about, after a restart of the operator, and in each replica. The rules, in order:
 
 * Which signals count stands in ``counting``. One that an earlier epoch of the same pods answered does not count again.
-* The earliest deadline wins. A signal during an open epoch joins it (``specs``).
+* The earliest deadline wins. A signal during an open epoch joins it (``specs``), if it counts by the policy as that was
+  when the epoch began.
 * An epoch is retracted while nobody has frozen, if all signals may go away, did so, and not because the pod
   or the node went away.
 * An epoch by which the gang trains on, as its time is limited, is retracted for one by which it has to leave.
+* A JobSet that is not seen any more is looked for, as it may only have lost its label; then the epoch goes on.
 * A drill that somebody asked for gives way: it begins only where no epoch is under way, and a disruption that comes
-  during one has an epoch of its own.
+  during one has an epoch of its own. What is still being looked at, or has to wait, disturbs none.
+* An epoch of signals that are not sure may have to wait (``throttle``).
 * An epoch that nobody ends expires some time after its deadline, or when the life after it is in danger.
 * Requests are answered (``answers``).
 """
@@ -17,16 +20,16 @@ event brought it about, after a restart of the operator, and in each replica. Th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import specs
 from gracepoint_operator.answers import Answer, answers
 from gracepoint_operator.counting import Timed, believed, counting, relevant
-from gracepoint_operator.epochs import Epoch, epoch_name
+from gracepoint_operator.epochs import EndReason, Epoch, epoch_name
 from gracepoint_operator.gang import Gang
-from gracepoint_operator.objects import JobSet
-from gracepoint_operator.resources import PreemptionSpec
+from gracepoint_operator.objects import Named
+from gracepoint_operator.resources import PreemptionSpec, RequestReference
 
 #: How long after the deadline the last word of a gang is waited for.
 EXPIRE_AFTER_S = 30.0
@@ -56,6 +59,7 @@ class End:
 
     epoch: Epoch
     phase: Phase
+    reason: EndReason
     message: str
 
 
@@ -71,54 +75,111 @@ class Reached:
 class Check:
     """Look at the JobSet and these of its Jobs afresh, then decide again."""
 
-    jobset: JobSet
-    jobs: tuple[str, ...]
-    pod_uids: tuple[str, ...]
+    jobset: Named
+    jobs: tuple[str, ...] = ()
+    pod_uids: tuple[str, ...] = ()
 
 
-Decision = Start | Move | End | Reached | Check | Answer
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """An epoch would begin, and must not yet; decide again a little later."""
 
 
-def decide(gang: Gang, now: float) -> list[Decision]:
-    """The decisions for one JobSet; empty where all is as it should be."""
+Decision = Start | Move | End | Reached | Check | Wait | Answer
+
+
+def decide(gang: Gang, now: float, holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False) -> list[Decision]:
+    """The decisions for one JobSet; empty where all is as it should be.
+
+    Args:
+        gang: Everything that is known of it.
+        now: Seconds since the epoch.
+        holds_back: Whether an epoch that would begin has to wait.
+    """
     latest = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
-    timed = counting(gang, now, drills=False)
+    policy = None if gang.policy is None else gang.policy.spec
     decisions: list[Decision] = []
+    started: list[Decision] = []
     if latest is not None and not latest.phase.ended:
-        fresh = [item for item in timed if not latest.includes(item.signal.pod)]
-        joined = [item for item in timed if latest.includes(item.signal.pod)]
+        fresh: list[Timed] = []
+        if not all(latest.includes(pod) for pod in gang.members):
+            timed = counting(gang, policy, now, drills=False)
+            fresh = [item for item in timed if not latest.includes(item.signal.pod)]
+        joined = _joining(gang, latest, now)
         ending = _ending(gang, latest, now, outlived=bool(believed(gang, fresh)))
-        if ending is None and _gives_way(gang, latest, believed(gang, joined), now):
-            ending, fresh = End(latest, Phase.RETRACTED, "a disruption came by which the gang has to leave"), joined
+        if ending is not None:
+            started = _started(gang, fresh, now, holds_back)
+        elif _gives_way(gang, latest, believed(gang, joined), now):
+            started = _started(gang, joined, now, holds_back)
+            if _begins(started):
+                message = "a disruption came by which the gang has to leave"
+                ending = End(latest, Phase.RETRACTED, EndReason.GAVE_WAY, message)
         decisions += [ending] if ending is not None else _moved(latest, joined)
-        timed = fresh if ending is not None else []
-    elif latest is not None:
-        timed = _unanswered([latest], timed)
-    started = _started(gang, timed, now)
-    disrupted = bool(started) or (latest is not None and not latest.phase.ended)
-    decisions += _rehearsed(gang, now, disrupted=disrupted)
+    else:
+        timed = counting(gang, policy, now, drills=False)
+        started = _started(gang, timed if latest is None else _unanswered([latest], timed), now, holds_back)
+    under_way = latest is not None and not latest.phase.ended
+    decisions += _rehearsed(gang, now, quiet=not (started or under_way), disrupted=_begins(started) or under_way)
     for epoch in gang.epochs:
         if not (epoch.phase.ended or epoch is latest or epoch.is_rehearsal) and _is_late(epoch, now):
             decisions.append(_expired(epoch))
     decisions += started
+    decisions += _missed(gang)
     if latest is not None:
         decisions += _milestones(gang, latest)
-    asked = {reference for item in decisions if isinstance(item, Start) for reference in item.spec.requests}
-    decisions += [answer for answer in answers(gang) if answer.request.reference not in asked]
+    adopted = [reference.uid for item in decisions for reference in _newly_adopted(item)]
+    decisions += [answer for answer in answers(gang) if answer.request.uid not in adopted]
     return decisions
 
 
-def _rehearsed(gang: Gang, now: float, *, disrupted: bool) -> list[Decision]:
-    """Drills that somebody asked for. ``disrupted``: an epoch that is none is under way, or begins now."""
+def _newly_adopted(decision: Decision) -> Sequence[RequestReference]:
+    """The requests that a decision makes an epoch be about, which is answered when the epoch says so."""
+    match decision:
+        case Start():
+            return decision.spec.requests
+        case Move():
+            return [item for item in decision.spec.requests if item not in decision.epoch.spec.requests]
+        case _:
+            return []
+
+
+def _rehearsed(gang: Gang, now: float, *, quiet: bool, disrupted: bool) -> list[Decision]:
+    """Drills that somebody asked for.
+
+    Args:
+        gang: Everything that is known of it.
+        now: Seconds since the epoch.
+        quiet: No other epoch is under way, and none may be about to begin.
+        disrupted: One is under way, or begins now.
+    """
     current = next((epoch for epoch in gang.epochs if epoch.is_rehearsal and not epoch.phase.ended), None)
-    timed = counting(gang, now, drills=True)
+    timed = counting(gang, None if gang.policy is None else gang.policy.spec, now, drills=True)
     if current is None:
-        return [] if disrupted else _started(gang, _unanswered(gang.epochs, timed), now, drill=True)
-    joined = [item for item in timed if current.includes(item.signal.pod)]
-    ending = _ending(gang, current, now, outlived=len(joined) < len(timed))
+        return _started(gang, _unanswered(gang.epochs, timed), now, drill=True) if quiet else []
+    outlived = any(not current.includes(item.signal.pod) for item in timed)
+    ending = _ending(gang, current, now, outlived=outlived)
     if ending is None and disrupted and current.phase.rank < Phase.FROZEN.rank:
-        ending = End(current, Phase.RETRACTED, "a disruption came that is no drill")
-    return [ending] if ending is not None else _moved(current, joined)
+        ending = End(current, Phase.RETRACTED, EndReason.GAVE_WAY, "a disruption came that is no drill")
+    return [ending] if ending is not None else _moved(current, _joining(gang, current, now))
+
+
+def _joining(gang: Gang, current: Epoch, now: float) -> list[Timed]:
+    """The signals for the pods of an epoch under way, by its own copy of the policy: editing that, or deleting it, or
+    taking the label from the JobSet, changes nothing in mid-flight."""
+    timed = counting(gang, current.spec.policy.spec, now, drills=current.is_rehearsal)
+    return [item for item in timed if current.includes(item.signal.pod)]
+
+
+def _begins(started: Iterable[Decision]) -> bool:
+    return any(isinstance(item, Start) for item in started)
+
+
+def _missed(gang: Gang) -> list[Decision]:
+    """Where the JobSet of an epoch under way is not known any more, it is looked for."""
+    if gang.jobset is not None or gang.jobset_gone:
+        return []
+    lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
+    return [Check(Named(epoch.namespace, epoch.spec.job_set.name, gang.jobset_uid)) for epoch in lost[:1]]
 
 
 def _unanswered(epochs: Sequence[Epoch], timed: Sequence[Timed]) -> list[Timed]:
@@ -135,7 +196,14 @@ def _unanswered(epochs: Sequence[Epoch], timed: Sequence[Timed]) -> list[Timed]:
     return [item for item in timed if not any(answered(epoch, item) for epoch in epochs)]
 
 
-def _started(gang: Gang, timed: Sequence[Timed], now: float, *, drill: bool = False) -> list[Decision]:
+def _started(
+    gang: Gang,
+    timed: Sequence[Timed],
+    now: float,
+    holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False,
+    *,
+    drill: bool = False,
+) -> list[Decision]:
     if not timed or gang.jobset is None or gang.policy is None:
         return []
     sound = believed(gang, timed)
@@ -146,6 +214,8 @@ def _started(gang: Gang, timed: Sequence[Timed], now: float, *, drill: bool = Fa
     if drill and gang.policy.spec.mode is Mode.OBSERVE:
         return []
     spec = specs.begun(gang.jobset, gang.policy, gang.epochs, sound, now, drill=drill)
+    if holds_back(spec):
+        return [Wait()]
     name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
     return [Start(gang.jobset.namespace, name, spec, len(gang.members))]
 
@@ -161,14 +231,16 @@ def _moved(current: Epoch, timed: Sequence[Timed]) -> list[Decision]:
 
 def _ending(gang: Gang, current: Epoch, now: float, *, outlived: bool) -> End | None:
     before_freeze = current.phase.rank < Phase.FROZEN.rank
-    if before_freeze and (gang.jobset is None or gang.jobset.deleted):
-        return End(current, Phase.RETRACTED, "the JobSet was deleted")
+    if before_freeze and (gang.jobset_gone or (gang.jobset is not None and gang.jobset.deleted)):
+        return End(current, Phase.RETRACTED, EndReason.JOBSET_DELETED, "the JobSet was deleted")
     if before_freeze and gang.jobset is not None and gang.jobset.finished:
-        return End(current, Phase.RETRACTED, "the JobSet finished")
+        return End(current, Phase.RETRACTED, EndReason.JOBSET_FINISHED, "the JobSet finished")
     if before_freeze and current.spec.cancelable and _signals_went_away(gang, current, now):
-        return End(current, Phase.RETRACTED, f"the signal went away: {current.spec.signal}")
+        message = f"the signal went away: {current.spec.signal}"
+        return End(current, Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY, message)
     if outlived:
-        return End(current, Phase.EXPIRED, "its pods were replaced before anybody said how it ended")
+        message = "its pods were replaced before anybody said how it ended"
+        return End(current, Phase.EXPIRED, EndReason.PODS_REPLACED, message)
     return _expired(current) if _is_late(current, now) else None
 
 
@@ -177,9 +249,10 @@ def _is_late(epoch: Epoch, now: float) -> bool:
 
 
 def _expired(epoch: Epoch) -> End:
+    message = "the deadline passed and nobody said how it ended"
     if epoch.spec.mode is Mode.OBSERVE:
-        return End(epoch, Phase.EXPIRED, "the deadline passed; observed only, nobody was told")
-    return End(epoch, Phase.EXPIRED, "the deadline passed and nobody said how it ended")
+        message = "the deadline passed; observed only, nobody was told"
+    return End(epoch, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)
 
 
 def _signals_went_away(gang: Gang, current: Epoch, now: float) -> bool:

@@ -45,6 +45,7 @@ class Deliverer:
 
     Attributes:
         ready: True once the world is known; until then nobody is served.
+        joined: UIDs of JobSets with new subscribers, until somebody takes them out: these have missed all hints.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Deliverer:
         self._metrics = metrics
         self._clock = clock
         self.ready = False
+        self.joined: set[str] = set()
 
     def carry_out(self, decision: Start | Move | End | Reached) -> None:
         """Does one decision about an epoch."""
@@ -81,7 +83,7 @@ class Deliverer:
             case Move():
                 self.changed(dataclasses.replace(decision.epoch, spec=decision.spec))
             case End():
-                after = status.ended(decision.epoch.status, decision.phase, decision.message, now)
+                after = status.ended(decision.epoch.status, decision.phase, decision.reason, decision.message, now)
                 self.changed(dataclasses.replace(decision.epoch, status=after))
             case Reached():
                 self._reached(decision.epoch, decision.stage, now)
@@ -101,6 +103,7 @@ class Deliverer:
         subscriber.retracted.update(retracted[:-_RETRACTIONS])
         for epoch in epochs:
             self._tell_one(subscriber, epoch)
+        self.joined.add(subscriber.hello.jobset_uid)
 
     def changed(self, epoch: Epoch) -> None:
         """The epoch is new, or something about it: it is kept, told and recorded."""

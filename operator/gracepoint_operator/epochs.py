@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.objects import Pod, parse_time
-from gracepoint_operator.resources import Acknowledgements, Preemption, PreemptionSpec, PreemptionStatus
+from gracepoint_operator.resources import Acknowledgements, Condition, Preemption, PreemptionSpec, PreemptionStatus
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
@@ -19,6 +20,19 @@ _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
 #: Ends that the operator decides by what it knows: a gang may have frozen meanwhile, or save late.
 _CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
+
+
+class EndReason(StrEnum):
+    """Why the operator itself ends an epoch: reason of its condition Ended. An end that the gang reports has its phase
+    there."""
+
+    SIGNAL_WENT_AWAY = "SignalWentAway"
+    GAVE_WAY = "GaveWay"  # to an epoch that asks for more
+    JOBSET_DELETED = "JobSetDeleted"
+    JOBSET_FINISHED = "JobSetFinished"
+    DEADLINE_PASSED = "DeadlinePassed"
+    PODS_REPLACED = "PodsReplaced"
+
 
 #: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
 MOVABLE = (
@@ -70,10 +84,14 @@ class Epoch:
         """When it ended; None while it is under way."""
         if not self.phase.ended:
             return None
-        for condition in self.status.conditions or ():
-            if condition.type == CONDITION_ENDED:
-                return condition.last_transition_time.timestamp()
-        return self.spec.deadline.timestamp()
+        ended = self._ended
+        return (self.spec.deadline if ended is None else ended.last_transition_time).timestamp()
+
+    @property
+    def end_reason(self) -> str:
+        """Why it ended: an ``EndReason``, or the phase that the gang reported; empty while it is under way."""
+        ended = self._ended
+        return "" if ended is None else ended.reason
 
     @property
     def is_rehearsal(self) -> bool:
@@ -117,6 +135,10 @@ class Epoch:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
         return dataclasses.replace(other, spec=spec, status=status)
+
+    @property
+    def _ended(self) -> Condition | None:
+        return next((item for item in self.status.conditions or () if item.type == CONDITION_ENDED), None)
 
     def timing(self, stage: str) -> float | None:
         """Seconds from the signal until the stage was reached; None if it was not, or nobody said."""

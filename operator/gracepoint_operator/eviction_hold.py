@@ -1,7 +1,8 @@
 """Answers whether an eviction may go on now; asked by the API server through the webhook.
 
-Each call is a task of the core's event loop, without state of its own; it ends with its answer. A pod that is known
-and of no gang is answered without waiting for anything. For a pod of a gang the API is asked for the newest
+Each call is a task of the core's event loop, without state of its own; it ends with its answer. A pod that is of no
+gang by what is watched, and by its name of no JobSet that is, is answered without waiting for anything. For a pod of a
+gang the API is asked for the newest
 Preemption, as the twin may know of it first, and where none is under way for the budgets that may refuse the
 eviction anyway. All that is bounded by ``LOOK_WITHIN_S``; what is not known by then is decided by what the watches
 have brought. From there on nothing is waited for: the attempt is noted, decided about like every signal (``react``
@@ -100,7 +101,7 @@ class EvictionHold:
     async def _look(self, namespace: str, name: str) -> bool:
         """Asks the API for what has to be known; True if a budget is going to refuse the eviction."""
         pod = self._world.pod_named(namespace, name)
-        if pod is None:
+        if pod is None and self._world.may_be_of_jobset(namespace, name):
             pod = await self._unknown(namespace, name)
         jobset = self._jobset(pod)
         if pod is None or jobset is None:
@@ -116,10 +117,10 @@ class EvictionHold:
             if under_way:
                 return False  # begun here, and not written yet
         found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        return budgets.forbid(found, pod.labels)
+        return budgets.forbid(found, pod.labels, ready=pod.ready)
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
-        """A pod that the watches have not brought: of no JobSet, as most are, or just made."""
+        """A pod that the watches have not brought, and whose name is like a JobSet's: just made, or of none."""
         try:
             body = await self._api.get(kinds.PODS, namespace, name)
         except kube.NotFound:
@@ -133,7 +134,11 @@ class EvictionHold:
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
         gang = self._world.gang(pod.jobset_uid)
-        if gang.policy is None or SignalKind.EVICTION not in gang.policy.spec.signals or gang.is_ordinary_life(pod):
+        policy = None if gang.policy is None else gang.policy.spec.in_force
+        latest = self._latest(pod)
+        if latest is not None and not latest.phase.ended and latest.includes(pod):
+            policy = latest.spec.policy.spec
+        if policy is None or SignalKind.EVICTION not in policy.signals or gang.is_ordinary_life(pod):
             return None
         return gang.jobset
 

@@ -13,7 +13,7 @@ import dataclasses
 from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.objects import Pod
-from gracepoint_operator.resources import CheckpointPolicySpec, SignalKind
+from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Cause, Signal
 
 TEXT = "eviction of the pod"
@@ -37,7 +37,7 @@ def mark(pod_uid: str) -> str:
     return f"{pod_uid}/eviction"
 
 
-def signal(pod: Pod, policy: CheckpointPolicySpec) -> Signal:
+def signal(pod: Pod, policy: PolicyInForce) -> Signal:
     """The signal that an attempt is. Its lead is the bound; what is not held has the pod's own grace period."""
     bound_s = held_for_s(policy)
     return Signal(
@@ -54,7 +54,7 @@ def signal(pod: Pod, policy: CheckpointPolicySpec) -> Signal:
     )
 
 
-def held_for_s(policy: CheckpointPolicySpec) -> float | None:
+def held_for_s(policy: PolicyInForce) -> float | None:
     """The longest that evictions are held under a policy; None where they are not."""
     if policy.mode is not Mode.ENFORCE or not policy.eviction_hold.enabled:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.epochs import Epoch
@@ -17,7 +18,9 @@ class Gang:
     """Everything that matters to one JobSet, read at one moment.
 
     Attributes:
-        jobset: None once it is gone. In a namespace that is being deleted it counts as deleted.
+        jobset: None where it is not known: it is gone, or has lost the label by which it is watched. In a namespace
+            that is being deleted it counts as deleted.
+        jobset_gone: It is none, and the API said so when it was asked.
         jobs: Its Jobs by name.
         pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
         nodes: The nodes of those pods, by name.
@@ -31,6 +34,7 @@ class Gang:
 
     jobset_uid: str
     jobset: JobSet | None
+    jobset_gone: bool
     jobs: Mapping[str, Job]
     pods: tuple[Pod, ...]
     nodes: Mapping[str, Node]
@@ -42,18 +46,26 @@ class Gang:
     bound_at: Mapping[str, float]
     checked: frozenset[str]
 
-    @property
+    @functools.cached_property
     def members(self) -> tuple[Pod, ...]:
-        """The pods of the current attempt, ended ones too; none where the JobSet is not to go on."""
+        """The pods of the current attempt; none where the JobSet is not to go on.
+
+        Ended ones too, but for those that their Job has put another pod in the place of.
+        """
         jobset = self.jobset
         if jobset is None or jobset.deleted or jobset.finished:
             return ()
-        return tuple(pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts)
+        current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts]
+        taken = {(pod.job_name, pod.completion_index) for pod in current if not pod.finished}
+        return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
 
     def job_goes_on(self, pod: Pod) -> bool:
-        """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down."""
+        """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down.
+
+        A Job of that name that JobSet has made after the deletion of this pod's own one is another.
+        """
         job = self.jobs.get(pod.job_name)
-        if job is None or job.deleted or job.finished:
+        if job is None or job.deleted or job.finished or pod.job_uid not in ("", job.uid):
             return False
         return job.completions is None or pod.completion_index < job.completions
 

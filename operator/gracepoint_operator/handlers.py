@@ -20,13 +20,14 @@ from gracepoint_operator.core import Core
 from gracepoint_operator.kube import Kube
 from gracepoint_operator.refresh import SELECTORS
 
-_KINDS: dict[tuple[str, str, str], kinds.Kind] = {
+#: By group, version and plural; without a version kopf watches the one that the cluster prefers.
+_KINDS: dict[tuple[str, str | None, str], kinds.Kind] = {
     ("", "v1", "nodes"): kinds.NODES,
     ("", "v1", "pods"): kinds.PODS,
     ("batch", "v1", "jobs"): kinds.JOBS,
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"): kinds.JOBSETS,
     ("karpenter.sh", "v1", "nodeclaims"): kinds.NODE_CLAIMS,
-    ("kueue.x-k8s.io", "v1beta1", "workloads"): kinds.WORKLOADS,
+    ("kueue.x-k8s.io", None, "workloads"): kinds.WORKLOADS,
     (GROUP, API_VERSION, "checkpointpolicies"): kinds.POLICIES,
     (GROUP, API_VERSION, "preemptions"): kinds.PREEMPTIONS,
 }
@@ -65,8 +66,7 @@ def run(core: Core, api: Kube, stop: threading.Event, *, replica: str) -> None:
     async def release(**_: Any) -> None:
         stop.set()  # kopf waits for the flag in a thread, for which the loop waits in the end
 
-    for (group, version, plural), kind in _KINDS.items():
-        _watch(registry, group, version, plural, kind, core)
+    watch_all(registry, core)
     kopf.run(
         registry=registry,
         settings=settings(),
@@ -75,6 +75,12 @@ def run(core: Core, api: Kube, stop: threading.Event, *, replica: str) -> None:
         identity=cast(Any, replica),  # a NewType of str that kopf does not export
         stop_flag=stop,
     )
+
+
+def watch_all(registry: kopf.OperatorRegistry, core: Core) -> None:
+    """Has every object of every kind handed to the core."""
+    for (group, version, plural), kind in _KINDS.items():
+        _watch(registry, group, version, plural, kind, core)
 
 
 def settings() -> kopf.OperatorSettings:
@@ -103,8 +109,8 @@ def settings() -> kopf.OperatorSettings:
 
 
 def _watch(
-    registry: kopf.OperatorRegistry, group: str, version: str, plural: str, kind: kinds.Kind, core: Core
+    registry: kopf.OperatorRegistry, group: str, version: str | None, plural: str, kind: kinds.Kind, core: Core
 ) -> None:
-    @kopf.on.event(group, version, plural, id=f"see-{plural}", registry=registry)
+    @kopf.on.event(group=group, version=version, plural=plural, id=f"see-{plural}", registry=registry)
     async def see(event: kopf.RawEvent, **_: Any) -> None:
         core.feed(kind, event["type"], dict(event["object"]))

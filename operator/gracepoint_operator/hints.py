@@ -54,10 +54,10 @@ class Hinter:
     def tell(self, gang: Gang) -> None:
         """Gives every subscriber of the gang the hints that it lacks."""
         found = hints_for(gang)
-        if not found:
-            return
+        marks = {signal.mark for signal in found}
         names = {pod.uid for pod in gang.members}
         for subscriber in self._subscribers.of_jobset(gang.jobset_uid):
+            subscriber.hinted &= marks  # a sign that goes away and comes again is told again
             new = [signal for signal in found if signal.mark not in subscriber.hinted]
             if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in names:
                 subscriber.hinted |= {signal.mark for signal in new}

@@ -123,11 +123,12 @@ class Intake:
             await self._recorder.settled(epoch, _LAST_WORD_S)
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
+        # The gang may be disrupted again already, which is another epoch.
         epochs = self._world.epochs_of(message.jobset_uid, pod.namespace)
-        if not epochs or epochs[-1].includes(pod) or epochs[-1].spec.mode is not Mode.ENFORCE:
-            return
-        after = status.resumed(epochs[-1], message, self._clock())
-        self._deliverer.changed(dataclasses.replace(epochs[-1], status=after))
+        left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
+        if left is not None and left.spec.mode is Mode.ENFORCE:
+            after = status.resumed(left, message, self._clock())
+            self._deliverer.changed(dataclasses.replace(left, status=after))
 
     async def _named(self, pod: Pod, report: Report) -> Epoch:
         """The epoch that a report names.

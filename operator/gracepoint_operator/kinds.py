@@ -11,9 +11,14 @@ from gracepoint.wire import names
 class Kind:
     """Where the objects of one kind live in the API."""
 
-    prefix: str  # "/api/v1" or "/apis/<group>/<version>"
+    prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version where any will do
     plural: str
     namespaced: bool = True
+    any_version: bool = False  # the one that the cluster prefers is read
+
+    def of_version(self, group_version: str) -> Kind:
+        """The same kind in a version of its group."""
+        return dataclasses.replace(self, prefix=f"/apis/{group_version}", any_version=False)
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
         parts = [self.prefix]
@@ -26,14 +31,16 @@ class Kind:
 
 _GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
 NAMESPACES = Kind("/api/v1", "namespaces", namespaced=False)
+CONFIG_MAPS = Kind("/api/v1", "configmaps")
 NODES = Kind("/api/v1", "nodes", namespaced=False)
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
-#: Karpenter's and Kueue's; a cluster may have them or not, and get them later.
+#: Karpenter's and Kueue's; a cluster may have them or not, and get them later. What is read of Kueue's is the same in
+#: v1beta1 and v1beta2 but for one name.
 NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
-WORKLOADS = Kind("/apis/kueue.x-k8s.io/v1beta1", "workloads")
+WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")

@@ -149,6 +149,9 @@ class Kube:
         self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None
     ) -> list[JsonObject]:
         """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
+        if kind.any_version:
+            group = await self._call("GET", kind.prefix)
+            kind = kind.of_version(group["preferredVersion"]["groupVersion"])
         items: list[JsonObject] = []
         query: dict[str, str] = {"limit": str(_LIST_CHUNK)}
         if label_selector:
@@ -165,6 +168,18 @@ class Kube:
             return await self._call("POST", kind.path(namespace), body=body)
         except Conflict as error:
             raise AlreadyExists(str(error)) from error
+
+    async def delete(self, kind: Kind, body: JsonObject) -> None:
+        """Deletes this very object, in the version that ``body`` is.
+
+        Raises:
+            NotFound: It is gone.
+            Conflict: There is another one, or another version.
+        """
+        meta = body["metadata"]
+        version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": version}
+        await self._call("DELETE", kind.path(meta.get("namespace"), meta["name"]), body=options)
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the object itself, without its status."""

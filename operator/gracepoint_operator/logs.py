@@ -47,5 +47,4 @@ def configure(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for chatty in ("aiohttp.access", "kopf.objects"):  # a line for each request, each watch event
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event

@@ -32,6 +32,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.webhooks_refused = prometheus.Counter(
+            "gracepoint_webhook_requests_refused",
+            "Requests on the webhooks' port that were refused without looking at them.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.subscriptions = prometheus.Gauge(
             "gracepoint_subscriptions_open",
             "Pods that are connected to this replica.",
@@ -47,6 +53,12 @@ class Metrics:
             "gracepoint_preemption_phases",
             "Preemptions that this replica recorded in a phase. Each phase of each is counted by one replica.",
             ["phase", "cause"],
+            registry=self.registry,
+        )
+        self.preemptions_deleted = prometheus.Counter(
+            "gracepoint_preemptions_deleted",
+            "Preemptions that this replica deleted, as they ended long ago (age), or newer ones are enough (count).",
+            ["reason"],
             registry=self.registry,
         )
         self.lead_s = prometheus.Histogram(
@@ -76,7 +88,7 @@ class Metrics:
         )
         self.false_alarms = prometheus.Counter(
             "gracepoint_false_alarms",
-            "Preemptions that were retracted, or expired while a pod that they were about lives on.",
+            "Preemptions whose signal went away, or that expired while a pod that they were about lives on.",
             ["cause", "phase"],
             registry=self.registry,
         )
@@ -99,6 +111,9 @@ class Metrics:
 
     def count_api_request(self, method: str, outcome: str) -> None:
         self.api_requests.labels(method=method, outcome=outcome).inc()
+
+    def count_webhook_refused(self, reason: str) -> None:
+        self.webhooks_refused.labels(reason=reason).inc()
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -14,6 +14,7 @@ from typing import Any
 from gracepoint.wire import names
 
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
+LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds where the API server filled in nothing
 
@@ -75,6 +76,7 @@ class Pod:
         deletion_at: When it will have been killed (``deletionTimestamp``, which includes the grace period).
         deletion_grace_s: The grace period of that deletion.
         phase: As in the status: Pending, Running, Succeeded or Failed.
+        ready: The condition Ready.
     """
 
     namespace: str
@@ -89,6 +91,7 @@ class Pod:
     deletion_at: float | None
     deletion_grace_s: float | None
     phase: str
+    ready: bool
 
     @property
     def finished(self) -> bool:
@@ -112,6 +115,11 @@ class Pod:
     @property
     def job_name(self) -> str:
         return self.labels.get(LABEL_JOB_NAME, "")
+
+    @property
+    def job_uid(self) -> str:
+        """Empty where it does not say."""
+        return self.labels.get(LABEL_JOB_UID, "")
 
     @property
     def policy(self) -> str:
@@ -141,15 +149,22 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class JobSet:
-    """A JobSet. ``restarts`` is also the attempt of its current pods.
-
-    ``injected``: the webhook saw it at its creation, so that its pods know the operator.
-    """
+class Named:
+    """Which object of a kind is meant."""
 
     namespace: str
     name: str
     uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSet(Named):
+    """A JobSet. ``restarts`` is also the attempt of its current pods.
+
+    ``policy``: empty where it has lost the label. ``injected``: the webhook saw it at its creation, so that its pods
+    know the operator.
+    """
+
     policy: str
     restarts: int
     deleted: bool
@@ -202,6 +217,7 @@ def read_pod(body: Mapping[str, Any]) -> Pod:
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
         phase=status.get("phase") or "Pending",
+        ready="Ready" in conditions,
     )
 
 

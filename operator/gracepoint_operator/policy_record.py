@@ -121,5 +121,5 @@ class PolicyRecorder:
             job_sets=PolicyJobSets(count=len(jobsets), names=[item.name for item in jobsets[:50]]),
             conditions=policy_status.joined_conditions(conditions, before),
             forecasts=forecasts,
-            last_save=policy_status.last_save(epochs) or policy.status.last_save,
+            last_save=policy_status.last_save(epochs, policy.status.last_save),
         )

@@ -92,19 +92,20 @@ def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
     return min(graces, default=None)
 
 
-def last_save(epochs: Iterable[Epoch]) -> LastSave | None:
-    """The newest epoch that ended with a checkpoint."""
+def last_save(epochs: Iterable[Epoch], known: LastSave | None) -> LastSave | None:
+    """The newest epoch that ended with a checkpoint; ``known``, where that one was newer and is not kept any more."""
     ends = (Phase.COMMITTED, Phase.PROMOTED)
-    saved = [epoch for epoch in epochs if epoch.phase in ends and epoch.status.step is not None]
-    if not saved:
-        return None
-    newest = max(saved, key=lambda epoch: epoch.ended_at or 0.0)
-    return LastSave(
-        preemption=newest.name,
-        job_set=newest.spec.job_set.name,
-        step=newest.status.step or 0,
-        time=_time(newest.ended_at or 0.0),
-    )
+    saved = [
+        LastSave(
+            preemption=epoch.name,
+            job_set=epoch.spec.job_set.name,
+            step=epoch.status.step,
+            time=_time(epoch.ended_at or 0.0),
+        )
+        for epoch in epochs
+        if epoch.phase in ends and epoch.status.step is not None
+    ]
+    return max([*saved, *([] if known is None else [known])], key=lambda save: save.time, default=None)
 
 
 def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:

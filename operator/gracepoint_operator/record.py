@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import kinds, kube, status, tally
-from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.epochs import Epoch, joined_status
 from gracepoint_operator.events import Events
 from gracepoint_operator.kube import Kube
 from gracepoint_operator.logs import about
@@ -44,6 +44,9 @@ class Recorder:
         clock: Seconds since the epoch.
         replica: This replica's name, owner of its entries.
         interval_s: Pause between two writes of one Preemption.
+
+    Attributes:
+        made: Namespaces and names of the Preemptions that this replica made, its twin did not.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Recorder:
         self._receipts = receipts
         self._metrics = metrics
         self._replica = replica
+        self.made: set[Key] = set()
         self._policies = policies
         self._events = Events(api, clock, replica)
         self._scribe = Scribe("preemption", self._write, metrics, interval_s)
@@ -77,11 +81,17 @@ class Recorder:
     def follow(self, body: kube.JsonObject) -> None:
         """The record was written, by whomever: it is written again if it lacks what is known here."""
         current = Epoch.of(body)
+        if current.status.phase is None:
+            return  # whoever made it is about to go on; if it died, the next sweep sees to that
         joined = self._joined(current)
         if joined is None:
             return
         if joined.spec != current.spec or self._own_entry(current) or self._changes(joined, current):
             self._scribe.touch(current.key)
+
+    def forget(self, key: Key) -> None:
+        """The Preemption is gone."""
+        self.made.discard(key)
 
     async def close(self, timeout_s: float) -> None:
         await self._scribe.close(timeout_s)
@@ -134,9 +144,11 @@ class Recorder:
             "spec": epoch.spec.to_json(),
         }
         try:
-            return await self._api.create(kinds.PREEMPTIONS, epoch.namespace, body)
+            made = await self._api.create(kinds.PREEMPTIONS, epoch.namespace, body)
         except kube.AlreadyExists:
             return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+        self.made.add(epoch.key)
+        return made
 
     def _joined(self, current: Epoch) -> Epoch | None:
         """What the API has and what is known here; None where it has been forgotten here."""
@@ -146,6 +158,8 @@ class Recorder:
     def _changes(self, joined: Epoch, current: Epoch) -> kube.JsonObject:
         """The fields of the status that are to be written."""
         wanted = joined.status
+        if wanted.acknowledgements is None:  # who made it died before its first status, and another replica goes on
+            wanted = joined_status(status.noticed(len(self._world.pods_at(joined)), joined.spec), wanted)
         observed_at = joined.spec.observed_at.timestamp()
         first_at = self._receipts.first_acknowledged_at(joined.key)
         if first_at is not None:

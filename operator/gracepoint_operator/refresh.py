@@ -17,7 +17,7 @@ from gracepoint.wire import names
 from gracepoint_operator import kinds, kube
 from gracepoint_operator.kube import Kube
 from gracepoint_operator.logs import about
-from gracepoint_operator.objects import JobSet
+from gracepoint_operator.objects import Named
 from gracepoint_operator.world import World
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,11 @@ def put(world: World, kind: kinds.Kind, body: kube.JsonObject, *, listed: bool) 
 
 
 async def look_afresh(
-    api: Kube, world: World, jobset: JobSet, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: Kube, world: World, jobset: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
     """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
+
+    A JobSet that lost the label by which it is watched is known again then, until the next sweep.
 
     The namespace too: one that is being deleted takes its pods, Jobs and JobSets with it in any order, but says so
     before the first of them goes.
@@ -83,7 +85,8 @@ async def look_afresh(
         kube.KubeError: The API server cannot be asked; nothing was noted then.
     """
     try:
-        world.put(kinds.JOBSETS, await api.get(kinds.JOBSETS, jobset.namespace, jobset.name), listed=True)
+        body = await api.get(kinds.JOBSETS, jobset.namespace, jobset.name)
+        world.put(kinds.JOBSETS, body, listed=True, fresh=True)
         gone = [jobset.uid] if jobset.uid not in world.jobsets else []
     except kube.NotFound:
         gone = [jobset.uid]
@@ -97,6 +100,8 @@ async def look_afresh(
             gone += known
     for uid in gone:
         world.drop(uid)
+    if jobset.uid in gone:
+        world.mark_gone(jobset.uid)
     if await _namespace_goes(api, jobset.namespace):
         world.doom(jobset.uid)
     world.mark_checked(pod_uids)

@@ -1,9 +1,10 @@
 """The operator's HTTP servers, and the thread that they and the core run on.
 
-Two ports on one event loop: HTTPS for pods (the channel) and the API server (webhooks), plain HTTP for probes
-and metrics. ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until
-``stop`` cancels it, or until a part of it fails: then ``on_failure`` is called, so that the process ends rather
-than live on without ears. Certificates are read again when their files change; new connections get the new one.
+Three ports on one event loop: HTTPS for pods (the channel), HTTPS for the API server (the webhooks; a NetworkPolicy
+can tell the two apart), and plain HTTP for probes and metrics. ``Server`` is started and stopped from the main
+thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it, or until a part of it fails: then
+``on_failure`` is called, so that the process ends rather than live on without ears. Certificates are read again when
+their files change; new connections get the new one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from aiohttp import web
 from gracepoint_operator import kinds, kube
 from gracepoint_operator.admission import AdmissionSettings
 from gracepoint_operator.admission import add_routes as add_admission_routes
+from gracepoint_operator.collector import collect_between_notices
 from gracepoint_operator.core import Core
 from gracepoint_operator.kube import Kube
 from gracepoint_operator.logs import about
@@ -37,7 +39,6 @@ _CLOSE_CONNECTIONS_S = 1.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
-_LARGEST_REVIEW_BYTES = 8 * 1024 * 1024  # an AdmissionReview holds a whole JobSet, with managed fields
 
 
 class Certificates:
@@ -112,20 +113,22 @@ class Admission:
 
 
 class Server:
-    """The core and both ports on a thread of their own.
+    """The core and all ports on a thread of their own.
 
     Args:
         core: Runs on the server's loop.
         api: For the webhooks.
         metrics: Shown on the health port.
-        certificates: For the HTTPS port.
-        service_url: Where pods reach the HTTPS port.
-        https_port: 0 lets the kernel choose.
+        certificates: For both HTTPS ports.
+        webhook_token: What the webhooks' paths are made of.
+        service_url: Where pods reach the channel.
+        https_port: The channel's; 0 lets the kernel choose.
+        webhook_port: The webhooks'; 0 lets the kernel choose.
         health_port: 0 lets the kernel choose.
         host: Address to listen on.
 
     Attributes:
-        https_port, health_port: The ports that are listened on, once started.
+        https_port, webhook_port, health_port: The ports that are listened on, once started.
     """
 
     def __init__(
@@ -135,8 +138,10 @@ class Server:
         metrics: Metrics,
         certificates: Certificates,
         *,
+        webhook_token: str,
         service_url: str,
         https_port: int,
+        webhook_port: int,
         health_port: int,
         host: str | None = None,
     ) -> None:
@@ -144,8 +149,10 @@ class Server:
         self._metrics = metrics
         self._certificates = certificates
         self._admission = Admission(api, core, certificates, service_url)
+        self._webhook_token = webhook_token
         self._host = host
         self.https_port = https_port
+        self.webhook_port = webhook_port
         self.health_port = health_port
         self._listening = threading.Event()
         self._stopped = threading.Event()
@@ -154,7 +161,7 @@ class Server:
         self._failure: BaseException | None = None
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        """Returns when both ports are listened on.
+        """Returns when all ports are listened on.
 
         Args:
             on_failure: Called from the server's thread if it ends without ``stop``.
@@ -169,7 +176,7 @@ class Server:
             raise RuntimeError(f"the server did not start: {why!r}") from self._failure
 
     def stop(self) -> None:
-        """Ends the core and both ports; waits for the last writes, for a bounded time."""
+        """Ends the core and all ports; waits for the last writes, for a bounded time."""
         if self._loop is not None and self._task is not None and not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._task.cancel)
             if not self._stopped.wait(_STOP_TIMEOUT_S):
@@ -194,23 +201,31 @@ class Server:
         async with self._ports(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._core.run(), name="core")
             tasks.create_task(self._certificates.watch(), name="certificates")
+            tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the core takes objects from its first step on
             self._listening.set()
 
+    def _is_quiet(self) -> bool:
+        return not self._core.world.disrupted_jobset_uids()
+
     @contextlib.asynccontextmanager
     async def _ports(self) -> AsyncIterator[None]:
-        secure = web.Application(client_max_size=_LARGEST_REVIEW_BYTES)
-        self._core.channel.add_routes(secure)
-        add_admission_routes(secure, self._admission)
-        secure.on_shutdown.append(self._release_subscribers)
+        channel = web.Application()
+        self._core.channel.add_routes(channel)
+        channel.on_shutdown.append(self._release_subscribers)
+        webhooks = web.Application()
+        add_admission_routes(webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused)
         plain = web.Application()
         plain.router.add_get("/healthz", self._healthz)
         plain.router.add_get("/readyz", self._readyz)
         plain.router.add_get("/metrics", self._show_metrics)
         async with contextlib.AsyncExitStack() as stack:
-            self.https_port = await self._listen(stack, secure, self.https_port, self._certificates.context)
+            context = self._certificates.context
+            self.https_port = await self._listen(stack, channel, self.https_port, context)
+            self.webhook_port = await self._listen(stack, webhooks, self.webhook_port, context)
             self.health_port = await self._listen(stack, plain, self.health_port, None)
-            log.info("listening", extra=about(https=self.https_port, health=self.health_port))
+            ports = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
+            log.info("listening", extra=ports)
             yield
 
     async def _listen(
@@ -221,7 +236,8 @@ class Server:
         context: ssl.SSLContext | None,
     ) -> int:
         # Cancelling a handler when its client goes makes a lost subscriber vanish at once.
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
+        # No access log: the webhooks' paths are nobody's business.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()

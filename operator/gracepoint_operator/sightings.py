@@ -1,12 +1,14 @@
 """When this replica first saw what the API gives no, or no exact, time for. No locks: see ``world``.
 
 Of what comes by a watch that is now, by this replica's clock. Of what comes by a listing (at start, or after a
-watch lost its place) it began earlier: then the API's own times are taken, which are of one clock as well.
+watch lost its place) it began earlier: then the API's own times are taken, which are of one clock as well, or what
+another replica saw, if that is earlier (``recollection``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 #: Whoever still tries, tries more often than this (kubectl drain: every 5 s).
@@ -32,6 +34,7 @@ class Sightings:
         self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
         self._bound_at: dict[str, float] = {}
         self._attempts: dict[str, _Attempts] = {}
+        self._recalled: dict[str, float] = {}  # digest of a mark -> when it was seen before this replica began
 
     def see(self, uid: str, marks: Mapping[str, float | None], *, listed: bool) -> None:
         """The object has these marks now and no others.
@@ -43,8 +46,19 @@ class Sightings:
         """
         known = self._since.get(uid, {})
         self._since[uid] = {
-            mark: known[mark] if mark in known else self._beginning(hint_at, listed) for mark, hint_at in marks.items()
+            mark: known[mark] if mark in known else self._beginning(hint_at, listed, mark)
+            for mark, hint_at in marks.items()
         }
+
+    def recall(self, seen: Mapping[str, float]) -> None:
+        """Takes what was seen before this replica began, by ``digest``, until ``forget_recalled``."""
+        self._recalled = dict(seen)
+        for marks in self._since.values():
+            marks.update({mark: min(at, seen.get(digest(mark), at)) for mark, at in marks.items()})
+
+    def forget_recalled(self) -> None:
+        """All is listed: what was seen before and is not there now went away, and is new when it comes again."""
+        self._recalled = {}
 
     def see_bound(self, uid: str, hint_at: float | None, *, listed: bool) -> None:
         """The pod is bound to its node; ``hint_at`` and ``listed`` as for ``see``."""
@@ -80,6 +94,14 @@ class Sightings:
         self._bound_at.pop(uid, None)
         self._attempts.pop(uid, None)
 
-    def _beginning(self, hint_at: float | None, listed: bool) -> float:
+    def _beginning(self, hint_at: float | None, listed: bool, mark: str = "") -> float:
         now = self._clock()
-        return min(now, hint_at) if listed and hint_at is not None else now
+        if not listed:
+            return now
+        seen_at = self._recalled.get(digest(mark)) if self._recalled else None
+        return min(at for at in (now, hint_at, seen_at) if at is not None)
+
+
+def digest(mark: str) -> str:
+    """A mark as short as it can be told apart by."""
+    return hashlib.sha256(mark.encode()).hexdigest()[:20]

@@ -12,9 +12,9 @@ from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.objects import JobSet
 from gracepoint_operator.resources import (
     CheckpointPolicy,
-    CheckpointPolicySpec,
     JobSetReference,
     PolicyCopy,
+    PolicyInForce,
     PreemptionSpec,
     RequestReference,
     SignalKind,
@@ -47,13 +47,13 @@ def begun(
         observed_at=_time(min(item.since_at for item in timed)),
         mode=mode,
         exits=mode is not Mode.ENFORCE or _is_to_leave(policy.spec, epochs, timed, now),
-        policy=PolicyCopy(name=policy.name, spec=policy.spec),
+        policy=PolicyCopy(name=policy.name, spec=policy.spec.in_force),
         **_about(timed),
     )
 
 
 def gives_way(
-    current: Epoch, policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float
+    current: Epoch, policy: PolicyInForce, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float
 ) -> bool:
     """True if the gang saves and trains on by this epoch, and has to leave by signals that came during it.
 
@@ -72,8 +72,9 @@ def gives_way(
 def moved(current: Epoch, timed: Sequence[Timed]) -> PreemptionSpec | None:
     """What signals that are there now make of an epoch under way; None where it stays as it is.
 
-    The deadline moves to an earlier time whenever a signal has one; to a later one only where whoever sets it says so
-    (the provider has moved its maintenance, a request was edited), and the gang has not frozen.
+    The deadline moves to an earlier time whenever a signal has one; to a later one only where whoever sets it says so,
+    and the gang has not frozen: the provider has moved its maintenance, a request was edited, or the time of a signal
+    that told none was learnt after it (Karpenter's taint and its NodeClaim come by two watches).
     """
     if not timed:
         return None
@@ -82,8 +83,8 @@ def moved(current: Epoch, timed: Sequence[Timed]) -> PreemptionSpec | None:
     by_s = first.deadline_at - spec.deadline.timestamp()
     postponed = (
         by_s > DEADLINE_TOLERANCE_S
-        and spec.cancelable
-        and first.signal.until_at == first.deadline_at
+        and first.is_told
+        and (spec.cancelable or _is_told_by_now(spec.signal, timed))
         and current.phase.rank < Phase.FROZEN.rank
     )
     if not (by_s < -DEADLINE_TOLERANCE_S or postponed):
@@ -97,6 +98,12 @@ def moved(current: Epoch, timed: Sequence[Timed]) -> PreemptionSpec | None:
     about["requests"] = sorted(known.values(), key=lambda reference: reference.uid)[:_REQUESTS_LIMIT]
     changed = any(getattr(spec, field) != value for field, value in about.items())
     return spec.model_copy(update={**about, "moves": spec.moves + 1}) if changed else None
+
+
+def _is_told_by_now(text: str, timed: Sequence[Timed]) -> bool:
+    """True if the signal of that text, from which the deadline comes, is there and tells the time."""
+    of_it = [item for item in timed if item.signal.text == text]
+    return bool(of_it) and all(item.is_told for item in of_it)
 
 
 def _about(timed: Sequence[Timed]) -> dict[str, Any]:
@@ -117,13 +124,13 @@ def _about(timed: Sequence[Timed]) -> dict[str, Any]:
     }
 
 
-def _is_to_leave(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float) -> bool:
+def _is_to_leave(policy: PolicyInForce, epochs: Sequence[Epoch], timed: Sequence[Timed], now: float) -> bool:
     if ends_pods(timed):
         return True
     return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, epochs, now))
 
 
-def _leaves_too_often(policy: CheckpointPolicySpec, epochs: Sequence[Epoch], now: float) -> bool:
+def _leaves_too_often(policy: PolicyInForce, epochs: Sequence[Epoch], now: float) -> bool:
     """True if the gang saved and left so often of late that it is to stay (the policy's exitBreaker)."""
     breaker = policy.exit_breaker
     left = [epoch for epoch in epochs if epoch.leaves and epoch.phase is not Phase.FAILED]

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption
 from gracepoint_operator import laggards
-from gracepoint_operator.epochs import CONDITION_ENDED, Epoch, joined_status
+from gracepoint_operator.epochs import CONDITION_ENDED, EndReason, Epoch, joined_status
 from gracepoint_operator.resources import (
     Acknowledgements,
     Condition,
@@ -115,9 +115,9 @@ def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
     )
 
 
-def ended(status: PreemptionStatus, phase: Phase, message: str, now: float) -> PreemptionStatus:
+def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
     """The status after the operator itself ended the epoch; unchanged where it had ended."""
-    after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(phase, message, now)])
+    after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
     return joined_status(after, status)
 
 
@@ -152,7 +152,7 @@ def reported(epoch: Epoch, report: Report, notice_s: float, now: float) -> Preem
             )
             for stage, timing in report.stages.items()
         ],
-        conditions=[_ended_condition(report.phase, message, now)] if report.phase.ended else None,
+        conditions=[_ended_condition(str(report.phase), message, now)] if report.phase.ended else None,
     )
     return joined_status(after, epoch.status)
 
@@ -288,11 +288,11 @@ def _exits(spec: PreemptionSpec) -> Condition:
     )
 
 
-def _ended_condition(phase: Phase, message: str, now: float) -> Condition:
+def _ended_condition(reason: str, message: str, now: float) -> Condition:
     return Condition(
         type=CONDITION_ENDED,
         status=ConditionStatus.TRUE,
-        reason=str(phase),
+        reason=reason,
         message=message,
         last_transition_time=_time(now),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -58,13 +57,15 @@ class Subscriber:
         self.closed = True
         self._news.set()
 
-    async def next(self, timeout_s: float) -> Outgoing | None:
-        """The next frame; None when none came within ``timeout_s``, or the subscriber was closed."""
-        # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the news.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        if self.closed or not self._frames:
+    @property
+    def is_idle(self) -> bool:
+        """True if no frame waits."""
+        return not self._frames
+
+    async def next(self) -> Outgoing | None:
+        """Waits for a frame, for as long as it takes; None once the subscriber is closed."""
+        await self._news.wait()
+        if self.closed:
             return None
         outgoing = self._frames.popleft()
         if not self._frames:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import signals, status
-from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.epochs import EndReason, Epoch
 from gracepoint_operator.metrics import Metrics
 
 #: The cause of all requests whose cause is none of the catalogue's.
@@ -44,7 +44,7 @@ def count(metrics: Metrics, before: Epoch, after: Epoch, *, pods_live: bool) -> 
         return
     if phase in (Phase.COMMITTED, Phase.PROMOTED):
         _count_save(metrics, after)
-    if phase is Phase.RETRACTED or (phase is Phase.EXPIRED and pods_live):
+    if _was_false_alarm(after, pods_live=pods_live):
         metrics.false_alarms.labels(cause=cause, phase=phase).inc()
 
 
@@ -53,6 +53,14 @@ def count_receipts(metrics: Metrics, before: Epoch, after: Epoch) -> None:
     receipts = after.status.acknowledgements
     if status.is_told(after) and receipts is not None and _is_settled(after) and not _is_settled(before):
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
+
+
+def _was_false_alarm(epoch: Epoch, *, pods_live: bool) -> bool:
+    """True if what the signals said did not happen. A rehearsal says nothing, and one that gave way to a disruption
+    that asks for more, or whose JobSet ended first, was none."""
+    if epoch.is_rehearsal:
+        return False
+    return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)
 
 
 def _is_settled(epoch: Epoch) -> bool:

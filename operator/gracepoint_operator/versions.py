@@ -23,11 +23,16 @@ class Versions:
         self._known: dict[str, int] = {}
         self._gone: dict[str, tuple[float, int]] = {}  # when, and the version at which it went
 
-    def take(self, meta: Mapping[str, Any]) -> bool:
-        """Notes the version of an object that came; False if it is old news."""
+    def take(self, meta: Mapping[str, Any], *, fresh: bool = False) -> bool:
+        """Notes the version of an object that came; False if it is old news.
+
+        ``fresh``: the API was asked just now. An object that lost the label by which it is watched has the very version
+        at which it seemed to go, as the deletion of an object has a version of its own.
+        """
         uid, version = meta["uid"], version_of(meta)
         if uid in self._gone:
-            if version <= self._gone[uid][1]:
+            gone_version = self._gone[uid][1]
+            if version < gone_version or (version == gone_version and not fresh):
                 return False
             del self._gone[uid]
         if version and version < self._known.get(uid, 0):

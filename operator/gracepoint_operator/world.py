@@ -12,9 +12,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from gracepoint_operator import evictions, kinds, signals
+from gracepoint_operator.archive import Archive, Key, discard
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.gang import Gang
 from gracepoint_operator.markings import Markings
@@ -24,10 +25,6 @@ from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.sightings import Sightings
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.versions import Versions
-
-Key = tuple[str, str]  # namespace, name
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 class World:
@@ -39,20 +36,20 @@ class World:
     """
 
     def __init__(self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN) -> None:
+        self._clock = clock
         self.nodes: dict[str, Node] = {}
         self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
         self.jobs: dict[str, Job] = {}
         self.jobsets: dict[str, JobSet] = {}
         self.policies: dict[Key, CheckpointPolicy] = {}
-        self.epochs: dict[Key, Epoch] = {}
-        self.requests: dict[Key, Request] = {}
+        self._archive = Archive()
+        self.epochs = self._archive.epochs
+        self.requests = self._archive.requests
         self._pod_uids: dict[Key, str] = {}
         self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
-        self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
-        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
         self._sightings = Sightings(clock)
         self._markings = Markings(rows, self._sightings)
         self._versions = Versions(clock)
@@ -70,19 +67,20 @@ class World:
             kinds.PREEMPTIONS: self._put_preemption,
         }
 
-    def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool) -> set[str]:
+    def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
         """Takes an object in; returns the UIDs of the JobSets that it may matter to.
 
         Args:
             kind: One of those that are watched (``refresh.SELECTORS``).
             body: The object as the API gives it.
             listed: It comes from a listing: what is on it may be older than now.
+            fresh: The API was asked for it just now.
 
         Raises:
             pydantic.ValidationError: A policy or preemption is not of this version's schema.
         """
         meta = body["metadata"]
-        if not self._versions.take(meta):
+        if not self._versions.take(meta, fresh=fresh):
             return set()
         self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
         return self._readers[kind](body, listed)
@@ -118,7 +116,7 @@ class World:
             return self._drop_pod(uid)
         if kind is kinds.JOBS and uid in self.jobs:
             job = self.jobs.pop(uid)
-            _discard(self._jobs_of, job.jobset_uid, uid)
+            discard(self._jobs_of, job.jobset_uid, uid)
             return {job.jobset_uid}
         if kind is kinds.JOBSETS:
             self.jobsets.pop(uid, None)
@@ -128,29 +126,38 @@ class World:
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
             return self._of_policy((namespace, name))
-        if (request := self.requests.pop((namespace, name), None)) is not None:
-            wanted = (namespace, request.spec.job_set.name)
-            _discard(self._requests_for, wanted, request.key)
+        if (wanted := self._archive.drop_request((namespace, name))) is not None:
             return self._named(wanted)
-        if (epoch := self.epochs.pop((namespace, name), None)) is None:
-            return set()
-        _discard(self._epochs_of, epoch.spec.job_set.uid, epoch.key)
-        return {epoch.spec.job_set.uid}
+        jobset_uid = self._archive.drop_epoch((namespace, name))
+        return set() if jobset_uid is None else {jobset_uid}
+
+    def recall(self, seen: Mapping[str, float]) -> None:
+        """Takes what was seen of signs before this replica began; see ``recollection``."""
+        self._sightings.recall(seen)
+
+    def forget_recalled(self) -> None:
+        """Everything is listed."""
+        self._sightings.forget_recalled()
+
+    def untold_since(self) -> dict[str, float]:
+        """Since when those signs are there which concern a pod and of which the API does not tell that."""
+        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.jobsets.keys()
+        about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
+        about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
+        about |= self._markings.attached_to([*nodes, *gangs])
+        untold = {mark.id for mark in self._markings.on(about) if not (mark.is_exact or mark.row.limit)}
+        return {mark: at for mark, at in self._sightings.since(about).items() if mark in untold}
 
     def uids(self, kind: kinds.Kind) -> set[str]:
         """UIDs of the known objects of a kind."""
         return {uid for uid, place in self._places.items() if place[0] is kind}
 
     def put_epoch(self, epoch: Epoch) -> None:
-        self.epochs[epoch.key] = epoch
-        self._epochs_of[epoch.spec.job_set.uid].add(epoch.key)
+        self._archive.put_epoch(epoch)
 
     def epochs_of(self, jobset_uid: str, namespace: str | None = None) -> list[Epoch]:
         """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
-        epochs = (self.epochs[key] for key in self._epochs_of.get(jobset_uid, ()))
-        return sorted(
-            (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
-        )
+        return self._archive.epochs_of(jobset_uid, namespace)
 
     def pods_at(self, epoch: Epoch) -> list[Pod]:
         """The pods of the gang that were there when the epoch began; none once its next life has begun."""
@@ -169,6 +176,12 @@ class World:
         """The pod of a JobSet, where it is known."""
         return self.pods.get(self._pod_uids.get((namespace, name), ""))
 
+    def may_be_of_jobset(self, namespace: str, pod_name: str) -> bool:
+        """True if the pod may be of a known JobSet, by its name: JobSet begins its Jobs' names with its own, and a Job
+        its pods'."""
+        names = (jobset.name for jobset in self.jobsets.values() if jobset.namespace == namespace)
+        return any(pod_name.startswith(f"{name}-") for name in names)
+
     def see_eviction(self, pod: Pod) -> None:
         """Somebody asked to evict the pod, just now."""
         self._sightings.see_attempt(pod.uid, evictions.mark(pod.uid))
@@ -177,6 +190,10 @@ class World:
         """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
         if jobset_uid in self.jobsets:
             self._doomed.add(jobset_uid)
+
+    def mark_gone(self, jobset_uid: str) -> None:
+        """The API was asked for this JobSet, and it is not there."""
+        self._archive.mark_gone(jobset_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
         """Job and JobSet of these deleted pods were looked at afresh."""
@@ -193,7 +210,20 @@ class World:
 
     def disrupted_jobset_uids(self) -> set[str]:
         """The JobSets with an epoch under way."""
-        return {epoch.spec.job_set.uid for epoch in self.epochs.values() if not epoch.phase.ended}
+        return self._archive.disrupted_jobset_uids()
+
+    def latest_epochs(self, within_s: float) -> list[Epoch]:
+        """The epochs of known JobSets that were made within so many seconds, or are not made yet.
+
+        Args:
+            within_s: The same in every call.
+        """
+        found = self._archive.latest(self._clock() - within_s)
+        return [epoch for epoch in found if self._is_of_known_jobset(epoch)]
+
+    def _is_of_known_jobset(self, epoch: Epoch) -> bool:
+        jobset = self.jobsets.get(epoch.spec.job_set.uid)
+        return jobset is not None and jobset.namespace == epoch.namespace
 
     def gang(self, jobset_uid: str) -> Gang:
         """The view on which is decided."""
@@ -210,7 +240,7 @@ class World:
         pod_uids = [pod.uid for pod in pods]
         all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ()))
         jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
-        requests = self._requests(jobset)
+        requests = () if jobset is None else self._archive.requests_for((jobset.namespace, jobset.name))
         marked = {jobset_uid, *pod_uids, *(request.uid for request in requests)}
         marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
         # By the pods' own word, as a NodeClaim outlives its node.
@@ -218,6 +248,7 @@ class World:
         return Gang(
             jobset_uid=jobset_uid,
             jobset=jobset,
+            jobset_gone=jobset is None and self._archive.is_gone(jobset_uid),
             jobs=jobs,
             pods=pods,
             nodes=nodes,
@@ -272,8 +303,8 @@ class World:
             return set()
         if self._pod_uids.get((pod.namespace, pod.name)) == uid:
             del self._pod_uids[pod.namespace, pod.name]
-        _discard(self._pods_of, pod.jobset_uid, uid)
-        _discard(self._pods_on, pod.node, uid)
+        discard(self._pods_of, pod.jobset_uid, uid)
+        discard(self._pods_on, pod.node, uid)
         self._checked.discard(uid)
         return {pod.jobset_uid}
 
@@ -307,16 +338,9 @@ class World:
         return {epoch.spec.job_set.uid}
 
     def _put_request(self, request: Request, listed: bool) -> set[str]:
-        self.requests[request.key] = request
-        wanted = (request.namespace, request.spec.job_set.name)
-        self._requests_for[wanted].add(request.key)
+        wanted = self._archive.put_request(request)
         self._sightings.see(request.uid, {request.mark: request.created_at}, listed=listed)
         return self._named(wanted)
-
-    def _requests(self, jobset: JobSet | None) -> tuple[Request, ...]:
-        """What somebody asked for a JobSet, oldest first."""
-        keys = () if jobset is None else self._requests_for.get((jobset.namespace, jobset.name), ())
-        return tuple(sorted((self.requests[key] for key in keys), key=lambda item: (item.created_at, item.name)))
 
     def _named(self, key: Key) -> set[str]:
         return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.name) == key}
@@ -337,11 +361,3 @@ class World:
 
     def _of_policy(self, key: Key) -> set[str]:
         return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}
-
-
-def _discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
-    """Takes ``value`` out of the set at ``key``, and an empty set out of the index."""
-    values = index.get(key, set())
-    values.discard(value)
-    if not values:
-        index.pop(key, None)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.admission.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS
+from gracepoint_operator.admission.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from gracepoint_operator.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.resources.crds import definitions
 from tests.chart.conftest import CHART, Helm, Render
@@ -42,6 +42,12 @@ def one(objects: Iterable[Json], kind: str) -> Json:
     return found
 
 
+def secret(objects: Iterable[Json], name: str) -> dict[str, str]:
+    """What is in the Secret ``gp-gracepoint-<name>``; nothing where it is not made."""
+    found = [o["data"] for o in of_kind(objects, "Secret") if o["metadata"]["name"] == f"gp-gracepoint-{name}"]
+    return {key: base64.b64decode(value).decode() for data in found for key, value in data.items()}
+
+
 def pod_spec(objects: list[Json]) -> Json:
     spec: Json = one(objects, "Deployment")["spec"]["template"]["spec"]
     return spec
@@ -51,17 +57,23 @@ def webhooks(objects: list[Json]) -> dict[str, Json]:
     return {w["name"]: w for w in one(objects, "MutatingWebhookConfiguration")["webhooks"]}
 
 
+def cluster_role(objects: Iterable[Json], name: str) -> Json:
+    (found,) = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == name]
+    return found
+
+
 def test_helm_finds_nothing_to_say_about_it(helm: Helm) -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
 
 
 def test_the_role_is_exactly_this(render: Render) -> None:
-    """No secrets, no configmaps, and of what is not ours nothing is written but reviews and Events."""
+    """No secrets, one ConfigMap of its own, and of what is not ours nothing is written but reviews and Events."""
     watch = {"list", "watch"}
     read = {"get"} | watch
     granted: dict[str, set[str]] = {}
-    for rule in one(render(), "ClusterRole")["rules"]:
+    role = cluster_role(render(), "gp-gracepoint")
+    for rule in role["rules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 granted.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
@@ -78,15 +90,48 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "jobset.x-k8s.io/jobsets": read,
         "gracepoint.dev/checkpointpolicies": read,
         "gracepoint.dev/checkpointpolicies/status": {"patch"},
-        "gracepoint.dev/preemptions": read | {"create", "patch"},
+        "gracepoint.dev/preemptions": read | {"create", "patch", "delete"},
         "gracepoint.dev/preemptions/status": {"patch"},
         "authentication.k8s.io/tokenreviews": {"create"},
         "apiextensions.k8s.io/customresourcedefinitions": watch,
     }
     binding = one(render(), "ClusterRoleBinding")
-    assert binding["roleRef"]["name"] == one(render(), "ClusterRole")["metadata"]["name"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"][0]["name"] == pod_spec(render())["serviceAccountName"]
-    assert not of_kind(render(), "Role")
+    own, made = one(render(), "Role"), "gp-gracepoint-sightings"
+    assert own["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [made], "verbs": ["get", "patch"]}
+    ]
+    assert one(render(), "RoleBinding")["subjects"] == binding["subjects"]
+    memory = next(o for o in of_kind(render(), "ConfigMap") if o["metadata"]["name"] == made)
+    assert memory.keys() == {"apiVersion", "kind", "metadata"}, "an upgrade takes away what a chart once put there"
+
+
+def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> None:
+    """Whoever may edit a namespace writes policies there and requests saves, and changes no record."""
+    view, edit = (cluster_role(render(), f"gp-gracepoint-{name}") for name in ("view", "edit"))
+    labels = [
+        {key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/")}
+        for role in (view, edit)
+    ]
+    assert labels == [{f"rbac.authorization.k8s.io/aggregate-to-{name}"} for name in ("view", "edit")]
+    read = {"get", "list", "watch"}
+    (viewed,) = view["rules"]
+    assert (set(viewed["resources"]), set(viewed["verbs"])) == ({"checkpointpolicies", "preemptions"}, read)
+    policies, preemptions = edit["rules"]
+    assert set(policies["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
+    assert (preemptions["resources"], set(preemptions["verbs"])) == (["preemptions"], read | {"create"})
+
+
+def test_records_are_made_by_the_operators_own_service_account_alone(render: Render) -> None:
+    objects = render()
+    policy, binding = one(objects, "ValidatingAdmissionPolicy"), one(objects, "ValidatingAdmissionPolicyBinding")
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    account = one(objects, "ServiceAccount")["metadata"]
+    (rule,) = policy["spec"]["validations"]
+    who = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    assert rule["expression"] == f'!has(object.spec.epoch) || request.userInfo.username == "{who}"'
+    assert policy["spec"]["failurePolicy"] == "Fail"
 
 
 def test_the_pods_are_restricted(render: Render) -> None:
@@ -110,19 +155,25 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
     args = container["args"]
     assert dict(zip(args[::2], args[1::2], strict=True)) == {
         "--tls-directory": "/tls",
+        "--webhook-token": "/webhooks/token",
         "--signals": "/etc/gracepoint/signals.json",
+        "--sightings": "gp-gracepoint-sightings",
         "--likely-gangs-per-minute": "10",
+        "--replicas": "2",
+        "--preemption-ttl-seconds": "2592000",
+        "--preemption-history-limit": "50",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",
         "--https-port": "8443",
+        "--webhook-port": "9443",
         "--health-port": "8080",
         "--replica": "$(POD_NAME)",
         "--namespace": "$(POD_NAMESPACE)",
         "--log-format": "json",
     }
     assert {e["name"] for e in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
-    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/etc/gracepoint", "/tmp"}
+    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/webhooks", "/etc/gracepoint", "/tmp"}
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
-    assert ports == {"https": 8443, "health": 8080}
+    assert ports == {"https": 8443, "webhooks": 9443, "health": 8080}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
 
@@ -133,8 +184,8 @@ def test_the_service_leads_to_the_pods(render: Render) -> None:
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    (port,) = service["spec"]["ports"]
-    assert (port["port"], port["targetPort"]) == (443, "https")
+    ports = {port["port"]: port["targetPort"] for port in service["spec"]["ports"]}
+    assert ports == {443: "https", 9443: "webhooks"}
 
 
 def test_two_replicas_stand_apart_and_are_not_drained_together(render: Render) -> None:
@@ -169,8 +220,6 @@ def test_a_jobset_is_refused_and_a_pod_created_while_the_operator_is_down(render
     assert (jobsets["failurePolicy"], pods["failurePolicy"]) == ("Fail", "Ignore")
     assert jobsets["timeoutSeconds"] <= 10
     assert pods["timeoutSeconds"] <= 3
-    assert jobsets["clientConfig"]["service"]["path"] == PATH_JOBSETS
-    assert pods["clientConfig"]["service"]["path"] == PATH_PODS
 
 
 @pytest.mark.parametrize("settings", MODES)
@@ -178,17 +227,59 @@ def test_evictions_wait_at_most_a_second_for_an_operator_that_is_down(render: Re
     objects = render(*settings)
     configuration = one(objects, "ValidatingWebhookConfiguration")
     (webhook,) = configuration["webhooks"]
-    assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 1)
+    assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 2)
     assert webhook["timeoutSeconds"] > LOOK_WITHIN_S, "the answer must come before the API server has given up"
     assert webhook["sideEffects"] == "NoneOnDryRun"
     (rule,) = webhook["rules"]
     assert (rule["resources"], rule["operations"]) == (["pods/eviction"], ["CREATE"])
-    assert webhook["clientConfig"]["service"]["path"] == PATH_EVICTIONS
     assert "objectSelector" not in webhook, "an Eviction carries no labels of its pod"
     (mutating, *_) = webhooks(objects).values()
     assert webhook["clientConfig"].get("caBundle") == mutating["clientConfig"].get("caBundle")
     annotations = one(objects, "MutatingWebhookConfiguration")["metadata"].get("annotations")
     assert configuration["metadata"].get("annotations") == annotations
+
+
+@pytest.mark.parametrize("settings", MODES)
+@pytest.mark.parametrize("token", ["", "sixteen-or-more-letters"], ids=["made by helm", "given"])
+def test_the_api_server_finds_the_webhooks_where_nobody_else_does(
+    render: Render, settings: list[str], token: str
+) -> None:
+    objects = render(*settings, f"admission.token={token}")
+    known = secret(objects, "webhooks")["token"]
+    assert known == token or (not token and len(known) == 40)
+    kinds = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+    found = [webhook["clientConfig"]["service"] for kind in kinds for webhook in one(objects, kind)["webhooks"]]
+    assert [service["path"] for service in found] == [
+        path_of(webhook, known) for webhook in (PATH_JOBSETS, PATH_PODS, PATH_EVICTIONS)
+    ]
+    assert {service["port"] for service in found} == {9443}
+    assert {"secretName": "gp-gracepoint-webhooks", "defaultMode": 0o440} in [
+        volume.get("secret") for volume in pod_spec(objects)["volumes"]
+    ]
+
+
+def test_another_token_replaces_the_pods_that_know_the_old_one(render: Render) -> None:
+    def annotations(token: str) -> Json:
+        template: Json = one(render(f"admission.token={token}"), "Deployment")["spec"]["template"]
+        annotations: Json = template["metadata"]["annotations"]
+        return annotations
+
+    assert annotations("sixteen-or-more-letters") == annotations("sixteen-or-more-letters")
+    assert annotations("sixteen-or-more-letters") != annotations("sixteen-or-more-others")
+    assert annotations("") != annotations(""), "each rendering without a cluster makes one"
+
+
+def test_the_webhooks_port_is_closed_to_pods_where_the_control_planes_addresses_are_given(render: Render) -> None:
+    assert not of_kind(render(), "NetworkPolicy")
+    objects = render("admission.onlyFrom[0].ipBlock.cidr=10.0.0.0/28")
+    spec = one(objects, "NetworkPolicy")["spec"]
+    labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    for_all, for_some = spec["ingress"]
+    assert {port["port"] for port in for_all["ports"]} == {"https", "health"}
+    assert "from" not in for_all
+    assert {port["port"] for port in for_some["ports"]} == {"webhooks"}
+    assert for_some["from"] == [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
 
 
 def test_evictions_in_system_namespaces_are_not_asked_about(render: Render) -> None:
@@ -215,7 +306,7 @@ def test_other_namespaces_can_be_left_out(render: Render) -> None:
 
 def test_the_self_made_certificate_is_one_that_a_strict_client_trusts(render: Render, tmp_path: Path) -> None:
     objects = render()
-    data = {k: base64.b64decode(v).decode() for k, v in one(objects, "Secret")["data"].items()}
+    data = secret(objects, "tls")
     for webhook in webhooks(objects).values():
         assert base64.b64decode(webhook["clientConfig"]["caBundle"]).decode() == data["ca.crt"]
     _handshake(data, "gp-gracepoint.gp-system.svc", tmp_path)
@@ -248,7 +339,7 @@ def _handshake(data: dict[str, str], host: str, folder: Path) -> None:
 
 def test_with_cert_manager_the_api_server_is_given_the_ca_by_it(render: Render) -> None:
     objects = render("tls.mode=certManager")
-    assert not of_kind(objects, "Secret")
+    assert not secret(objects, "tls")
     configuration = one(objects, "MutatingWebhookConfiguration")
     annotation = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
     certificates = {c["metadata"]["name"]: c["spec"] for c in of_kind(objects, "Certificate")}
@@ -265,7 +356,7 @@ def test_with_cert_manager_the_api_server_is_given_the_ca_by_it(render: Render) 
 def test_an_existing_secret_is_mounted_and_its_ca_told(render: Render) -> None:
     pem = "-----BEGIN CERTIFICATE-----"
     objects = render("tls.mode=existingSecret", "tls.existingSecret=mine", f"tls.caCertificate={pem}")
-    assert not of_kind(objects, "Secret")
+    assert not secret(objects, "tls")
     assert {"secretName": "mine", "defaultMode": 0o440} in [v.get("secret") for v in pod_spec(objects)["volumes"]]
     for webhook in webhooks(objects).values():
         assert base64.b64decode(webhook["clientConfig"]["caBundle"]).decode() == pem
@@ -288,6 +379,8 @@ def test_namespaced_objects_are_in_the_releases_namespace(render: Render, settin
         "ClusterRoleBinding",
         "CustomResourceDefinition",
         "MutatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
         "ValidatingWebhookConfiguration",
     }
     for o in render(*settings):
@@ -305,6 +398,8 @@ def test_namespaced_objects_are_in_the_releases_namespace(render: Render, settin
         pytest.param("tls.mode=self", "/tls/mode", id="unknown mode"),
         pytest.param("logFormat=xml", "/logFormat", id="unknown log format"),
         pytest.param("replicas=0", "/replicas", id="no replicas"),
+        pytest.param("preemptions.ttlSecondsAfterFinished=60", "/preemptions/ttl", id="records that go at once"),
+        pytest.param("admission.token=guessable", "/admission/token", id="too short a token"),
         pytest.param("admission.podTimeoutSeconds=60", "/admission/podTimeoutSeconds", id="too long a timeout"),
         pytest.param("tls.mode=existingSecret", "/tls/existingSecret", id="a secret that is not named"),
     ],

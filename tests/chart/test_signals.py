@@ -12,7 +12,7 @@ import yaml
 
 from gracepoint_operator.signals import read_own_rows
 from tests.chart.conftest import Helm
-from tests.chart.test_chart import one
+from tests.chart.test_chart import of_kind, one
 
 PAGE = Path(__file__).parents[2] / "docs" / "signals.md"
 
@@ -29,7 +29,7 @@ def test_the_ready_made_rows_reach_the_operator_as_they_are(template: Helm, tmp_
     done = template("--values", str(values(tmp_path, rows)))
     assert done.returncode == 0, done.stderr
     objects = [document for document in yaml.safe_load_all(done.stdout) if document]
-    config = one(objects, "ConfigMap")
+    config = next(o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"].endswith("-signals"))
     pod = one(objects, "Deployment")["spec"]["template"]
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["signals"]["configMap"]["name"] == config["metadata"]["name"]

@@ -21,6 +21,7 @@ from tests.unit.operator.replica import subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 WAIT_S = 20.0
+WEBHOOK_TOKEN = "told-to-the-api-server-alone"
 
 
 def until(holds: Callable[[], object], what: str) -> None:

@@ -36,3 +36,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "gracepoint.fullname" . }}-tls
 {{- end -}}
 {{- end -}}
+{{/* What the webhooks' paths are made of, as nothing else shows that a caller is the API server. Made once in a rendering,
+     unless it is there already. */}}
+{{- define "gracepoint.token" -}}
+{{- if not .Values.admission.token -}}
+{{- $secret := printf "%s-webhooks" (include "gracepoint.fullname" .) -}}
+{{- $kept := ((lookup "v1" "Secret" .Release.Namespace $secret) | default dict).data | default dict -}}
+{{- $_ := set .Values.admission "token" (index $kept "token" | default "" | b64dec | default (randAlphaNum 40)) -}}
+{{- end -}}
+{{ .Values.admission.token }}
+{{- end -}}

@@ -1,19 +1,25 @@
-"""The webhooks' HTTP routes, on the operator's HTTPS server.
+"""The webhooks' HTTP routes, on a port of their own.
 
-Each request is one task on the server's event loop, without state of its own; it ends with its answer. The
-only waiting is ``AdmissionContext.policy``, which bounds it itself; the API server gives up after the timeout
-of the webhook's configuration.
+Each request is one task on the server's event loop, without state of its own; it ends with its answer. What it
+waits for is bounded: its body and its turn by ``bodies``, the rest by ``AdmissionContext``; the API server gives
+up after the timeout of the webhook's configuration, which cancels the task.
+
+API servers show nothing of who they are. So each webhook is at a path that nobody else knows (``path_of``), and
+whatever comes for another path is refused before its body is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.admission.bodies import Bodies
 from gracepoint_operator.admission.contract import Refused, release_contract
 from gracepoint_operator.admission.injection import (
     AdmissionSettings,
@@ -30,6 +36,10 @@ from gracepoint_operator.resources import CheckpointPolicy
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_PODS = "/mutate/pods"
 PATH_EVICTIONS = "/validate/evictions"
+
+#: An AdmissionReview holds a whole object, of 3 MiB at most, in the API server's own spelling.
+_LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
+_LARGEST_EVICTION_BYTES = 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -65,24 +75,56 @@ class AdmissionContext(Protocol):
         """
 
 
-def add_routes(app: web.Application, context: AdmissionContext) -> None:
-    """Adds the webhooks to ``app``. Its ``client_max_size`` should hold the largest JobSet (3 MiB)."""
+def path_of(webhook: str, token: str) -> str:
+    """Where the API server reaches a webhook.
 
-    async def mutate_jobsets(http: web.Request) -> web.Response:
-        request = await _read(http)
-        return web.json_response(await mutate_jobset(request, context))
+    The API server tells whoever creates a JobSet the path of a webhook that does not answer. From one path, neither
+    the token nor the other paths can be found.
 
-    async def mutate_pods(http: web.Request) -> web.Response:
-        request = await _read(http)
-        return web.json_response(mutate_pod(request, context))
+    Args:
+        webhook: Which one: ``PATH_JOBSETS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
+        token: The secret that the chart makes. It makes the paths in the same way.
+    """
+    return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
 
-    async def validate_evictions(http: web.Request) -> web.Response:
-        request = await _read(http)
-        return web.json_response(await validate_eviction(request, context))
 
-    app.router.add_post(PATH_EVICTIONS, validate_evictions)
-    app.router.add_post(PATH_JOBSETS, mutate_jobsets)
-    app.router.add_post(PATH_PODS, mutate_pods)
+def add_routes(
+    app: web.Application, context: AdmissionContext, token: str, count_refused: Callable[[str], None]
+) -> None:
+    """Adds the webhooks to ``app``.
+
+    Args:
+        app: Has no other routes.
+        context: What they ask of the operator.
+        token: What their paths are made of.
+        count_refused: Called with the reason, where a request is refused without looking at it.
+    """
+    bodies = Bodies(count_refused)
+
+    async def mutate_pods(request: Request, context: AdmissionContext) -> Json:
+        return mutate_pod(request, context)
+
+    def add(webhook: str, answer: Callable[[Request, AdmissionContext], Awaitable[Json]], at_most_bytes: int) -> None:
+        async def handle(http: web.Request) -> web.Response:
+            async with bodies.read(http, at_most_bytes) as body:
+                try:
+                    request = Request.read(body)
+                except NoReview as error:
+                    count_refused("no_review")
+                    raise web.HTTPBadRequest(text=str(error)) from error
+                return web.json_response(await answer(request, context))
+
+        app.router.add_post(path_of(webhook, token), handle)
+
+    async def nobody(http: web.Request) -> web.Response:
+        count_refused("unknown_path")
+        logger.warning("a request for no webhook was refused, from %s", http.remote)  # its path may be a near miss
+        raise web.HTTPNotFound
+
+    add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
+    add(PATH_JOBSETS, mutate_jobset, _LARGEST_OBJECT_BYTES)
+    add(PATH_PODS, mutate_pods, _LARGEST_OBJECT_BYTES)
+    app.router.add_route("*", "/{path:.*}", nobody)
 
 
 async def mutate_jobset(request: Request, context: AdmissionContext) -> Json:
@@ -144,10 +186,3 @@ async def validate_eviction(request: Request, context: AdmissionContext) -> Json
         logger.exception("an eviction could not be decided about, it is let through")
         why = None
     return allowed(request, request.object) if why is None else later(request, why)
-
-
-async def _read(http: web.Request) -> Request:
-    try:
-        return Request.read(await http.read())
-    except NoReview as error:
-        raise web.HTTPBadRequest(text=str(error)) from error

@@ -7,7 +7,7 @@ from typing import Any
 from gracepoint.wire.names import API_VERSION, GROUP
 from gracepoint_operator.resources.base import Resource, cel, rules
 from gracepoint_operator.resources.policy import CheckpointPolicy
-from gracepoint_operator.resources.preemption import EITHER, Preemption, PreemptionRequest
+from gracepoint_operator.resources.preemption import EITHER, NAMES, Preemption, PreemptionRequest
 from gracepoint_operator.resources.schema import either, structural
 
 
@@ -46,6 +46,7 @@ _PREEMPTION_COLUMNS = [
     _column("Acks", ".status.acknowledgements.received", "integer", wide=True),
     _column("Pods", ".status.acknowledgements.expected", "integer", wide=True),
     _column("Mode", ".spec.mode", wide=True),
+    _column("Deadline", ".spec.deadline", wide=True),
     _column("Signal", ".spec.signal", wide=True),
     _column("Message", ".status.message", wide=True),
 ]
@@ -123,6 +124,6 @@ def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of the file that each is kept in."""
     made = (
         _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _parts(CheckpointPolicy), _POLICY_RULES),
-        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), {}),
+        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), NAMES),
     )
     return {f"{crd['metadata']['name']}.yaml": crd for crd in made}

@@ -166,20 +166,31 @@ class EvictionHold(Model):
     so it should be more than a save takes; what it is more than deadline.headStartSeconds, training goes on first."""
 
 
-class CheckpointPolicySpec(Model):
-    """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
+class PolicyInForce(Model):
+    """What the operator decides with. An edit counts for the next disruption: one that is under way goes by what was
+    there when it began."""
 
     mode: Mode = Mode.ENFORCE
     """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
     told. Drill: the gang is told, saves and trains on, until a SIGTERM says that it must go. An edit counts for the
-    next signal."""
+    next disruption."""
+    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=16, json_schema_extra=LIST_SET)
+    """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
+    the next disruption."""
+    eviction_hold: EvictionHold = EvictionHold()
+    """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
+    counts for the next disruption."""
+    exit_breaker: ExitBreaker = ExitBreaker()
+    """When a JobSet that leaves again and again is to leave no more. An edit counts for the next disruption."""
+
+
+class CheckpointPolicySpec(PolicyInForce):
+    """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
+
     training: Training = Training()
     """Which part of the JobSet trains. An edit counts for JobSets created later."""
     checkpoint: Checkpoint
     """Where and when checkpoints are made. An edit counts for JobSets created later."""
-    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=16, json_schema_extra=LIST_SET)
-    """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
-    the next signal."""
     cloud_metadata: list[CloudMetadata] = Field(
         default=[],
         max_length=4,
@@ -189,13 +200,8 @@ class CheckpointPolicySpec(Model):
     operator is down. Auto, alone: the pod finds out. Empty: none. An edit counts for JobSets created later."""
     deadline: Deadline = Deadline()
     """How careful the emergency plan is. An edit counts for JobSets created later."""
-    eviction_hold: EvictionHold = EvictionHold()
-    """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
-    counts for the next signal."""
     after_save: AfterSave = AfterSave()
     """How processes leave. An edit counts for JobSets created later."""
-    exit_breaker: ExitBreaker = ExitBreaker()
-    """When a JobSet that leaves again and again is to leave no more. An edit counts for the next signal."""
 
     @field_validator("cloud_metadata")
     @classmethod
@@ -203,6 +209,11 @@ class CheckpointPolicySpec(Model):
         if len(value) > 1 and CloudMetadata.AUTO in value:
             raise ValueError(f"{_AUTO_MESSAGE}; found {[str(cloud) for cloud in value]}")
         return value
+
+    @property
+    def in_force(self) -> PolicyInForce:
+        """The part that a disruption under way goes by, without the rest."""
+        return PolicyInForce(**{name: getattr(self, name) for name in PolicyInForce.model_fields})
 
 
 class PolicyJobSets(Model):

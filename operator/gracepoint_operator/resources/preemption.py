@@ -25,7 +25,7 @@ from gracepoint_operator.resources.base import (
     list_map,
     rules,
 )
-from gracepoint_operator.resources.policy import CheckpointPolicySpec
+from gracepoint_operator.resources.policy import PolicyInForce
 
 
 class JobSetReference(Model):
@@ -36,10 +36,11 @@ class JobSetReference(Model):
 
 
 class PolicyCopy(Model):
-    """The policy as it was at the signal: editing or deleting it in mid-flight changes nothing."""
+    """The policy as it was at the signal, as far as it is decided with: editing or deleting it in mid-flight changes
+    nothing. All else of it stands in the JobSet since that was created."""
 
     name: ObjectName
-    spec: CheckpointPolicySpec
+    spec: PolicyInForce
 
 
 class RequestReference(Model):
@@ -190,6 +191,7 @@ class PreemptionStatus(Model):
     restored_step: Count | None = None
     """The step that the restarted job went on from. Absent until it has restored."""
     conditions: Conditions | None = None
+    """Ended: it is over; why, in one word, is the reason. Exits=False: the gang is told to save and to train on."""
     replicas: Annotated[list[Replica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
     """One entry for each operator replica that took part."""
 
@@ -304,6 +306,19 @@ EITHER = rules(
         _KIND_MESSAGE,
     ),
     cel(" && ".join(f"has(self.{field}) == has(oldSelf.{field})" for field in _STAYS), _KIND_MESSAGE),
+)
+
+#: How the names of the operator's records end: part of the JobSet's UID, and the epoch. A request that had the name of
+#: the next record would be in its way.
+RECORD_NAME_END = "-[0-9a-f]{8}-[0-9]+$"
+
+#: The schema of a Preemption beside its parts.
+NAMES = rules(
+    cel(
+        f"has(self.spec.epoch) || !self.metadata.name.matches('{RECORD_NAME_END}')",
+        "metadata.name: a name that ends in eight hexadecimal digits and a number is of a record, which the operator "
+        "makes; name the request otherwise",
+    )
 )
 
 

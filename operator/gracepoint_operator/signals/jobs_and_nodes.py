@@ -5,6 +5,9 @@ from __future__ import annotations
 from gracepoint_operator.signals.rows import Cause, Deadline, Match, On, Row, TaintMatch, Time, TimeFormat
 from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
 
+#: For pods that are not critical, when their kubelet shuts down gracefully.
+KUBELET_SHUTDOWN_S = 20.0
+
 
 def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
     return Row(
@@ -59,8 +62,10 @@ _NODES = (
         cause=Cause.NODE_SHUTDOWN,
         confidence=SURE,
         cancelable=False,
+        deadline=Deadline(grace_cap_seconds=KUBELET_SHUTDOWN_S),
         about="Graceful node shutdown: the machine goes down, and pods get their grace period, at most the kubelet's "
-        "shutdownGracePeriod, which the API does not tell.",
+        "shutdownGracePeriod, which the API does not tell. What the example of 30 s, 10 s of them for critical pods, "
+        "leaves the others is assumed (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
     ),
     Row(
         name="node-cordoned",
@@ -80,8 +85,7 @@ _NODES = (
         cancelable=True,
         deadline=Deadline(tolerated=True),
         tolerable=True,
-        about="Any other taint that the pod does not tolerate for good: the pod is deleted once its tolerationSeconds "
-        "are over, at once without, and then has its grace period "
+        about="The pod is deleted once its tolerationSeconds are over, at once without, and then has its grace period "
         "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
     ),
 )
@@ -164,7 +168,10 @@ _JOBS = (
             time=Time(
                 format=TimeFormat.SECONDS,
                 since="status.conditions.Admitted.lastTransitionTime",
-                minus="status.accumulatedPastExexcutionTimeSeconds",
+                minus=[  # of v1beta2, and of v1beta1
+                    "status.accumulatedPastExecutionTimeSeconds",
+                    "status.accumulatedPastExexcutionTimeSeconds",
+                ],
             )
         ),
         limit=True,

@@ -30,10 +30,10 @@ def table(rows: Iterable[Row] = BUILT_IN) -> str:
         cells = (
             f"`{row.name}`",
             row.provider,
-            f"{_seen(row.match)}. {row.about}",
+            f"{_seen(row.match)}{_unless(row)}. {row.about}",
             row.cause,
             row.confidence,
-            _by_when(row.deadline),
+            _by_when(row),
             "yes" if row.cancelable else "no",
             row.kind,
         )
@@ -48,15 +48,13 @@ def put_into(page: str) -> str:
 
 def _seen(match: Match) -> str:
     if (taint := match.taint) is not None:
-        if taint.key is None:
-            return f"any other taint `:{taint.effect}`"
-        return (
-            f"taint `{taint.key}{f'={taint.value}' if taint.value else ''}{f':{taint.effect}' if taint.effect else ''}`"
-        )
+        value, effect = f"={taint.value}" if taint.value else "", f":{taint.effect}" if taint.effect else ""
+        return f"taint `{taint.key}{value}{effect}`" if taint.key else f"any other taint `{value}{effect}`"
     on = f"{match.kind}: "
     for name, wanted in (("label", match.label), ("annotation", match.annotation)):
         if wanted is not None:
-            return f"{on}{name} `{wanted.key}{_values(wanted.values)}`"
+            but = f', without "{wanted.without}"' if wanted.without else ""
+            return f"{on}{name} `{wanted.key}{_values(wanted.values)}`{but}"
     if (condition := match.condition) is not None:
         said = [f"reason {' or '.join(condition.reasons)}"] if condition.reasons else []
         said += [f'message with "{condition.message}"'] if condition.message else []
@@ -69,7 +67,26 @@ def _values(values: list[str]) -> str:
     return f"={'/'.join(values)}" if values else ""
 
 
-def _by_when(rule: Deadline) -> str:
+def _unless(row: Row) -> str:
+    return ", unless the pod tolerates it for good" if row.tolerable else ""
+
+
+def _by_when(row: Row) -> str:
+    rule = row.deadline
+    plain = "no signal" if row.limit else _assumed(rule)
+    if rule.row:
+        return f"the time of `{rule.row}`, else {plain}"
+    if rule.time is None:
+        return plain
+    fields = " or ".join(f"`{field}`" for field in rule.time.json_fields)
+    told = _TIMES[rule.time.format].format(fields=fields, since=f"`{rule.time.since}`")
+    if rule.time.minus:
+        told += f", less {' or '.join(f'`{field}`' for field in rule.time.minus)}"
+    return f"{told}; else {plain}"
+
+
+def _assumed(rule: Deadline) -> str:
+    """Where no time is told."""
     if rule.after_seconds is None:
         plain = (
             "the grace period"
@@ -80,12 +97,4 @@ def _by_when(rule: Deadline) -> str:
         plain = f"{rule.after_seconds:g} s" if rule.after_seconds else "at once"
     if rule.tolerated:
         plain = "tolerationSeconds" if rule.after_seconds == 0 else f"tolerationSeconds and {plain}"
-    if rule.row:
-        return f"the time of `{rule.row}`, else {plain}"
-    if rule.time is None:
-        return plain
-    fields = " or ".join(f"`{field}`" for field in rule.time.json_fields)
-    told = _TIMES[rule.time.format].format(fields=fields, since=f"`{rule.time.since}`")
-    if rule.time.minus:
-        told += f", less `{rule.time.minus}`"
-    return f"{told}; else {plain}"
+    return plain

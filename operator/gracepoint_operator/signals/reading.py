@@ -30,7 +30,8 @@ class Mark:
         id: Equal for the same thing seen again, different for a new one: a taint that is put again with another
             value or time, a condition that came again, a maintenance that was moved.
         text: For people: what was seen, as "taint cloud.google.com/impending-node-termination:NoSchedule".
-        since_at: The latest time at which it can have begun, where the API tells one.
+        since_at: When it began, where the API tells that; else the latest time at which it can have, or None.
+        is_exact: It tells that.
         until_at: When the pod is gone, where the object tells that.
         taint: The taint, where it is one.
     """
@@ -40,6 +41,7 @@ class Mark:
     text: str
     since_at: float | None
     until_at: float | None
+    is_exact: bool
     taint: Taint | None = None
 
 
@@ -51,6 +53,7 @@ class _Feature:
     text: str
     value: str  # in which a time may be written
     since_at: float | None
+    is_exact: bool = False
     again: str = ""  # what tells a new one from an old one
     untold: str = ""  # ... and what does so as well where it tells no time
     taint: Taint | None = None
@@ -79,6 +82,7 @@ def _mark(row: Row, feature: _Feature, body: Body) -> Mark:
         text=feature.text,
         since_at=feature.since_at,
         until_at=until_at,
+        is_exact=feature.is_exact and feature.since_at is not None,
         taint=feature.taint,
     )
 
@@ -97,8 +101,8 @@ def told_time(time: Time, value: str, body: Body) -> float | None:
             case TimeFormat.JSON:
                 return _time_in(json.loads(value), time.json_fields)
             case TimeFormat.SECONDS:
-                used_s = at(body, time.minus) if time.minus else None
-                return _after(time, float(value) - float(used_s or 0), body)
+                used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
+                return _after(time, float(value) - float(used_s), body)
             case TimeFormat.DURATION:
                 length_s = _duration_s(value)
                 return None if length_s is None else _after(time, length_s, body)
@@ -146,8 +150,15 @@ def _features(row: Row, body: Body) -> Iterator[_Feature]:
 def _taint(taint: Taint, body: Body) -> _Feature:
     key = f"taint/{taint.key}={taint.value}:{taint.effect}"
     since_at = taint.added_at or _written_at(body, "f:spec", "f:taints")
-    again = f"@{taint.added_at or ''}"
-    return _Feature(key, f"taint {taint.key}:{taint.effect}", taint.value, since_at, again, taint=taint)
+    return _Feature(
+        key=key,
+        text=f"taint {taint.key}:{taint.effect}",
+        value=taint.value,
+        since_at=since_at,
+        is_exact=taint.added_at is not None,
+        again=f"@{taint.added_at or ''}",
+        taint=taint,
+    )
 
 
 def _condition(row: Row, condition: Body) -> _Feature:
@@ -161,6 +172,7 @@ def _condition(row: Row, condition: Body) -> _Feature:
         else f"{row.match.kind} condition {type} ({said})",
         value=condition.get("message") or "",
         since_at=since_at,
+        is_exact=True,
         again=f"={status}/{reason}@{since_at or ''}",
     )
 
@@ -170,7 +182,7 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         deleted_at = parse_time(value)
         grace_s = float(at(body, "metadata.deletionGracePeriodSeconds") or 0)
         since_at = None if deleted_at is None else deleted_at - grace_s
-        return _Feature(f"field/{path}", f"deletion of the {row.match.kind}".lower(), "", since_at)
+        return _Feature(f"field/{path}", f"deletion of the {row.match.kind}".lower(), "", since_at, is_exact=True)
     since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
     text = f"{row.match.kind} {path}={_short(value)}"
     return _Feature(f"field/{path}", text, value, since_at, untold=f"={value}")

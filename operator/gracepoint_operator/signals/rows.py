@@ -172,8 +172,9 @@ class Time(Model):
     since: str = ""
     """For Seconds and Duration: the object's field that holds the time they count from; conditions are named by
     their type."""
-    minus: str = ""
-    """For Seconds: the object's field that holds seconds that are used up already."""
+    minus: list[str] = Field(default=[], max_length=16)
+    """For Seconds: the object's fields that may hold seconds that are used up already; the first that is there
+    counts."""
 
     @model_validator(mode="after")
     def _complete(self) -> Time:

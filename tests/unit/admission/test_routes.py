@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,13 +18,16 @@ from hypothesis import strategies as st
 
 from gracepoint.wire.names import LABEL_POLICY, Env
 from gracepoint_operator import kube
-from gracepoint_operator.admission import AdmissionSettings, add_routes
+from gracepoint_operator.admission import AdmissionSettings, add_routes, bodies
 from gracepoint_operator.admission.review import Request, allowed
+from gracepoint_operator.admission.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from gracepoint_operator.admission.shown import ANNOTATION
 from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
 from tests.unit.admission.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]
+
+TOKEN = "told-to-the-api-server-alone"
 
 
 class Operator:
@@ -34,6 +39,7 @@ class Operator:
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
         self.waits_for: str | None = None
+        self.refused: list[str] = []
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
@@ -59,8 +65,8 @@ def operator() -> Operator:
 
 @pytest.fixture
 async def client(operator: Operator) -> AsyncIterator[Client]:
-    app = web.Application(client_max_size=3 << 20)
-    add_routes(app, operator)
+    app = web.Application()
+    add_routes(app, operator, TOKEN, operator.refused.append)
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -71,7 +77,7 @@ def review(body: Json, **given: Any) -> Json:
 
 
 async def call(client: Client, path: str, body: Json, **given: Any) -> Json:
-    async with client.post(path, json=review(body, **given)) as answer:
+    async with client.post(path_of(path, TOKEN), json=review(body, **given)) as answer:
         assert answer.status == 200, await answer.text()
         read: Json = await answer.json()
     assert (read["apiVersion"], read["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
@@ -91,33 +97,33 @@ def patched(body: Json, response: Json) -> Json:
 
 async def test_a_labelled_jobset_leaves_with_contract_and_injection(client: Client) -> None:
     body = jobset()
-    made = patched(body, await call(client, "/mutate/jobsets", body))
+    made = patched(body, await call(client, PATH_JOBSETS, body))
     assert pod_of(made)["restartPolicy"] == "Never"
     assert environment(pod_of(made)["containers"][0])[Env.POLICY] == "default"
     assert "spec.failurePolicy" in json.loads(made["metadata"]["annotations"][ANNOTATION])["fields"]
-    again = await call(client, "/mutate/jobsets", made)
+    again = await call(client, PATH_JOBSETS, made)
     assert "patch" not in again, "called again, it has nothing to add"
 
 
 async def test_whoever_creates_a_jobset_is_warned_of_what_is_set_in_vain(client: Client) -> None:
     body = jobset()
     pod_of(body)["containers"][0]["env"] = [{"name": Env.POD_UID, "value": "forged"}]
-    (warning,) = (await call(client, "/mutate/jobsets", body))["warnings"]
+    (warning,) = (await call(client, PATH_JOBSETS, body))["warnings"]
     assert f"Gracepoint sets {Env.POD_UID} by itself" in warning
-    assert "warnings" not in await call(client, "/mutate/jobsets", jobset())
+    assert "warnings" not in await call(client, PATH_JOBSETS, jobset())
 
 
 async def test_a_jobset_without_the_label_is_not_touched(client: Client) -> None:
     body = jobset()
     body["metadata"]["labels"] = {}
-    assert patched(body, await call(client, "/mutate/jobsets", body)) == body
+    assert patched(body, await call(client, PATH_JOBSETS, body)) == body
 
 
 @pytest.mark.parametrize("name", ["nobody", ""])
 async def test_a_jobset_of_an_unknown_policy_is_refused_in_words(client: Client, name: str) -> None:
     body = jobset()
     body["metadata"]["labels"][LABEL_POLICY] = name
-    response = await call(client, "/mutate/jobsets", body)
+    response = await call(client, PATH_JOBSETS, body)
     assert response["allowed"] is False
     assert f"metadata.labels[gracepoint.dev/policy]: found {name!r}" in response["status"]["message"]
     assert "in the namespace 'team'" in response["status"]["message"]
@@ -126,7 +132,7 @@ async def test_a_jobset_of_an_unknown_policy_is_refused_in_words(client: Client,
 async def test_a_jobset_of_a_policy_that_cannot_be_used_is_told_why(client: Client) -> None:
     body = jobset()
     body["metadata"]["labels"][LABEL_POLICY] = "broken"
-    response = await call(client, "/mutate/jobsets", body)
+    response = await call(client, PATH_JOBSETS, body)
     assert response["allowed"] is False
     assert "cannot be used" in response["status"]["message"]
     assert "checkpoint" in response["status"]["message"]
@@ -135,14 +141,14 @@ async def test_a_jobset_of_a_policy_that_cannot_be_used_is_told_why(client: Clie
 async def test_where_the_policy_cannot_be_read_the_jobset_may_come_again(client: Client) -> None:
     body = jobset()
     body["metadata"]["labels"][LABEL_POLICY] = "unreadable"
-    response = await call(client, "/mutate/jobsets", body)
+    response = await call(client, PATH_JOBSETS, body)
     assert response["allowed"] is False
     assert response["status"]["code"] == 503
     assert "could not be read just now (GET ...: HTTP 503). Try again" in response["status"]["message"]
 
 
 async def test_a_jobset_that_contradicts_is_refused_with_the_field(client: Client) -> None:
-    response = await call(client, "/mutate/jobsets", jobset(replicated_job(backoffLimit=6)))
+    response = await call(client, PATH_JOBSETS, jobset(replicated_job(backoffLimit=6)))
     assert response["allowed"] is False
     assert response["status"]["message"].startswith("spec.replicatedJobs[0].template.spec.backoffLimit:")
 
@@ -159,7 +165,7 @@ async def test_a_jobset_that_contradicts_is_refused_with_the_field(client: Clien
     ],
 )
 async def test_a_jobset_of_the_wrong_shape_is_refused_and_breaks_nothing(client: Client, spec: Json) -> None:
-    response = await call(client, "/mutate/jobsets", {**jobset(), "spec": spec})
+    response = await call(client, PATH_JOBSETS, {**jobset(), "spec": spec})
     assert response["allowed"] is False
     assert "not of JobSet's schema" in response["status"]["message"]
 
@@ -168,11 +174,11 @@ async def test_a_pod_of_the_gang_keeps_off_disrupted_nodes_and_gets_the_present_
     client: Client, operator: Operator
 ) -> None:
     body = jobset()
-    template = patched(body, await call(client, "/mutate/jobsets", body))
+    template = patched(body, await call(client, PATH_JOBSETS, body))
     pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
     operator.nodes = frozenset({"doomed"})
     operator.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM-2")
-    made = patched(pod, await call(client, "/mutate/pods", pod))
+    made = patched(pod, await call(client, PATH_PODS, pod))
     assert environment(made["spec"]["containers"][0])[Env.CA_CERTIFICATE] == "PEM-2"
     assert "doomed" in json.dumps(made["spec"]["affinity"])
 
@@ -183,7 +189,7 @@ async def test_a_pod_that_no_jobset_was_injected_for_is_not_touched(
 ) -> None:
     operator.nodes = frozenset({"doomed"})
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-    assert patched(pod, await call(client, "/mutate/pods", pod)) == pod
+    assert patched(pod, await call(client, PATH_PODS, pod)) == pod
 
 
 def eviction(**options: Any) -> Json:
@@ -193,7 +199,7 @@ def eviction(**options: Any) -> Json:
 
 
 async def ask(client: Client, body: Json, *, dry_run: bool = False, name: str = "llm-workers-0-0-x") -> Json:
-    return await call(client, "/validate/evictions", body, dryRun=dry_run, name=name, subResource="eviction")
+    return await call(client, PATH_EVICTIONS, body, dryRun=dry_run, name=name, subResource="eviction")
 
 
 async def test_an_eviction_that_waits_is_answered_as_a_budget_would(client: Client, operator: Operator) -> None:
@@ -262,10 +268,92 @@ async def test_whatever_goes_wrong_the_eviction_goes_on(client: Client, body: Js
         ),
     ],
 )
-async def test_what_is_no_review_is_answered_with_400_and_what_was_expected(client: Client, body: bytes) -> None:
-    async with client.post("/mutate/pods", data=body) as answer:
+async def test_what_is_no_review_is_answered_with_400_and_what_was_expected(
+    client: Client, operator: Operator, body: bytes
+) -> None:
+    async with client.post(path_of(PATH_PODS, TOKEN), data=body) as answer:
         assert answer.status == 400
         assert "expected an" in await answer.text()
+    assert operator.refused == ["no_review"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(PATH_EVICTIONS, id="no secret part"),
+        pytest.param(path_of(PATH_EVICTIONS, "another-token"), id="another token's"),
+        pytest.param(PATH_EVICTIONS + path_of(PATH_JOBSETS, TOKEN).removeprefix(PATH_JOBSETS), id="another webhook's"),
+        pytest.param("/", id="nothing"),
+    ],
+)
+async def test_who_does_not_know_the_path_is_refused_and_changes_nothing(
+    client: Client, operator: Operator, path: str
+) -> None:
+    async with client.post(path, json=review(eviction(), dryRun=False, name="llm-workers-0-0-x")) as answer:
+        assert answer.status == 404
+    assert (operator.evictions, operator.refused) == ([], ["unknown_path"])
+
+
+async def _parts(*parts: bytes) -> AsyncIterator[bytes]:
+    """A body whose length is not told beforehand."""
+    for part in parts:
+        yield part
+
+
+@pytest.mark.parametrize(
+    ("webhook", "size_bytes"),
+    [
+        pytest.param(PATH_EVICTIONS, 2 << 20, id="an eviction, which is small"),
+        pytest.param(PATH_JOBSETS, 9 << 20, id="a JobSet larger than the API server takes"),
+    ],
+)
+@pytest.mark.parametrize("told", [True, False], ids=["length told", "length not told"])
+async def test_a_body_larger_than_any_review_is_not_taken(
+    client: Client, operator: Operator, webhook: str, size_bytes: int, told: bool
+) -> None:
+    body = bytes(size_bytes)
+    async with client.post(path_of(webhook, TOKEN), data=io.BytesIO(body) if told else _parts(body)) as answer:
+        assert answer.status == 413
+    assert operator.refused == ["too_large"]
+
+
+async def test_large_objects_are_looked_at_few_at_a_time_and_small_ones_do_not_wait_for_them(
+    client: Client, operator: Operator
+) -> None:
+    gate, inside = asyncio.Event(), 0
+    most = 0
+
+    async def policy_when_told(namespace: str, name: str) -> CheckpointPolicy | None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await gate.wait()
+        inside -= 1
+        return policy()
+
+    operator.policy = policy_when_told  # type: ignore[method-assign]
+    large = jobset()
+    large["metadata"]["annotations"] = {"note": "x" * 300_000}
+    calls = [asyncio.create_task(call(client, PATH_JOBSETS, large)) for _ in range(5)]
+    while inside < 2:  # noqa: ASYNC110  the state of the server is asked
+        await asyncio.sleep(0.005)
+    assert (await ask(client, eviction()))["allowed"] is True
+    gate.set()
+    assert all(response["allowed"] for response in await asyncio.gather(*calls))
+    assert most == 2
+
+
+async def test_a_body_that_does_not_come_ends_its_call(
+    client: Client, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_WITHIN_S", 0.05)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"POST {path_of(PATH_JOBSETS, TOKEN)} HTTP/1.1\r\nHost: o\r\nContent-Length: 400000\r\n\r\n"
+    writer.write(head.encode())
+    assert b" 408 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    assert operator.refused == ["too_slow"]
 
 
 _JSON = st.recursive(

@@ -1,7 +1,7 @@
 """An API server in memory, behind the real façade: only the HTTP call of ``Kube`` is replaced.
 
 Does what the operator relies on: resource versions and conflicts, 404 and 409, merge patches, the status
-subresource, server-side apply of a list map, TokenReviews.
+subresource, server-side apply of a list map, deletion of one version, TokenReviews.
 """
 
 from __future__ import annotations
@@ -97,14 +97,17 @@ class MemoryApi(kube.Kube):
         if method == "GET":
             return self.objects[target]
         stored = copy.deepcopy(self.objects[target])
+        if method == "DELETE":
+            return self._delete(target, body["preconditions"])
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted not in (None, stored["metadata"]["resourceVersion"]):
             raise kube.Conflict(f"{method} {path}: version {wanted} is not the newest")
-        part = "status" if path.endswith("/status") else "spec"
+        whole = [part for part in body if part not in ("metadata", "status")]
+        parts = ["status"] if path.endswith("/status") else whole
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:
-            stored[part] = _merged(stored.get(part, {}), body.get(part, {}))
+            stored |= {part: _merged(stored.get(part, {}), body.get(part, {})) for part in parts}
         self.objects[target] = self._stored(stored)
         return self.objects[target]
 
@@ -117,6 +120,12 @@ class MemoryApi(kube.Kube):
         body["metadata"]["creationTimestamp"] = stamp(self._clock())
         self.objects[target] = self._stored(body)
         return self.objects[target]
+
+    def _delete(self, target: str, preconditions: JsonObject) -> JsonObject:
+        meta = self.objects[target]["metadata"]
+        if any(meta[field] != wanted for field, wanted in preconditions.items()):
+            raise kube.Conflict(f"DELETE {target}: found {meta}, expected {preconditions}")
+        return self.objects.pop(target)
 
     def _stored(self, body: JsonObject) -> JsonObject:
         self._version += 1

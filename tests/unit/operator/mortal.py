@@ -110,7 +110,7 @@ class Process:
             await team.without(member)
 
     async def _listen(self, member: Member, subscriber: Subscriber) -> None:
-        while (outgoing := await subscriber.next(60.0)) is not None:
+        while (outgoing := await subscriber.next()) is not None:
             await member.fuse.burn()
             frame = outgoing.make()
             if isinstance(frame, Notice):

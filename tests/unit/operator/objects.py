@@ -96,10 +96,16 @@ def node_claim(
     }
 
 
-def workload(*, conditions: list[Body] | None = None, limit_s: int | None = None, used_s: int | None = None) -> Body:
-    """As Kueue writes it for a JobSet."""
+def workload(
+    *,
+    conditions: list[Body] | None = None,
+    limit_s: int | None = None,
+    used_s: int | None = None,
+    version: str = "v1beta2",
+) -> Body:
+    """As Kueue writes it for a JobSet; v1beta1 misspells a name."""
     made: Body = {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": f"kueue.x-k8s.io/{version}",
         "kind": "Workload",
         "metadata": {
             "name": "jobset-train-1a2b3",
@@ -115,7 +121,8 @@ def workload(*, conditions: list[Body] | None = None, limit_s: int | None = None
     if limit_s is not None:
         made["spec"]["maximumExecutionTimeSeconds"] = limit_s
     if used_s is not None:
-        made["status"]["accumulatedPastExexcutionTimeSeconds"] = used_s
+        used = "Exexcution" if version == "v1beta1" else "Execution"
+        made["status"][f"accumulatedPast{used}TimeSeconds"] = used_s
     return made
 
 
@@ -210,6 +217,7 @@ def pod(
         names.JOBSET_LABEL_JOB_INDEX: "0",
         names.JOBSET_LABEL_RESTART_ATTEMPT: str(attempt),
         "batch.kubernetes.io/job-name": "train-workers-0",
+        "batch.kubernetes.io/controller-uid": f"uid-job-{attempt}",
         "batch.kubernetes.io/job-completion-index": str(index),
     }
     if labelled:
@@ -217,6 +225,8 @@ def pod(
     conditions: list[Body] = []
     if where:
         conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(created_at + 1)})
+    if phase == "Running":
+        conditions.append(condition("Ready", at=created_at + 2))
     if disruption:
         conditions.append(
             {
@@ -321,7 +331,7 @@ def preemption(
             "requests": [{"name": name, "uid": f"uid-{name}"} for name in requests or ()],
             "mode": mode,
             "exits": exits,
-            "policy": {"name": "careful", "spec": policy()["spec"]},
+            "policy": {"name": "careful", "spec": {}},
         },
         "status": status,
     }

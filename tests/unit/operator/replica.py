@@ -43,11 +43,11 @@ def cluster(api: MemoryApi, **policy: object) -> None:
 class Replica:
     """A core that runs, and the watches that a test plays to it."""
 
-    def __init__(self, api: MemoryApi, clock: Clock, name: str) -> None:
+    def __init__(self, api: MemoryApi, clock: Clock, name: str, sightings: tuple[str, str] | None = None) -> None:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
-        self.core = Core(api, self.metrics, clock, name, write_interval_s=0.02)
+        self.core = Core(api, self.metrics, clock, name, write_interval_s=0.02, sightings=sightings)
 
     def see(self, kind: kinds.Kind, body: Body) -> None:
         """The cluster changed: the API has it, and the watch brings it."""
@@ -151,16 +151,20 @@ def report(phase: Phase, *, preemption: str | None = None) -> Report:
 async def frames(subscriber: Subscriber) -> list[Frame]:
     """What waits in a subscriber's queue, written as its stream would."""
     written = []
-    while (outgoing := await subscriber.next(0.05)) is not None:
-        written.append(outgoing.make())
-        outgoing.written()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            while (outgoing := await subscriber.next()) is not None:
+                written.append(outgoing.make())
+                outgoing.written()
     return written
 
 
 @contextlib.asynccontextmanager
-async def running(api: MemoryApi, clock: Clock, name: str = "replica-a") -> AsyncIterator[Replica]:
+async def running(
+    api: MemoryApi, clock: Clock, name: str = "replica-a", sightings: tuple[str, str] | None = None
+) -> AsyncIterator[Replica]:
     """A replica that has listed the cluster; stopped afterwards."""
-    replica = Replica(api, clock, name)
+    replica = Replica(api, clock, name, sightings)
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the first sweep")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gracepoint.wire import names
 from gracepoint.wire.messages import (
     Acknowledgement,
     Confidence,
@@ -306,15 +307,32 @@ async def test_a_gang_that_has_left_too_often_is_told_to_save_and_train_on(clock
         await until(lambda: "ExitBreakerOpen" in replica.reasons, "the Event")
 
 
+def others_were_told(api: MemoryApi, number: int, *, jobset: bool = True) -> None:
+    """Another gang of the namespace was told just now of what is not sure; or somebody forged that."""
+    other = objects.preemption(number)
+    other["spec"] |= {"confidence": "likely", "jobSet": {"name": f"other-{number}", "uid": f"uid-jobset-{number}"}}
+    other["metadata"] |= {"name": f"other-{number}", "uid": f"uid-other-{number}"}
+    api.add(kinds.PREEMPTIONS, other)
+    if jobset:
+        body = objects.jobset(uid=f"uid-jobset-{number}")
+        body["metadata"]["name"] = f"other-{number}"
+        api.add(kinds.JOBSETS, body)
+
+
+async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryApi, clock: Clock) -> None:
+    for number in range(1, 11):
+        others_were_told(api, number, jobset=False)
+    async with running(api, clock) as replica:
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "the epoch")
+
+
 async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "TICK_S", 0.01)
     for number in range(1, 11):
-        other = objects.preemption(number)
-        other["spec"] |= {"confidence": "likely", "jobSet": {"name": "other", "uid": "another"}}
-        other["metadata"] |= {"name": f"other-{number}", "uid": f"uid-other-{number}"}
-        api.add(kinds.PREEMPTIONS, other)
+        others_were_told(api, number)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
@@ -726,3 +744,86 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
         pod = replica.core.world.pods["uid-pod-0-0"]
         with pytest.raises(ValidationError, match="step"):
             await replica.core.intake.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
+
+
+async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on_until_it_is_deleted(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        bare = objects.jobset()
+        del bare["metadata"]["labels"][names.LABEL_POLICY]
+        replica.core.feed(kinds.JOBSETS, "DELETED", api.add(kinds.JOBSETS, bare))
+        await until(
+            lambda: (jobset := replica.core.world.jobsets.get(JOBSET_UID)) is not None and not jobset.policy,
+            "a fresh look at the JobSet",
+        )
+        replica.taint("node-2")
+        await until(lambda: replica.preemptions[0]["spec"]["nodes"] == ["node-1", "node-2"], "the other node to join")
+        assert replica.preemptions[0]["status"]["phase"] == "Noticed"
+        replica.drop(kinds.JOBSETS, bare)
+        body = await replica.phase("Retracted")
+        assert condition(body, "Ended")["reason"] == "JobSetDeleted"
+
+
+async def test_an_eviction_waits_for_the_save_also_when_the_policy_was_deleted_meanwhile(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        pod = objects.pod(0)["metadata"]["name"]
+        assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
+        replica.drop(kinds.POLICIES, objects.policy())
+        await until(lambda: not replica.core.world.policies, "the policy to be gone")
+        assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
+
+
+async def test_a_record_whose_maker_died_before_its_first_status_is_filled_in_by_the_next_replica(
+    api: MemoryApi, clock: Clock
+) -> None:
+    made = objects.preemption(deadline_at=NOW + 300)
+    del made["status"]
+    api.add(kinds.PREEMPTIONS, made)
+    async with running(api, clock) as replica:
+        body = await replica.phase("Noticed")
+        assert body["status"]["acknowledgements"]["expected"] == 2
+        assert body["status"]["message"].startswith("SpotTermination: taint")
+        await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
+
+
+async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300))
+    api.remove(kinds.JOBSETS, objects.jobset())
+    async with running(api, clock) as replica:
+        body = await replica.phase("Retracted")
+        assert condition(body, "Ended")["reason"] == "JobSetDeleted"
+
+
+async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_it_came_back(
+    api: MemoryApi, clock: Clock
+) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(phase="Committed", ended_at=NOW))
+    clock.move(10)
+    api.remove(kinds.JOBS, objects.job())
+    api.add(kinds.JOBS, objects.job(attempt=1))
+    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+    for index in (0, 1):
+        api.remove(kinds.PODS, objects.pod(index))
+        api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
+    async with running(api, clock) as replica:
+        clock.move(5)
+        replica.taint()
+        await replica.phase("Noticed", epoch=1)
+        pod = replica.core.world.pods["uid-pod-0-1"]
+        said = Resumption(
+            pod_uid=pod.uid,
+            session="s-0",
+            jobset_uid=JOBSET_UID,
+            restart_attempt=1,
+            restored_step=40,
+            training=True,
+            age_s=0,
+        )
+        await replica.core.intake.take(pod, said)
+        await until(lambda: replica.preemptions[0]["status"].get("restoredStep") == 40, "the first record to say so")
+        assert "restoredStep" not in replica.preemptions[1]["status"]

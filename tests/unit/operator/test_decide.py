@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
+from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator import kinds
 from gracepoint_operator.decide import EXPIRE_AFTER_S, Check, End, Start
+from gracepoint_operator.epochs import EndReason
+from gracepoint_operator.objects import Named
 from tests.unit.operator import objects
 from tests.unit.operator.objects import JOBSET_UID, NOW
 from tests.unit.operator.scene import Scene
@@ -300,15 +304,80 @@ def test_a_signal_that_vanishes_with_the_pod_or_node_is_no_reprieve(what: str) -
     assert not any(isinstance(decision, End) for decision in scene.decisions())
 
 
-@pytest.mark.parametrize("how", ["deleted", "gone", "finished"])
-def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(how: str) -> None:
+@pytest.mark.parametrize(
+    ("jobset", "reason"),
+    [
+        pytest.param(objects.jobset(deleted=True), EndReason.JOBSET_DELETED, id="deleted"),
+        pytest.param(objects.jobset(finished="Completed"), EndReason.JOBSET_FINISHED, id="finished"),
+    ],
+)
+def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(jobset: objects.Body, reason: EndReason) -> None:
     scene = Scene()
     scene.recorded()
-    if how == "gone":
-        scene.gone(objects.jobset())
-    else:
-        scene.seen(kinds.JOBSETS, objects.jobset(deleted=how == "deleted", finished="Completed" * (how == "finished")))
-    assert scene.end().phase is Phase.RETRACTED
+    scene.seen(kinds.JOBSETS, jobset)
+    end = scene.end()
+    assert (end.phase, end.reason) == (Phase.RETRACTED, reason)
+
+
+def test_a_jobset_that_is_not_seen_any_more_is_looked_for_before_it_is_taken_for_deleted() -> None:
+    scene = Scene()
+    scene.recorded()
+    scene.gone(objects.jobset())
+    assert scene.check().jobset == Named(objects.NAMESPACE, "train", JOBSET_UID)
+    scene.world.mark_gone(JOBSET_UID)
+    end = scene.end()
+    assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.JOBSET_DELETED)
+
+
+def test_an_epoch_of_a_jobset_that_has_frozen_is_left_to_the_gang_whatever_became_of_the_jobset() -> None:
+    scene = Scene()
+    scene.recorded(phase="Frozen")
+    scene.gone(objects.jobset())
+    assert scene.decisions() == []
+
+
+# In mid-flight the policy is what it was when the epoch began.
+
+
+def unlabelled(scene: Scene) -> None:
+    """As a watch by the label and then a fresh look show it."""
+    body = objects.jobset()
+    body["metadata"]["resourceVersion"] = "7"
+    scene.world.drop(JOBSET_UID, 7)
+    del body["metadata"]["labels"][names.LABEL_POLICY]
+    scene.world.put(kinds.JOBSETS, body, listed=True, fresh=True)
+
+
+def edited(scene: Scene) -> None:
+    scene.seen(kinds.POLICIES, objects.policy(signals=[], mode="Observe"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(unlabelled, id="the JobSet lost its label"),
+        pytest.param(lambda scene: scene.gone(objects.policy()), id="the policy was deleted"),
+        pytest.param(edited, id="the policy was edited"),
+    ],
+)
+def test_what_becomes_of_the_policy_changes_nothing_in_mid_flight(change: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    scene.recorded(deadline_at=NOW + 300)
+    change(scene)
+    assert scene.decisions() == []
+    scene.taint()
+    assert scene.move().spec.deadline.timestamp() == NOW + 15, "a nearer signal joins as ever"
+    scene.clock.move(300 + EXPIRE_AFTER_S + 1)
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    assert scene.end().phase is Phase.EXPIRED
+
+
+@pytest.mark.parametrize("change", [unlabelled, edited])
+def test_what_became_of_the_policy_counts_for_the_next_disruption(change: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    change(scene)
+    scene.taint()
+    assert scene.decisions() == []
 
 
 def test_an_epoch_of_which_nobody_says_the_end_expires_some_time_after_its_deadline() -> None:
@@ -382,6 +451,30 @@ def test_pods_that_the_job_replaced_within_one_attempt_are_of_a_life_of_their_ow
     scene.taint("node-1", "aws-node-termination-handler/spot-itn")
     (start,) = (item for item in scene.decisions() if isinstance(item, Start))
     assert start.spec.epoch == 2
+
+
+def test_a_pod_that_its_job_put_in_the_place_of_a_failed_one_is_of_the_gang() -> None:
+    scene = Scene()
+    scene.seen(kinds.PODS, objects.pod(0, phase="Failed"))  # which stays there
+    scene.clock.move(5)
+    replaced = objects.pod(0, created_at=scene.clock())
+    replaced["metadata"]["uid"] += "-again"
+    replaced["metadata"]["name"] += "-again"
+    scene.seen(kinds.PODS, replaced)
+    scene.clock.move(5)
+    scene.taint("node-1")
+    start = scene.start()
+    assert (start.spec.epoch, start.spec.pods, start.expected) == (1, [replaced["metadata"]["name"]], 2)
+
+
+def test_pods_of_a_job_that_was_deleted_and_made_again_are_not_disrupted() -> None:
+    scene = Scene()
+    scene.gone(objects.job())
+    again = objects.job()
+    again["metadata"]["uid"] += "-again"
+    scene.seen(kinds.JOBS, again)
+    scene.seen(kinds.PODS, objects.pod(deleting_at=NOW + 30))
+    assert scene.decisions() == []
 
 
 def test_a_new_life_in_danger_ends_an_epoch_that_nobody_ended() -> None:

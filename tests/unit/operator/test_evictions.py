@@ -313,12 +313,37 @@ async def test_a_pod_that_is_known_and_of_no_gang_is_answered_without_asking_any
 async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryApi, clock: Clock) -> None:
     api.remove(kinds.PODS, objects.pod(1))
     async with running(api, clock) as replica:
-        api.add(kinds.PODS, {"metadata": {"name": "web", "namespace": NAMESPACE, "uid": "uid-web"}})
-        assert await evict(replica, "web") is None
+        api.add(kinds.PODS, {"metadata": {"name": "train-web", "namespace": NAMESPACE, "uid": "uid-web"}})
+        assert await evict(replica, "train-web") is None
         assert replica.core.world.place("uid-web") is None, "what is none of ours is not kept"
-        assert await evict(replica, "gone") is None
+        assert await evict(replica, "train-gone") is None
         api.add(kinds.PODS, new := objects.pod(1))
         assert await evict(replica, new["metadata"]["name"]) is not None
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, "team-b"])
+async def test_a_pod_whose_name_is_of_no_jobset_is_answered_without_asking_anybody(
+    namespace: str, api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        api.calls.clear()
+        name = "web-0" if namespace == NAMESPACE else "train-workers-0-5-xyz"
+        assert await replica.core.evictions.attempted(namespace, name, None) is None
+        assert api.calls == []
+
+
+async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: MemoryApi, clock: Clock) -> None:
+    strict = budget(0)
+    strict["spec"]["unhealthyPodEvictionPolicy"] = "AlwaysAllow"
+    api.add(kinds.POD_DISRUPTION_BUDGETS, strict)
+    unready = objects.pod(0)
+    unready["status"]["conditions"] = [item for item in unready["status"]["conditions"] if item["type"] != "Ready"]
+    async with running(api, clock) as replica:
+        assert await evict(replica) is None
+        assert replica.preemptions == [], "the API server refuses it"
+        replica.see(kinds.PODS, unready)
+        await until(lambda: not replica.core.world.pods["uid-pod-0-0"].ready, "the pod's condition")
+        assert await evict(replica) is not None
 
 
 async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_hold(
@@ -334,7 +359,7 @@ async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_ho
         monkeypatch.setattr(api, "get", silent)
         held = await evict(replica)
         assert held is not None, "what the watches brought is enough to know that it is a gang's"
-        assert await evict(replica, "unknown") is None
+        assert await evict(replica, "train-unknown") is None
         clock.move(BOUND_S)
         assert await evict(replica) is None, "the bound needs no API server"
 
@@ -342,7 +367,7 @@ async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_ho
 async def test_an_api_server_that_refuses_is_no_reason_to_hold_or_to_break(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         api.failing = [kube.Unavailable("no")]
-        assert await evict(replica, "unknown") is None
+        assert await evict(replica, "train-unknown") is None
         api.failing = [kube.Refused("forbidden")]
         assert await evict(replica) is not None
 
@@ -382,7 +407,7 @@ def the_pod() -> Pod:
 
 
 def test_whether_an_eviction_waits_follows_from_the_preemption_and_the_time_alone() -> None:
-    observed = {"name": "careful", "spec": objects.policy(mode="Observe")["spec"]}
+    observed = {"name": "careful", "spec": {"mode": "Observe"}}
     assert held(epoch())
     assert held(epoch(), NOW + BOUND_S - 0.1)
     assert not held(epoch(), NOW + BOUND_S)

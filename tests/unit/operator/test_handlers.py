@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
+from gracepoint_operator import __main__ as operator_main
 from gracepoint_operator import handlers
 from gracepoint_operator.__main__ import main
+from gracepoint_operator.kube import Kube
 from gracepoint_operator.logs import JsonFormatter, PlainFormatter, about
 
 
@@ -48,6 +51,22 @@ def test_a_replica_without_certificates_or_a_cluster_says_so_and_ends(
         root.handlers[:], root.level = before
     assert status == 1
     assert "run inside a cluster" in capsys.readouterr().err
+
+
+def test_a_replica_whose_webhooks_could_be_guessed_says_so_and_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_main, "Certificates", lambda directory: None)
+    monkeypatch.setattr(Kube, "connect", lambda *_: None)
+    (tmp_path / "token").write_text("short\n")
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        status = main(["--service-url", "https://x.y.svc:443", "--webhook-token", str(tmp_path / "token")])
+    finally:
+        root.handlers[:], root.level = before
+    assert status == 1
+    assert "found 5 characters, expected a secret of 16 or more" in capsys.readouterr().err
 
 
 def test_logs_are_constant_messages_with_fields() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Frame, Hint
-from gracepoint_operator import kinds
+from gracepoint_operator import core, kinds
 from gracepoint_operator.subscribers import Subscriber
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -56,6 +56,29 @@ async def test_a_hint_is_told_to_the_whole_gang_once_and_no_preemption_is_made(a
         replica.see(kinds.PODS, objects.pod(0))
         assert [await hints(subscriber) for subscriber in gang] == [[], []]
         assert replica.preemptions == []
+
+
+async def test_a_sign_that_goes_away_and_comes_again_is_told_again(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = subscribe(replica)
+        for _ in range(2):
+            cordon(replica)
+            assert len(await hints(subscriber)) == 1
+            replica.see(kinds.NODES, objects.node("node-1"))
+            assert await hints(subscriber) == []
+
+
+async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "TICK_S", 0.01)
+    async with running(api, clock) as replica:
+        cordon(replica)
+        await until(lambda: any(replica.core.world.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
+        late = subscribe(replica)
+        replica.core.deliverer.catch_up(late)
+        await until(lambda: late.hinted, "the hint")
+        assert len(await hints(late)) == 1
 
 
 async def test_another_sign_is_another_hint_and_all_of_one_moment_are_one_frame(api: MemoryApi, clock: Clock) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import kinds
 from gracepoint_operator.decide import End, Start
+from gracepoint_operator.epochs import Epoch, epoch_name
+from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
 from tests.unit.operator import objects
 from tests.unit.operator.objects import NOW, Body, stamp
 from tests.unit.operator.scene import Scene
@@ -86,6 +90,51 @@ def test_a_node_claims_termination_time_is_the_deadline_of_the_pods_on_its_node(
     assert scene.start().spec.deadline.timestamp() == NOW + 600, "the taint has the claim's time"
 
 
+@pytest.mark.parametrize("taint_first", [False, True], ids=["the claim's time is seen first", "the taint is"])
+def test_karpenters_taint_and_its_claims_time_come_to_the_same_in_both_orders(taint_first: bool) -> None:
+    scene = Scene()
+    if taint_first:
+        scene.taint(key="karpenter.sh/disrupted")
+    else:
+        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    begun = scene.start().spec
+    assert begun.deadline.timestamp() == NOW + (30 if taint_first else 600)
+    scene.world.put_epoch(begun_as(begun))
+    scene.clock.move(0.01)
+    if taint_first:
+        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+        moved = scene.move()
+        assert moved.spec.deadline.timestamp() == NOW + 600
+        scene.world.put_epoch(dataclasses.replace(moved.epoch, spec=moved.spec))
+    else:
+        scene.taint(key="karpenter.sh/disrupted")
+    assert scene.decisions() == []
+    (epoch,) = scene.world.epochs.values()
+    assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 600, False)
+
+
+def test_a_nearer_signal_that_told_no_time_stays_though_the_others_time_is_learnt() -> None:
+    scene = Scene()
+    scene.taint(key="karpenter.sh/disrupted")
+    scene.taint("node-2")
+    scene.world.put_epoch(begun_as(scene.start().spec))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert scene.decisions() == []
+
+
+def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
+    scene = Scene()
+    scene.taint(key="karpenter.sh/disrupted")
+    scene.world.put_epoch(begun_as(scene.start().spec, Phase.FROZEN))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert scene.decisions() == []
+
+
+def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> Epoch:
+    name = epoch_name(spec.job_set.name, spec.job_set.uid, spec.epoch)
+    return Epoch(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
+
+
 def test_a_node_claim_of_another_node_or_of_none_yet_says_nothing() -> None:
     scene = Scene()
     scene.seen(kinds.NODE_CLAIMS, claim("node-9", at=NOW + 600))
@@ -130,6 +179,15 @@ def test_a_workload_of_another_namespace_says_nothing_whatever_owner_it_names() 
     body["metadata"]["namespace"] = "team-b"
     scene.seen(kinds.WORKLOADS, body)
     assert scene.decisions() == []
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_a_workloads_time_limit_is_less_what_its_earlier_admissions_used(version: str) -> None:
+    admitted = objects.condition("Admitted", at=NOW - 50)
+    scene = Scene()
+    body = objects.workload(conditions=[admitted], limit_s=900, used_s=300, version=version)
+    scene.seen(kinds.WORKLOADS, body)
+    assert scene.start().spec.deadline.timestamp() == NOW - 50 + 600
 
 
 def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known() -> None:

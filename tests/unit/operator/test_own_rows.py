@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import re
@@ -186,6 +187,65 @@ def test_a_row_of_ones_own_comes_before_the_built_in_ones(tmp_path: Path) -> Non
 def test_the_page_for_users_has_the_catalogue_as_it_is() -> None:
     text = PAGE.read_text()
     assert page.put_into(text) == text, "run: make generate"
+
+
+PLAIN = {"name": "mine", "provider": "us", "cause": "Maintenance", "confidence": "sure", "cancelable": True}
+LABEL = PLAIN | {"match": {"label": {"key": "k"}}}
+TAINT = PLAIN | {"match": {"taint": {"key": "k"}}}
+CONDITION = PLAIN | {"match": {"condition": {"type": "T"}}}
+FIELD = PLAIN | {"match": {"field": {"path": "spec.a"}}}
+TIMED = LABEL | {"deadline": {"time": {"format": "Seconds", "since": "status.startTime"}}}
+JSON_TIME = LABEL | {"deadline": {"time": {"format": "JSON", "jsonFields": ["a"]}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "value"),
+    [
+        (LABEL, "name", "other"),
+        (LABEL, "provider", "them"),
+        (LABEL, "match.kind", "Pod"),
+        (LABEL, "match.label.key", "other"),
+        (LABEL, "match.label.values", ["v"]),
+        (LABEL, "match.label.without", "COMPLETE"),
+        (LABEL, "match", {"annotation": {"key": "k"}}),
+        (TAINT, "match.taint.value", "v"),
+        (TAINT, "match.taint.effect", "NoExecute"),
+        (PLAIN | {"match": {"taint": {"effect": "NoExecute"}}}, "match.taint.value", "v"),
+        (CONDITION, "match.condition.type", "U"),
+        (CONDITION, "match.condition.status", "False"),
+        (CONDITION, "match.condition.reasons", ["R"]),
+        (CONDITION, "match.condition.message", "m"),
+        (FIELD, "match.field.path", "spec.b"),
+        (FIELD, "match.field.values", ["v"]),
+        (LABEL, "cause", "Drain"),
+        (LABEL, "confidence", "likely"),
+        (LABEL, "cancelable", False),
+        (TAINT, "tolerable", True),
+        (TIMED, "limit", True),
+        (LABEL, "about", "words"),
+        (LABEL, "deadline.row", "node-shutdown"),
+        (LABEL, "deadline.afterSeconds", 5),
+        (LABEL, "deadline.graceCapSeconds", 5),
+        (TAINT, "deadline.tolerated", True),
+        (LABEL, "deadline.time", {"format": "RFC3339"}),
+        (TIMED, "deadline.time.since", "status.other"),
+        (TIMED, "deadline.time.minus", ["status.used"]),
+        (TIMED, "deadline.time.format", "Duration"),
+        (JSON_TIME, "deadline.time.jsonFields", ["b"]),
+    ],
+)
+def test_the_table_of_rows_shows_every_field(row: dict[str, Any], path: str, value: object) -> None:
+    other = copy.deepcopy(row)
+    *parents, last = path.split(".")
+    place = functools.reduce(lambda part, name: part.setdefault(name, {}), parents, other)
+    place[last] = value
+    assert page.table([Row.model_validate(row)]) != page.table([Row.model_validate(other)])
+
+
+def test_every_field_of_a_row_is_among_those_that_the_table_is_tried_with() -> None:
+    marks = test_the_table_of_rows_shows_every_field.pytestmark
+    tried = {name for _, path, _ in marks[0].args[1] for name in path.split(".")} | {"annotation"}
+    assert {name for model in _models(Row) for name in _aliases(model)} == tried
 
 
 def test_the_page_for_users_names_every_field_and_cause() -> None:

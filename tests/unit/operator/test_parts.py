@@ -82,7 +82,7 @@ async def test_a_subscriber_that_takes_nothing_is_cut_off_and_not_waited_for() -
     for _ in range(100):
         subscriber.send(Outgoing(Ping, lambda: None))
     assert subscriber.closed
-    assert await subscriber.next(5) is None
+    assert await subscriber.next() is None
 
 
 async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> None:
@@ -263,6 +263,8 @@ def test_the_last_save_of_a_policy_may_be_a_snapshot_that_was_promoted() -> None
         body = objects.preemption(number, phase=phase, ended_at=NOW + number)
         body["status"]["step"] = step
         epochs.append(Epoch.of(body))
-    saved = policy_status.last_save(epochs)
+    saved = policy_status.last_save(epochs, None)
     assert saved is not None
     assert (saved.step, saved.preemption) == (70, epochs[1].name)
+    assert policy_status.last_save(epochs[:1], saved) == saved, "also when its record was deleted"
+    assert policy_status.last_save(epochs, policy_status.last_save(epochs[:1], None)) == saved

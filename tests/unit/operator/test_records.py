@@ -103,6 +103,23 @@ async def test_a_receipt_that_comes_to_the_other_replica_after_the_end_is_counte
         assert api.received == sorted(api.received)
 
 
+async def test_of_two_replicas_that_begin_alike_one_made_the_record_and_has_it_in_its_share(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        for replica in (first, second):
+            replica.taint()
+        await until(lambda: first.core.world.epochs and second.core.world.epochs, "both to begin")
+        await first.phase("Noticed")
+        await seen_and_at_rest(first, second)
+        made = [replica.core._recorder.made for replica in (first, second)]
+        assert sorted(map(len, made)) == [0, 1]
+        (body,) = first.preemptions
+        for replica in (first, second):
+            replica.core.feed(kinds.PREEMPTIONS, "DELETED", body)
+        await until(lambda: not any(made), "it to be forgotten")
+
+
 async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         gang = [first.subscribe(index, f"s-{index}") for index in (0, 1)]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import kinds
 from gracepoint_operator.answers import Answer
-from gracepoint_operator.decide import End, Move, Start
+from gracepoint_operator.decide import Check, Decision, End, Move, Start, Wait, decide
 from gracepoint_operator.requests import Request
 from gracepoint_operator.resources import RequestPhase
 from tests.unit.operator import objects
@@ -188,6 +188,36 @@ def test_a_disruption_during_a_drill_has_an_epoch_of_its_own(phase: str) -> None
     assert (start.spec.epoch, start.spec.mode, start.spec.cause) == (2, Mode.ENFORCE, "SpotTermination")
     ended = [item.phase for item in decisions if isinstance(item, End)]
     assert ended == ([Phase.RETRACTED] if phase == "Noticed" else [])
+
+
+@pytest.mark.parametrize("held_back", [False, True], ids=["it is still looked at", "it has to wait"])
+def test_what_may_become_a_disruption_ends_no_drill_and_lets_none_begin(held_back: bool) -> None:
+    def come(scene: Scene) -> list[Decision]:
+        scene.clock.move(1)
+        if held_back:
+            scene.taint(key="node.kubernetes.io/not-ready", effect="NoExecute")
+        else:
+            scene.seen(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        return decide(scene.world.gang(objects.JOBSET_UID), scene.clock(), lambda spec: held_back)
+
+    scene = Scene()
+    asked(scene, mode="Drill")
+    expected = Wait if held_back else Check
+    assert [type(item) for item in come(scene)] == [expected]
+    scene = Scene()
+    asked(scene, mode="Drill")
+    pods = list(scene.start().spec.pods)
+    scene.recorded(mode="Drill", cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=pods)
+    assert [type(item) for item in come(scene) if not isinstance(item, Answer)] == [expected]
+
+
+def test_a_request_joins_an_epoch_whose_policy_was_deleted_and_is_not_refused_for_that() -> None:
+    scene = Scene()
+    scene.recorded()
+    scene.gone(objects.policy())
+    scene.clock.move(1)
+    asked(scene)
+    assert [item.name for item in scene.move().spec.requests] == ["leave"]
 
 
 def test_after_a_drill_the_gang_trains_on_and_the_same_request_starts_no_second_one() -> None:

@@ -81,6 +81,7 @@ async def played(story: Story, fuses: list[Fuse]) -> None:
     assert [process.notices for process in processes] == [{NAME}, {NAME}]
     ends = [item for item in records(api)[0]["status"]["conditions"] if item["type"] == "Ended"]
     assert len(ends) == 1
+    assert records(api)[0]["status"]["acknowledgements"]["expected"] == 2
     reasons = [body["reason"] for body in api.of(kinds.EVENTS) if body["regarding"]["kind"] == "JobSet"]
     assert len(reasons) == len(set(reasons)), "an Event was posted twice"
 

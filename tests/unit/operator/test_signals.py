@@ -189,7 +189,7 @@ CASES = [
         Cause.NODE_SHUTDOWN,
         SURE,
         False,
-        GRACE_S,
+        20,  # of a grace period of 40
         "Node condition Ready (False, KubeletNotReady)",
     ),
     on_node(

@@ -11,6 +11,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator import kinds, kube, status, tally
+from gracepoint_operator.epochs import EndReason, Epoch
 from gracepoint_operator.events import Events
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.resources import PreemptionStatus
@@ -218,6 +219,21 @@ async def test_an_expired_preemption_was_a_false_alarm_if_its_pod_lives_on(
         await replica.phase("Expired")
         await until(lambda: "PreemptionExpired" in replica.reasons, "the Event")
         assert figure(replica, "false_alarms_total", cause="SpotTermination", phase="Expired") == lives
+
+
+@pytest.mark.parametrize("rehearsal", [False, True], ids=["a disruption", "a rehearsal"])
+@pytest.mark.parametrize("reason", EndReason)
+def test_only_what_was_said_and_did_not_happen_was_a_false_alarm(reason: EndReason, rehearsal: bool) -> None:
+    metrics, before = Metrics(), Epoch.of(objects.preemption(mode="Drill" if rehearsal else "Enforce"))
+    phase = Phase.EXPIRED if reason in (EndReason.DEADLINE_PASSED, EndReason.PODS_REPLACED) else Phase.RETRACTED
+    ended = status.ended(before.status, phase, reason, "told by the test", objects.NOW)
+    after = dataclasses.replace(before, status=ended)
+    tally.count(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
+    found = metrics.registry.get_sample_value(
+        "gracepoint_false_alarms_total", {"cause": "SpotTermination", "phase": str(phase)}
+    )
+    wrong = reason in (EndReason.SIGNAL_WENT_AWAY, EndReason.DEADLINE_PASSED) and not rehearsal
+    assert (found or 0) == wrong
 
 
 async def test_requests_to_the_api_are_counted_by_outcome() -> None:

@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.resources import PreemptionSpec
-from gracepoint_operator.throttle import WINDOW_S, holds_back
+from gracepoint_operator.throttle import holds_back
 from tests.unit.operator import objects
-from tests.unit.operator.objects import NOW
 
 
-def told(confidence: str = "likely", *, ago_s: float = 0.0, mode: str = "Enforce") -> Epoch:
-    body = objects.preemption(created_at=NOW - ago_s, mode=mode)
-    body["spec"]["confidence"] = confidence
-    return Epoch.of(body)
+def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", made: bool = True) -> Epoch:
+    body = objects.preemption(mode=mode)
+    body["metadata"]["name"] += f"-of-{gang}"
+    body["spec"] |= {"confidence": confidence, "jobSet": {"name": "train", "uid": f"uid-{gang}"}}
+    epoch = Epoch.of(body)
+    return epoch if made else dataclasses.replace(epoch, created_at=None)
 
 
 def held(epochs: list[Epoch], spec: PreemptionSpec | None = None) -> bool:
-    return holds_back(spec or told().spec, epochs, NOW, 2)
+    return holds_back(spec or told(99).spec, epochs, own=(), limit=2, replicas=1)
 
 
 def test_as_many_gangs_as_allowed_are_told_at_once() -> None:
-    assert [held([told()] * count) for count in (0, 1, 2, 3)] == [False, False, True, True]
+    assert [held([told(gang) for gang in range(count)]) for count in (0, 1, 2, 3)] == [False, False, True, True]
 
 
-def test_a_minute_later_the_next_are_told() -> None:
-    assert held([told(ago_s=WINDOW_S - 1)] * 2)
-    assert not held([told(ago_s=WINDOW_S)] * 2)
+def test_a_gang_that_was_told_twice_counts_once() -> None:
+    assert not held([told(0), told(0)])
 
 
 def test_what_is_sure_neither_waits_nor_counts() -> None:
-    assert not held([told()] * 5, told("sure").spec)
-    assert not held([told("sure")] * 5)
+    assert not held([told(gang) for gang in range(5)], told(99, "sure").spec)
+    assert not held([told(gang, "sure") for gang in range(5)])
 
 
 def test_what_is_only_observed_neither_waits_nor_counts() -> None:
-    assert not held([told()] * 5, told(mode="Observe").spec)
-    assert not held([told(mode="Observe")] * 5)
+    assert not held([told(gang) for gang in range(5)], told(99, mode="Observe").spec)
+    assert not held([told(gang, mode="Observe") for gang in range(5)])
+
+
+def test_a_replica_tells_its_share_and_what_the_others_made_is_of_theirs() -> None:
+    began = [told(gang, made=False) for gang in range(2)]
+    assert holds_back(told(99).spec, began, own=(), limit=4, replicas=2), "two are on their way, a half of the limit"
+    made = [told(gang) for gang in range(2)]
+    assert holds_back(told(99).spec, made, own={epoch.key for epoch in made}, limit=4, replicas=2)
+    assert not holds_back(told(99).spec, made, own=(), limit=4, replicas=2), "the twin was first with both"
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.booleans()), max_size=120),
+)
+def test_all_replicas_together_never_tell_more_gangs_than_the_limit(
+    limit: int, replicas: int, turns: list[tuple[int, int, bool]]
+) -> None:
+    """Each in any order, each seeing the others' records any time late."""
+    makers: dict[int, int] = {}  # which replica made the record about a gang
+    begun: list[set[int]] = [set() for _ in range(replicas)]
+    seen: list[set[int]] = [set() for _ in range(replicas)]
+    for replica, gang, looks in turns:
+        me = replica % replicas
+        if looks:  # what it began is written, and its watch brings everything that there is
+            for mine in begun[me]:
+                makers.setdefault(mine, me)
+            begun[me], seen[me] = set(), set(makers)
+        known = [told(other) for other in seen[me]] + [told(other, made=False) for other in begun[me]]
+        own = {told(other).key for other, maker in makers.items() if maker == me}
+        if gang not in seen[me] | begun[me] and not holds_back(told(gang).spec, known, own, limit, replicas):
+            begun[me].add(gang)
+    gangs = set(makers).union(*begun)
+    assert len(gangs) <= max(limit, replicas)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from pydantic import ValidationError
 
@@ -138,3 +140,29 @@ def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -
     scene.seen(kinds.NODES, objects.node("node-1"))
     scene.gone(objects.node("node-2"))
     assert scene.world.disrupted_nodes == set()
+
+
+def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> None:
+    scene = Scene()
+    for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
+        scene.recorded(phase=phase)
+        assert scene.world.disrupted_jobset_uids() == disrupted
+    scene.recorded(epoch=2)
+    scene.gone(objects.preemption(2))
+    assert scene.world.disrupted_jobset_uids() == set()
+
+
+def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made_yet() -> None:
+    scene = Scene()
+    scene.recorded(epoch=1, created_at=NOW - 60)
+    scene.recorded(epoch=2, created_at=NOW - 59)
+    elsewhere = objects.preemption(3)
+    elsewhere["metadata"]["namespace"] = "team-b"
+    scene.seen(kinds.PREEMPTIONS, elsewhere)
+    assert [epoch.spec.epoch for epoch in scene.world.latest_epochs(60)] == [2]
+    begun = dataclasses.replace(scene.world.latest_epochs(60)[0], name="begun", created_at=None)
+    scene.world.put_epoch(begun)
+    scene.clock.move(60)
+    assert scene.world.latest_epochs(60) == [begun]
+    scene.world.put_epoch(dataclasses.replace(begun, created_at=NOW + 60))
+    assert len(scene.world.latest_epochs(60)) == 1

@@ -97,7 +97,7 @@ def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microse
             "observedAt": now.isoformat(),
             "deadline": now.isoformat(),
             "mode": "Enforce",
-            "policy": {"name": "default", "spec": policy()["spec"]},
+            "policy": {"name": "default", "spec": {"mode": "Enforce"}},
         },
     }
     read = Preemption.of(body)

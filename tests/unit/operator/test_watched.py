@@ -1,0 +1,50 @@
+"""Which versions of other projects' resources are watched, and listed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import kopf
+import pytest
+from kopf._cogs.structs import references
+
+from gracepoint_operator import handlers, kinds
+from gracepoint_operator.core import Core
+from gracepoint_operator.refresh import sweep
+from gracepoint_operator.world import World
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import Clock
+
+
+@pytest.mark.parametrize(
+    ("group", "version", "preferred", "watched"),
+    [
+        pytest.param("kueue.x-k8s.io", "v1beta1", True, True, id="a Kueue of before"),
+        pytest.param("kueue.x-k8s.io", "v1beta2", True, True, id="a Kueue of today"),
+        pytest.param("kueue.x-k8s.io", "v1beta1", False, False, id="the older one of two versions"),
+        pytest.param("karpenter.sh", "v1", True, True, id="Karpenter"),
+        pytest.param("karpenter.sh", "v1beta1", True, False, id="a Karpenter of before"),
+    ],
+)
+def test_kueues_workloads_are_watched_in_the_version_that_the_cluster_prefers(
+    group: str, version: str, preferred: bool, watched: bool
+) -> None:
+    registry = kopf.OperatorRegistry()
+    handlers.watch_all(registry, cast(Core, None))
+    plural = "workloads" if group.startswith("kueue") else "nodeclaims"
+    resource = references.Resource(group, version, plural, preferred=preferred)
+    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
+    assert any(selector is not None and selector.check(resource) for selector in selectors) is watched
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+async def test_kueues_workloads_are_listed_in_the_version_that_the_cluster_prefers(version: str) -> None:
+    clock = Clock()
+    api, world = MemoryApi(clock), World(clock)
+    await sweep(api, world, world.drop)
+    assert world.uids(kinds.WORKLOADS) == set(), "a cluster without Kueue"
+    api.objects[kinds.WORKLOADS.prefix] = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}"}}
+    api.add(kinds.WORKLOADS.of_version(f"kueue.x-k8s.io/{version}"), objects.workload())
+    await sweep(api, world, world.drop)
+    assert world.uids(kinds.WORKLOADS) == {"uid-workload"}
