@@ -30,8 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from gracepoint.checkpoint import integrity  # loads TensorStore
-
+    try:
+        from gracepoint.checkpoint import integrity  # loads TensorStore
+    except ModuleNotFoundError as error:
+        print(f"{error}: reading checkpoints needs what the extra gracepoint[jax] installs", file=sys.stderr)
+        return _UNKNOWN
     codes = {_GOOD}
     for path in options.paths:
         for checkpoint in integrity.checkpoints_at(Path(os.path.abspath(path))):

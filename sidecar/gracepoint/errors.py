@@ -15,6 +15,7 @@
         ├── CheckpointNotFound  there is none where one was asked for by name
         ├── CheckpointExists    something is already where one should be saved
         ├── CheckpointCorrupt   one is there, and it is torn, foreign or damaged
+        ├── CheckpointTooNew    a newer Gracepoint wrote it, and this one cannot read it
         ├── CheckpointMismatch  it does not fit the tree that it should be restored into
         ├── InvalidSharding     one replica cannot read for the others with this sharding
         └── SaveFailed          a save did not become durable
@@ -88,6 +89,10 @@ class CheckpointExists(CheckpointError, FileExistsError, ValueError):
 
 class CheckpointCorrupt(CheckpointError):
     """A checkpoint is torn, foreign or damaged, and was not restored."""
+
+
+class CheckpointTooNew(CheckpointError):
+    """A newer Gracepoint wrote a checkpoint, in a format that this version does not know; it is left as it is."""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):

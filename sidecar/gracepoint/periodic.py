@@ -59,8 +59,13 @@ class PeriodicSaves:
 
         Raises:
             CheckpointError: The save before failed, or this state cannot be saved.
+            BarrierError: The other processes cannot be reached.
         """
-        if not self._checkpointer.is_due(step) or not self._is_the_save_before_over():
+        if not self._checkpointer.is_due(step):
+            return
+        over = self._is_the_save_before_over()
+        if not self._checkpointer.is_begun_by_all(ready=over):
+            log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return
         if self._agreement.noticed:
             # A preemption is about to save: that the save before failed must not keep it from that.
@@ -78,10 +83,13 @@ class PeriodicSaves:
         """
         stopped = False
         while self._checkpointer.is_saving(after_s=_LOOK_EVERY_S):
+            if self._checkpointer.hangs:
+                return (
+                    not self._agreement.noticed
+                )  # the next save tells, and ends training where nothing is to be saved
             if not self._agreement.in_epoch:
                 continue
             if stopped or self._outlook.time_left_s() <= 0:
-                log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
                 return False
             if not self._outlook.doubt(drained=False):
                 self._checkpointer.stop("a preemption waits for training, which waited for this save")

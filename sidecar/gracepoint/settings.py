@@ -70,7 +70,7 @@ class Settings:
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
     unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
     grace_period_s: float = 30.0  # Kubernetes' own default
-    margin: float = 1.2
+    margin: float = 1.25
     head_start_s: float = DEFAULT_HEAD_START_S  # a preemption's save begins that long before the deadline at the latest
 
     @classmethod

@@ -12,7 +12,7 @@ import trustme
 from gracepoint_operator.core import Core
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
-from tests.contract.replicas import Replica, until
+from tests.contract.replicas import WEBHOOK_TOKEN, Replica, until
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NAMESPACE, Clock
 from tests.unit.operator.replica import cluster
@@ -42,8 +42,10 @@ def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Repli
             api,
             metrics,
             Certificates(tls),
+            webhook_token=WEBHOOK_TOKEN,
             service_url="https://localhost",
             https_port=0,
+            webhook_port=0,
             health_port=0,
             host="localhost",
         )

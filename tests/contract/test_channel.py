@@ -5,6 +5,7 @@ Only the API server is in memory (its TokenReviews too; the cluster tests ask th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import http.client
@@ -24,14 +25,15 @@ from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import Subscriber
-from gracepoint.wire.messages import Acknowledgement, Hello, Phase
+from gracepoint.wire.messages import Acknowledgement, Hello, Phase, Ping
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
-from gracepoint_operator import kinds, kube
+from gracepoint_operator import channel, heart, kinds, kube, subscribers
 from gracepoint_operator.server import Certificates
+from gracepoint_operator.subscribers import Outgoing
 from tests.contract.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE
 from tests.unit.operator.replica import report, subscription
 
 
@@ -173,7 +175,8 @@ def test_an_api_server_that_is_down_refuses_nobody_for_good(replica: Replica) ->
     assert refusal.value.status == 503
 
 
-def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> None:
+def _that_never_reads(replica: Replica) -> ssl.SSLSocket:
+    """A pod's connection that has subscribed."""
     context = ssl.create_default_context(cadata=replica.ca)
     raw = socket.create_connection(("localhost", replica.server.https_port))
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -184,6 +187,11 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     stuck.sendall(head.encode() + body)
+    return stuck
+
+
+def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> None:
+    stuck = _that_never_reads(replica)
     stream = replica.stream(1, "s-1")
     stream.next()
     until(lambda: len(replica.core.subscribers) == 2, "both to be connected")
@@ -191,6 +199,31 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
     assert stream.notice().preemption == NAME
     stuck.close()
     stream.close()
+
+
+def test_a_pod_that_never_reads_is_cut_off_and_the_others_are_not(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heart, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(channel, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
+    monkeypatch.setattr(subscribers.Subscriber, "next", _much)
+    stuck = _that_never_reads(replica)
+    stream = replica.stream(1, "s-1")
+    until(lambda: [item.hello.session for item in replica.core.subscribers.of_jobset(JOBSET_UID)] == ["s-1"], "the end")
+    assert isinstance(stream.next(), Hello)
+    assert isinstance(stream.next(), Ping)
+    stuck.close()
+    stream.close()
+
+
+async def _much(subscriber: subscribers.Subscriber) -> Outgoing | None:
+    """One frame after another for him who never reads, and pings for the other."""
+    if subscriber.closed:
+        return None
+    if subscriber.hello.session == "s-stuck":
+        return Outgoing(lambda: Hello(replica="r" * 100_000, heartbeat_s=1.0), lambda: None)
+    await asyncio.sleep(0.05)
+    return Outgoing(Ping, lambda: None)
 
 
 def test_who_reconnects_gets_the_open_notice(replica: Replica) -> None:

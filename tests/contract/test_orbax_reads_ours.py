@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from gracepoint.checkpoint import commit, layout
+from gracepoint.checkpoint import layout, salvaging
 from tests.unit.checkpoint.support import (
     assert_same,
     bits,
@@ -125,7 +125,7 @@ def test_what_was_written_past_the_page_cache_is_restored(tmp_path: Path) -> Non
 
 def test_a_salvaged_step_is_restored(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    commit.salvage(layout.Layout(tmp_path))
+    salvaging.salvage(layout.Layout(tmp_path))
     with ocp.CheckpointManager(tmp_path) as manager:
         assert_same(manager.restore(4, args=ocp.args.StandardRestore(small_state())), small_state(4))
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.receivers import Channel, Subscriber, subscription
+from gracepoint.receivers import Channel, Sender, Subscriber, subscription
 from gracepoint.receivers.backoff import Backoff
+from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator import kinds
 from tests.contract.replicas import NAME, WAIT_S, Replica, until
+from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NAMESPACE
 from tests.unit.operator.replica import subscription as subscription_of
@@ -130,6 +132,55 @@ def test_a_notice_that_fell_into_an_outage_arrives_after_it(pod: tuple[Pod, Repl
     service.lead_to(replica)
     (post,) = listener.heard.wait_for_posts()
     assert (post.preemption, listener.receipts) == (NAME, 1)
+
+
+def test_a_retraction_that_fell_into_an_outage_arrives_after_it(pod: tuple[Pod, Replica], service: Service) -> None:
+    listener, replica = pod
+    taint = objects.taint("node.kubernetes.io/not-ready", "NoExecute")
+    replica.core.feed(kinds.NODES, "MODIFIED", replica.api.add(kinds.NODES, objects.node("node-1", taints=[taint])))
+    listener.heard.wait_for_posts()
+    service.lead_to(None)
+    until(lambda: len(replica.core.subscribers) == 0, "the operator to see the stream end")
+    replica.core.feed(kinds.NODES, "MODIFIED", replica.api.add(kinds.NODES, objects.node("node-1")))
+    until(lambda: replica.api.of(kinds.PREEMPTIONS)[0]["status"]["phase"] == "Retracted", "the retraction")
+    assert listener.heard.retracted == []
+    service.lead_to(replica)
+    assert listener.heard.wait_for_retraction() == NAME
+
+
+@pytest.mark.parametrize("to_the_other", [False, True], ids=["same replica", "other replica"])
+def test_a_receipt_that_got_lost_in_an_outage_is_sent_again_after_it(
+    service: Service, start: Callable[..., Replica], api: MemoryApi, token: Path, to_the_other: bool
+) -> None:
+    replica = start(api)
+    after = start(api, "replica-b") if to_the_other else replica
+    service.lead_to(replica)
+    sender = Sender(Channel(service.url, replica.ca, str(token)), time.monotonic)
+    sent: list[Acknowledgement] = []
+
+    def acknowledge(receipt: Acknowledgement) -> None:
+        if not sent:
+            service.lead_to(None)
+        sent.append(receipt)
+        sender.send(receipt, within_s=0.0 if len(sent) == 1 else WAIT_S)
+
+    heard = Heard()
+    subscriber = Subscriber(Channel(service.url, replica.ca, str(token)), subscription_of(0), heard, acknowledge)
+    try:
+        assert subscriber.wait_until_connected(WAIT_S)
+        for each in {id(replica): replica, id(after): after}.values():
+            each.taint()
+        heard.wait_for_posts()
+        assert sender.flush(WAIT_S)
+        until(lambda: api.of(kinds.PREEMPTIONS), "the record")
+        (record,) = api.of(kinds.PREEMPTIONS)
+        assert record.get("status", {}).get("acknowledgements", {}).get("received", 0) == 0, "the first one is lost"
+        service.lead_to(after)
+        until(lambda: api.of(kinds.PREEMPTIONS)[0]["status"]["acknowledgements"]["received"] == 1, "the receipt")
+    finally:
+        subscriber.close()
+        sender.close()
+    assert len(sent) == 2
 
 
 def test_the_other_replica_goes_on_where_the_first_one_went_away(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, catalog, commit, express_writer, saving, writer
+from gracepoint.checkpoint import Checkpointer, catalog, commit, express_writer, salvaging, saving, writer
 from gracepoint.errors import GracepointError
 from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import JaxStore, StoreGang
@@ -220,7 +220,7 @@ def do_tell_waiting(engine: Checkpointer, gang: Gang, root: str) -> None:
             print("waiting", flush=True)
         return False
 
-    around(commit, "salvage", before=tell)
+    around(salvaging, "salvage", before=tell)
 
 
 def do_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:

@@ -77,8 +77,16 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
 
 def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -> None:
     mark(f"begun {step}")
-    if verb == "die-before-commit":
-        saving.Save._commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    commit = saving.Save._commit
+
+    def durable(*arguments: Any) -> None:
+        saving.Save._commit = commit  # type: ignore[method-assign]
+        mark(f"durable {step} {here().process_index}")
+        if verb == "die-before-commit":
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit(*arguments)
+
+    saving.Save._commit = durable  # type: ignore[assignment, method-assign]
     if verb == "background":
         checkpointer.save(path, make_state(step), force=True)
         checkpointer.wait_until_finished()

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests import limits
 from tests.multiprocess.launcher import here
 from tests.slow_storage import SlowStorage
 
@@ -57,6 +58,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     state, step = session.restore(like=state)
     print("restored", step, int(state["count"]), flush=True)
     due: set[int] = set()
+    full: list[Path] = []  # the file that takes all space
     engine.is_due = lambda step: step in due  # type: ignore[method-assign]
 
     def train() -> None:
@@ -88,10 +90,13 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
         storage.bytes_per_s = {"stuck": 0.0, "slow": SLOWLY_BYTES_PER_S}.get(how, math.inf)
         if how == "stuck in process 1" and me == 1:
             storage.bytes_per_s = 0.0
-        if how == "full in process 1" and me == 1:  # the kernel's word, of a file that may not grow
-            resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, resource.RLIM_INFINITY))
-        else:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        if how == "full" and me == 1:
+            full.append(limits.fill(Path(directory)))
+        elif full:
+            full.pop().unlink()
+        may_not_grow = how == "may not grow in process 1" and me == 1
+        limit_bytes = _FILE_BYTES if may_not_grow else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
     def state_of_snapshot() -> SnapshotState | None:
         newest = engine.newest_snapshot

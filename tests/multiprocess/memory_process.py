@@ -1,7 +1,11 @@
-"""Saves as in an emergency where hardly any memory is left, and restores; the argument is the directory."""
+"""Saves as in an emergency where hardly any memory is left, and restores.
+
+Arguments: the directory, and the file of a control group that this process is to join; none: its own limits are set.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -9,7 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from gracepoint.checkpoint import Checkpointer
+from gracepoint.checkpoint import Checkpointer, WriteOptions, verify
 from gracepoint.gang import SingleProcess
 from tests.multiprocess.launcher import here
 
@@ -17,6 +21,11 @@ MIB = 1 << 20
 STATE_BYTES = 192 * MIB
 #: Of address space that is written to: the stacks of the writer's threads, and nothing as large as the state.
 LEFT_BYTES = 112 * MIB
+WAYS = {
+    "direct": WriteOptions(target_chunk_bytes=8 * MIB),
+    "page cache": WriteOptions(target_chunk_bytes=8 * MIB),
+    "TensorStore": WriteOptions(target_chunk_bytes=8 * MIB, express=False),
+}
 
 
 def data_bytes() -> int:
@@ -46,4 +55,30 @@ def main(directory: str) -> None:
     engine.close(60)
 
 
-main(sys.argv[1])
+def main_in_group(directory: str, procs: Path) -> None:
+    here().initialize_jax()
+    shape = (STATE_BYTES // 4 // 1024, 1024)
+    state = {"w": jnp.full(shape, 7.0)}
+    for name, options in WAYS.items():
+        engine = Checkpointer(f"{directory}/{name}", gang=SingleProcess(), attempt="job-0-a", options=options)
+        engine.prepare(state, in_background=False)
+        if name == "page cache":
+            for device in engine._saver._writer._express._direct:
+                engine._saver._writer._express._direct[device] = False
+        procs.write_text(str(os.getpid()))
+        saved = engine.save(1, state, {}, timeout_s=120.0, on_stage=lambda stage: None)
+        print("saved", name, saved.bytes, flush=True)
+        (procs.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
+        engine.close(60)
+        report = verify(f"{directory}/{name}/1")
+        assert report.ok, report
+    procs.write_text(str(os.getpid()))
+    print("a copy is the end", flush=True)
+    bytearray(STATE_BYTES)
+    print("there was memory for a copy", flush=True)
+
+
+if len(sys.argv) > 2:
+    main_in_group(sys.argv[1], Path(sys.argv[2]))
+else:
+    main(sys.argv[1])

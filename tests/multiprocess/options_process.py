@@ -14,7 +14,17 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, NumpyHandler, ParamInfo, WriteOptions, commit
+from gracepoint.checkpoint import (
+    ArrayHandler,
+    AsyncCheckpointer,
+    NumpyHandler,
+    ParamInfo,
+    ScalarHandler,
+    WriteOptions,
+    commit,
+    pulling,
+    snapshot,
+)
 from gracepoint.errors import CheckpointError
 from tests.multiprocess.checkpoint_process import assert_same_here
 from tests.multiprocess.launcher import here
@@ -24,6 +34,7 @@ FORMATS = {
     "zarr3": WriteOptions(min_slice_bytes=1 << 10, use_zarr3=True, compression="zstd"),
     "tree": WriteOptions(min_slice_bytes=1 << 10, use_ocdbt=True),
     "bounded": WriteOptions(min_slice_bytes=1 << 10, device_host_max_bytes=1 << 11, write_limit_bytes=1 << 11),
+    "devices": WriteOptions(min_slice_bytes=1 << 10, pinned_host_transfer=True),  # as from accelerators
     "one": WriteOptions(min_slice_bytes=1 << 10, max_replicas=1),
 }
 
@@ -63,27 +74,61 @@ def check_formats(folder: Path) -> None:
         assert sorted(chunks, reverse=True) == expected, (name, chunks)
 
 
+def check_slices(folder: Path) -> None:
+    """From devices each process takes its part of a replicated array, and no more."""
+    taken: list[tuple[int, int]] = []
+    start = pulling.start
+
+    def noting(pull: Any, data: Any, options: Any) -> Any:
+        taken.append((pull.bytes, data.nbytes))
+        return start(pull, data, options)
+
+    with pytest.MonkeyPatch.context() as patch, AsyncCheckpointer(options=FORMATS["devices"]) as checkpointer:
+        patch.setattr(snapshot, "start", noting)
+        checkpointer.save(folder, {"replicated": make_state()["replicated"]})
+        checkpointer.wait_until_finished()
+    assert taken == [(2048, 4096)], taken
+
+
 def check_handlers(folder: Path) -> None:
-    """Handlers store arrays over all processes, and refuse those of one."""
+    """Handlers store arrays over all processes, and refuse those of one; of numpy arrays and numbers one process's."""
     state = make_state()
+    host, numbers = {"n": np.arange(3), "m": np.full((2, 5), 0.25)}, {"count": 7, "rate": 0.5}
     for name, options in FORMATS.items():
-        infos = [ParamInfo(leaf, folder / name) for leaf in state]
-        handler = ArrayHandler(options)
-        for future in handler.serialize(list(state.values()), infos):
+        by_handler: list[tuple[NumpyHandler, dict[str, Any]]] = [
+            (ArrayHandler(options), state),
+            (NumpyHandler(options), host),
+            (ScalarHandler(options, primary_host=1), numbers),
+        ]
+        futures = [
+            future
+            for handler, leaves in by_handler
+            for future in handler.serialize(list(leaves.values()), infos_of(leaves, folder / name))
+        ]
+        for future in futures:
             future.result(timeout=60)
         multihost_utils.sync_global_devices(f"{name} written")
         if jax.process_index() == 0:
-            handler.finalize(folder / name)
+            for handler, _ in by_handler:
+                handler.finalize(folder / name)
         multihost_utils.sync_global_devices(f"{name} merged")
-        assert_same_here(dict(zip(state, ArrayHandler().deserialize(infos), strict=True)), state)
+        assert_same_here(
+            dict(zip(state, ArrayHandler().deserialize(infos_of(state, folder / name)), strict=True)), state
+        )
+        for found, expected in zip(
+            NumpyHandler().deserialize(infos_of(host, folder / name)), host.values(), strict=True
+        ):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+        assert ScalarHandler().deserialize(infos_of(numbers, folder / name)) == [7, 0.5], name
     written = ArrayHandler(FORMATS["files"]).memory_size(list(state.values()))
     assert written == [(2048, 4096), (2048, 4096), (1024, 1024)], written
     with pytest.raises(CheckpointError, match="leaf 'w' is local to this process, one of 2"):
         ArrayHandler().serialize([jnp.zeros(3)], [ParamInfo("w", folder / "local")])
-    (future,) = NumpyHandler().serialize([np.arange(3)], [info := ParamInfo("n", folder / "local")])
-    future.result(timeout=60)
-    multihost_utils.sync_global_devices("numpy written")
-    assert NumpyHandler().deserialize([info])[0].tolist() == [0, 1, 2]
+
+
+def infos_of(leaves: dict[str, Any], folder: Path) -> list[ParamInfo]:
+    return [ParamInfo(name, folder) for name in leaves]
 
 
 def check_some_of_the_processes(folder: Path) -> None:
@@ -104,6 +149,7 @@ def check_some_of_the_processes(folder: Path) -> None:
 if __name__ == "__main__":
     here().initialize_jax()
     check_formats(Path(sys.argv[1]) / "saved")
+    check_slices(Path(sys.argv[1]) / "sliced")
     check_handlers(Path(sys.argv[1]) / "stored")
     check_some_of_the_processes(Path(sys.argv[1]) / "alone")
     multihost_utils.sync_global_devices("done")

@@ -36,6 +36,18 @@ def test_the_library_is_importable_where_nothing_else_is_installed() -> None:
     assert out.strip() == gracepoint.__version__
 
 
+def test_the_command_line_says_what_it_lacks_where_nothing_else_is_installed() -> None:
+    root = next(iter(gracepoint.__path__)).removesuffix("/gracepoint")
+    code = (
+        f"import sys; sys.path.insert(0, {root!r});"
+        "from gracepoint.__main__ import main; sys.exit(main(['verify', '.']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "gracepoint[jax]" in done.stderr) == (2, True), done.stderr
+
+
 def test_the_packages_for_users_are_there_without_an_import_of_their_own() -> None:
     code = (
         "import gracepoint, sys;"
@@ -59,6 +71,7 @@ def test_the_public_names_are_these() -> None:
         "CheckpointExists",
         "CheckpointMismatch",
         "CheckpointNotFound",
+        "CheckpointTooNew",
         "ClusterError",
         "GracepointError",
         "Preempted",

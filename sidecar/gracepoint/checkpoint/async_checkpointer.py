@@ -49,6 +49,7 @@ class AsyncCheckpointer:
         barrier_sync_fn: BarrierSyncFn | None = None,
         post_finalization_callback: Callable[[], None] | None = None,
         options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
         gang: Gang | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,8 +64,11 @@ class AsyncCheckpointer:
             barrier_sync_fn: How processes meet in the background, in place of the built-in way, in which the last to
                 come commits. With it the primary process does, between two calls; a process that fails can then not
                 tell the others, who wait out the timeout.
-            post_finalization_callback: Called once a save is committed, before its end is known in any process.
+            post_finalization_callback: Called once a save is committed, before its end is known in any process; has
+                ``timeout_s``, too.
             options: How arrays are written.
+            host_memory_limit_bytes: The copy that ``save`` makes may have so much host memory in this process; None:
+                what there is.
             gang: Processes that are together already; for ``active_processes`` in other ways than JAX's.
             clock: Monotonic seconds.
 
@@ -78,6 +82,7 @@ class AsyncCheckpointer:
         self._barrier_sync_fn = barrier_sync_fn
         self._callback = post_finalization_callback
         self._options = options
+        self._host_memory_limit_bytes = host_memory_limit_bytes
         self._clock = clock
         self._joining = Joining(active_processes, gang)
         self._joined: Joined | None = None
@@ -100,6 +105,7 @@ class AsyncCheckpointer:
             save_args: That ``save`` will be given.
 
         Raises:
+            SaveFailed: The save before this call failed, or hangs.
             CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
             BarrierError: Other processes did not take part in time.
         """
@@ -120,13 +126,12 @@ class AsyncCheckpointer:
             save_args: ``SaveArgs`` for all leaves, or a tree of them.
 
         Raises:
-            SaveFailed: The save before this one failed; this one was not begun.
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
             CheckpointExists: There is something at ``path``, and ``force`` is not set, or it is no checkpoint.
             CheckpointError: The tree cannot be saved; names the leaf.
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        self.wait_until_finished()
         save, saver, paths = self._begin(path, force)
         saver.in_background(
             save,
@@ -149,7 +154,6 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        self.wait_until_finished()
         save, saver, paths = self._begin(path, force)
         deadline = Deadline.after(self._timeout_s, self._clock)
         saver.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
@@ -179,6 +183,7 @@ class AsyncCheckpointer:
             The tree.
 
         Raises:
+            SaveFailed: The save before this call failed, or hangs.
             CheckpointNotFound: There is none.
             CheckpointCorrupt: It is torn or damaged.
             CheckpointMismatch: It does not fit ``like``.
@@ -204,7 +209,10 @@ class AsyncCheckpointer:
     def metadata(self, path: str | os.PathLike[str]) -> TreeMetadata:
         """Returns what is saved at ``path``, without reading any array. Not collective.
 
+        Waits for the save under way.
+
         Raises:
+            SaveFailed: The save before this call failed, or hangs.
             CheckpointNotFound: There is no checkpoint.
             CheckpointCorrupt: Its metadata are damaged.
         """
@@ -224,12 +232,12 @@ class AsyncCheckpointer:
         """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed.
+            SaveFailed: It failed, or hangs, a few seconds after its timeout.
         """
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         if self._saver is not None:
-            self._saver.wait_until_finished(None)  # the save itself is bounded
+            self._saver.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save under way, and lets its memory go. Safe to repeat.
@@ -269,16 +277,29 @@ class AsyncCheckpointer:
                 joined.rank(self._primary_host)  # raises where it takes no part
             self._joined = joined
             self._saver = Saver(
-                joined.gang, joined.attempt, clock=self._clock, processes=joined.processes, options=self._options
+                joined.gang,
+                joined.attempt,
+                clock=self._clock,
+                processes=joined.processes,
+                options=self._options,
+                host_memory_limit_bytes=self._host_memory_limit_bytes,
             )
         return self._joined, self._saver
 
     def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[Save, Saver, Layout]:
+        if self._closed:
+            raise SettingsError("the checkpointer is closed")
         joined, saver = self._join()
         paths = at_path.paths_of(path)
         save = saver.begin(paths, None, replace=force, barrier=self._barrier(joined))
         with save.failing_together():
-            at_path.check_target(save, joined.gang, force=force, timeout_s=self._timeout_s)
+            at_path.check_target(
+                save,
+                joined.gang,
+                make_way=lambda: saver.wait_until_finished(None),
+                force=force,
+                timeout_s=self._timeout_s,
+            )
         return save, saver, paths
 
     def _barrier(self, joined: Joined) -> SyncFnBarrier | None:

@@ -5,21 +5,33 @@ A path may also name a step's folder, or one of its items.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint import catalog, commit, layout
+from gracepoint.checkpoint import catalog, commit, layout, retention
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions, read_tree
 from gracepoint.checkpoint.restoring import read_together
 from gracepoint.checkpoint.saving import Save
 from gracepoint.checkpoint.together import Together
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointNotFound, SettingsError
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointNotFound,
+    CheckpointTooNew,
+    SaveFailed,
+    SettingsError,
+)
 from gracepoint.gang import Gang
+
+logger = logging.getLogger(__name__)
 
 _MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.COMMIT_SUCCESS)
 
@@ -36,23 +48,32 @@ def paths_of(path: str | os.PathLike[str]) -> Layout:
     return Layout(root.parent, name=root.name)
 
 
-def check_target(save: Save, gang: Gang, *, force: bool, timeout_s: float) -> None:
-    """Raises in all processes alike if ``save`` must not go where it should. Collective.
+def check_target(save: Save, gang: Gang, *, make_way: Callable[[], None], force: bool, timeout_s: float) -> None:
+    """Raises in all processes alike if ``save`` cannot begin, or must not go where it should. Collective.
+
+    Args:
+        save: That is about to begin.
+        gang: The processes that save.
+        make_way: Waits for the save before; raises SaveFailed if that failed or hangs.
+        force: Whether a checkpoint that is there may be replaced.
+        timeout_s: For the other processes to come.
 
     Raises:
+        SaveFailed: As ``make_way``.
         CheckpointExists: There is something, and ``force`` is not set, or it is no checkpoint.
         CheckpointError: The processes save to different paths.
-        BarrierError: Process 0 did not tell in time.
+        BarrierError: Another process did not come in time, or cannot begin.
     """
-    target, word, key = save.temporary.target, None, f"{save.key}/target"
-    if gang.process_index == 0:
-        try:
-            word = json.dumps([str(target), why_not_to(target, force)])
-        except OSError as error:
-            gang.fail(key, error)
-            raise
-    word = gang.broadcast(key, word, timeout_s=timeout_s)
-    theirs, problem = json.loads(word)
+    target, problem, key = save.temporary.target, None, f"{save.key}/target"
+    try:
+        make_way()
+        if gang.process_index == 0:
+            problem = why_not_to(target, force)
+    except (OSError, SaveFailed) as error:
+        gang.fail(key, error)
+        raise
+    found = [json.loads(word) for word in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
+    (theirs, problem), *_ = found
     if theirs != str(target):
         raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
     if problem is not None:
@@ -69,6 +90,12 @@ def why_not_to(target: Path, force: bool) -> str | None:
         return f"{target} is not a folder: remove it yourself if it may go"
     if any(target.iterdir()) and not any((target / mark).exists() for mark in _MARKS):
         return f"{target} is not a checkpoint, and force=True replaces nothing else: remove it yourself if it may go"
+    try:
+        commit.manifest_fields(target)
+    except CheckpointTooNew as error:
+        return str(error)
+    except CheckpointCorrupt:
+        pass  # is replaced
     return None
 
 
@@ -135,6 +162,7 @@ def restore(
     Raises:
         CheckpointNotFound: There is none.
         CheckpointCorrupt: It is torn or damaged.
+        CheckpointTooNew: A newer Gracepoint wrote it.
         CheckpointMismatch: It does not fit ``like``.
         CheckpointError: It cannot be read for another reason.
         BarrierError: Other processes did not take part in time.
@@ -145,43 +173,61 @@ def restore(
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
         raise _ERRORS[kind](found)
-    tree, damage = read_together(
-        found,
-        lambda: (
-            read_tree(
-                Path(found),
-                like,
-                restore_args,
-                options=options,
-                deadline=deadline,
-                together=Together(gang, f"{key}/leaves"),
+    with _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext():
+        tree, damage = read_together(
+            found,
+            lambda: (
+                read_tree(
+                    Path(found),
+                    like,
+                    restore_args,
+                    options=options,
+                    deadline=deadline,
+                    together=Together(gang, f"{key}/leaves"),
+                ),
             ),
-        ),
-        gang=gang,
-        key=f"{key}/read",
-        deadline=deadline,
-    )
+            gang=gang,
+            key=f"{key}/read",
+            deadline=deadline,
+        )
     if tree is None:
         raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
     return tree[0]
 
 
-_ERRORS = {"not found": CheckpointNotFound, "corrupt": CheckpointCorrupt, "error": CheckpointError}
+def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps a step of ours from being deleted by the job that keeps it, while it is read; nothing else is deleted."""
+    if folder.name.isdecimal() and catalog.is_ours(folder, int(folder.name)):
+        return retention.reading(Layout(folder.parent), int(folder.name))
+    return contextlib.nullcontext()
+
+
+_ERRORS = {
+    "not found": CheckpointNotFound,
+    "corrupt": CheckpointCorrupt,
+    "too new": CheckpointTooNew,
+    "error": CheckpointError,
+}
 
 
 def _found(
     paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
     """Returns the folder to read, or what is wrong: for all processes, so nothing is raised."""
+    remarks: list[str] = []
     try:
         # Waiting for another attempt's writer must leave time to read.
-        catalog.settle(
+        remarks = catalog.settle(
             paths, attempt=attempt, is_wanted=lambda _: not path.exists(), deadline=deadline.part(0.5), sleep=sleep
         )
+        for remark in remarks:
+            logger.info("restore: %s", remark)
         return "folder", str(folder_of(path))
     except CheckpointNotFound as error:
-        return "not found", str(error)
+        return "not found", "; ".join([str(error), *remarks])
     except CheckpointCorrupt as error:
         return "corrupt", str(error)
+    except CheckpointTooNew as error:
+        return "too new", str(error)
     except (OSError, CheckpointError) as error:
         return "error", f"process 0 could not look at {path}: {error}"

@@ -24,7 +24,11 @@ class Background:
         self._error: Exception | None = None  # written by the thread, read once it has ended
 
     def start(self, name: str, function: Callable[[], None]) -> None:
-        """Starts ``function``; nothing else may be running."""
+        """Starts ``function``; nothing else may be running.
+
+        Raises:
+            RuntimeError: The system has no thread for it, or Python ends: nothing is started.
+        """
         assert not self.busy
 
         def run() -> None:
@@ -33,15 +37,15 @@ class Background:
             except Exception as error:  # noqa: BLE001 - kept for the training thread
                 self._error = error
 
-        self._name = name
-        self._thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
+        thread.start()
+        self._name, self._thread = name, thread
 
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self, timeout_s: float | None) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Waits until nothing runs; ``take_error`` then tells how it ended.
 
         Raises:

@@ -15,13 +15,13 @@ class ByteLimit:
     """At most ``max_bytes`` are taken at any time; None: no bound."""
 
     def __init__(self, max_bytes: int | None) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._taken = 0
         self._changed = threading.Condition()
 
     def take(self, size_bytes: int, deadline: Deadline) -> bool:
         """Waits for room; returns False if there was none when the deadline passed, and nothing is taken."""
-        if self._max_bytes is None:
+        if self.max_bytes is None:
             return True
         with self._changed:
             if not deadline.wait_for(self._changed, lambda: self._has_room(size_bytes)):
@@ -31,7 +31,7 @@ class ByteLimit:
 
     def take_if_room(self, size_bytes: int) -> bool:
         """Takes without waiting; returns False if there is no room."""
-        if self._max_bytes is None:
+        if self.max_bytes is None:
             return True
         with self._changed:
             if not self._has_room(size_bytes):
@@ -40,12 +40,12 @@ class ByteLimit:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        if self._max_bytes is None:
+        if self.max_bytes is None:
             return
         with self._changed:
             self._taken -= size_bytes
             self._changed.notify_all()
 
     def _has_room(self, size_bytes: int) -> bool:
-        assert self._max_bytes is not None
-        return self._taken == 0 or self._taken + size_bytes <= self._max_bytes
+        assert self.max_bytes is not None
+        return self._taken == 0 or self._taken + size_bytes <= self.max_bytes

@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gracepoint.checkpoint import commit, layout
+from gracepoint.checkpoint import commit, layout, salvaging
 from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.files import must_not_write
 from gracepoint.checkpoint.layout import Layout, Temporary
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 #: A save in which nothing has changed for so long has no living writer.
 QUIET_S = 5.0
@@ -26,7 +27,7 @@ class Listing:
     """What process 0 found.
 
     Attributes:
-        steps: Steps whose folders look complete, newest first.
+        steps: Steps whose folders look complete, newest first; those that a newer Gracepoint wrote are among them.
         refused: Folders named like a step that are no complete checkpoint, each with the reason.
         remarks: What else was seen that somebody who misses a checkpoint wants to know.
     """
@@ -75,6 +76,8 @@ def settle(
 ) -> list[str]:
     """Salvages what can be salvaged, and waits for what other attempts are still writing; returns remarks, in words.
 
+    Where this process may only read, it cannot tell what is still being written, and waits for nothing.
+
     Args:
         paths: Where.
         attempt: This one, whose saves are not waited for.
@@ -84,13 +87,19 @@ def settle(
     """
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
-        live = [t for t in others if is_wanted(t.step) and _is_live(paths, t)]
+        unknown, live = [], []
+        try:
+            live = [t for t in others if is_wanted(t.step) and _is_live(paths, t)]
+        except OSError as error:
+            if not must_not_write(error):
+                raise
+            unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # After that look: what its writer has finished since then is committed by one of us.
-        remarks = commit.salvage(paths)
+        remarks = salvaging.salvage(paths)
         live = [t for t in live if t.path.is_dir()]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
-            return remarks + late
+            return remarks + unknown + late
         sleep(min(_POLL_S, deadline.remaining_s()))
 
 
@@ -100,17 +109,25 @@ def complete_steps(paths: Layout) -> list[int]:
 
 
 def why_not(folder: Path, step: int) -> str | None:
-    """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one."""
+    """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one.
+
+    One that a newer Gracepoint wrote does, though it cannot be read: it is not passed over in silence.
+    """
     try:
         manifest = commit.manifest_fields(folder)
+    except CheckpointTooNew:
+        return None
     except CheckpointCorrupt as error:
         return str(error)
     if manifest is not None:
         if manifest["step"] != step:
             return f"{folder} holds step {manifest['step']}"
         return None
-    if not any(folder.iterdir()):
-        return f"{folder} is empty"
+    try:
+        if not any(folder.iterdir()):
+            return f"{folder} is empty"
+    except FileNotFoundError:
+        return f"{folder} went away while it was looked at"
     if not (folder / layout.STATE_ITEM / layout.TREE_METADATA).is_file():
         return (
             f"{folder} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
@@ -122,8 +139,12 @@ def why_not(folder: Path, step: int) -> str | None:
 
 
 def is_ours(folder: Path, step: int) -> bool:
-    """True if ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote."""
-    return (folder / layout.MANIFEST).is_file() and why_not(folder, step) is None
+    """True if ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a format known here."""
+    try:
+        manifest = commit.manifest_fields(folder)
+    except (CheckpointCorrupt, CheckpointTooNew):
+        return False
+    return manifest is not None and manifest["step"] == step
 
 
 def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
@@ -132,7 +153,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
         reason = why_not(paths.step(step), step)
         if reason is None:
             steps.append(step)
-        else:
+        elif paths.step(step).is_dir():  # else it was deleted meanwhile
             refused.append(reason)
     return steps, refused
 
@@ -143,6 +164,8 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
             return False  # all have finished, and yet it was not salvaged
     except CheckpointCorrupt:
         return False  # it can never become complete
+    except CheckpointTooNew:
+        pass  # its own version may be at it still
     age_s = commit.file_system_now_s(paths) - commit.last_change_s(temporary.path)
     return age_s < QUIET_S
 

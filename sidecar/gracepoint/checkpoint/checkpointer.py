@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 BACKGROUND_TIMEOUT_S = 900.0
 # For the writer of a gang that trains and may have to save soon: short, as training waits for it.
 _HASTEN_TIMEOUT_S = 3.0
+_BEGIN, _LEAVE_OUT = "begin", "leave out"
 
 
 class Checkpointer:
-    """Saves and restores the train state of a gang. Every call but ``prepare`` is collective."""
+    """Saves and restores the train state of a gang. Every call is collective, but for what says otherwise."""
 
     def __init__(
         self,
@@ -106,6 +107,8 @@ class Checkpointer:
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._lease: Lease | None = None
         self._restores = 0
+        self._asked = 0  # whether a save is begun
+        self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
         self._committed_step: int | None = None  # which is on disk as this gang's state
 
     @property
@@ -140,6 +143,21 @@ class Checkpointer:
             BarrierTimeout: Process 0 is so far behind that it has not said what comes next.
         """
         return self._cadence.is_due(step)
+
+    def is_begun_by_all(self, *, ready: bool) -> bool:
+        """True if the save that is due is begun, False if it is left out: as the first process that asks would have it.
+
+        Collective, for each save that is due. One that only some begin would never end, and their later saves would be
+        other ones than those of the rest.
+
+        Args:
+            ready: Whether this process would begin it. If it would not, and all do, it waits for the save before.
+
+        Raises:
+            BarrierError: The other processes cannot be reached.
+        """
+        self._asked += 1
+        return self._gang.decide(f"{self._key}/due/{self._asked}", _BEGIN if ready else _LEAVE_OUT) == _BEGIN
 
     def hasten(self) -> None:
         """A disruption may be near: warms the writer, and brings the next periodic save forward.
@@ -197,8 +215,9 @@ class Checkpointer:
             Bytes of the state over all processes.
 
         Raises:
-            CheckpointError: The state cannot be saved; names the leaf.
+            CheckpointError: The state cannot be saved; names the leaf. Or there is no memory for snapshots.
             OSError: The directory cannot be written to.
+            BarrierError: Another process did not come in time, or has failed.
         """
         self.throughput.read()
         total_bytes = self._saver.prepare(state, in_background=in_background, save_args=save_args)
@@ -213,6 +232,7 @@ class Checkpointer:
         *,
         save_args: Any = None,
         timeout_s: float = BACKGROUND_TIMEOUT_S,
+        anew: bool = False,
     ) -> None:
         """Copies the state to host memory and writes it while training goes on.
 
@@ -224,18 +244,19 @@ class Checkpointer:
             host_state: This process's values by name.
             save_args: ``SaveArgs`` for all leaves, or a tree of them.
             timeout_s: For what is done in the background.
+            anew: Whether to save a step that this gang has committed or restored, too.
 
         Raises:
-            SaveFailed: The save before this one failed; this one was not begun.
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
                 the directory over.
         """
         began_s = self._clock()
-        self.wait_until_finished(None)
-        if self._is_committed(step):
-            return
         save = self._saver.begin(self._paths, step)
         with save.failing_together():
+            self.wait_until_finished(None)
+            if not anew and self._is_committed(step):
+                return
             if self._lease is not None:
                 self._lease.check()
 
@@ -243,7 +264,7 @@ class Checkpointer:
             if self._committed_step is None or step > self._committed_step:  # it was stopped, and not in time
                 self._committed_step = step
             self._learn(Way.SNAPSHOT)
-            self._tidy(step)
+            self._tidy(step, save.temporary.ordinal)
 
         self._saver.in_background(
             save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
@@ -293,6 +314,11 @@ class Checkpointer:
         self._cadence.saved()
         return Saved(step, total_bytes)
 
+    @property
+    def hangs(self) -> bool:
+        """True while a background save should have ended and does not, as its storage is stuck."""
+        return self._saver.hangs
+
     def is_saving(self, *, after_s: float) -> bool:
         """True if a background save is under way, after its end was waited for so long at most."""
         return self._saver.is_busy(after_s)
@@ -330,6 +356,7 @@ class Checkpointer:
         restore_args: Any = None,
         options: RestoreOptions = DEFAULTS,
         reshard: Mapping[str, Reshard] | None = None,
+        tidy: bool = True,
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
 
@@ -345,6 +372,8 @@ class Checkpointer:
             restore_args: As ``read_tree`` takes them, as ``options``.
             options: See ``restore_args``.
             reshard: As ``restore_newest`` takes it.
+            tidy: Whether to delete then what retention does not keep, and what was never finished: not where another
+                job may be at work in the directory.
 
         Returns:
             None if there is nothing that looks like a checkpoint (the log says what was looked at).
@@ -376,7 +405,8 @@ class Checkpointer:
             self._committed_step = restored.step
         if restored is not None and self._gang.process_index == 0:
             self._tidier.mark(restored.passed_over, self._committed_step)
-        self._tidy(self._committed_step, give_up_old=True)
+        if tidy:
+            self._tidy(self._committed_step, self._saver.saves)
         return restored
 
     def check_for_errors(self) -> None:
@@ -384,10 +414,11 @@ class Checkpointer:
         self._saver.check_for_errors()
 
     def wait_until_finished(self, timeout_s: float | None) -> None:
-        """Waits for the background save under way; it is bounded itself, so that there need be no timeout here.
+        """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed, or was not committed within ``timeout_s``.
+            SaveFailed: It failed, or did not end within ``timeout_s``; None: it hangs, a few seconds after its own
+                deadline.
         """
         self._saver.wait_until_finished(timeout_s)
 
@@ -424,9 +455,10 @@ class Checkpointer:
         logger.info("step %d is committed already", step)
         return True
 
-    def _tidy(self, newest_good: int | None, *, give_up_old: bool = False) -> None:
+    def _tidy(self, newest_good: int | None, ordinal: int) -> None:
         if self._gang.process_index == 0:
-            self._tidier.tidy(newest_good, ordinal=self._saver.saves, give_up_old=give_up_old)
+            self._tidier.tidy(newest_good, ordinal=ordinal, give_up_old=not self._has_tidied)
+            self._has_tidied = True
 
     def _release(self) -> None:
         if self._lease is not None:

@@ -1,4 +1,4 @@
-"""From done-records to a committed step: finalize, salvage, and clearing up what will never be finished.
+"""From done-records to a committed step: finalize, and clearing up what will never be finished.
 
 **Durable** means that the done-records of all processes of a save exist: no writer is left, and nothing more
 has to be learnt from any process. **Committed** means that the folder has its final name, by one atomic
@@ -9,8 +9,8 @@ any number of processes at once, and stopped anywhere:
 * the rename to ``<step>`` succeeds for one process; for the others the temporary folder is gone and the
   committed one, with this very attempt and ordinal in its manifest, is there;
 * a folder that stands at ``<step>`` already is replaced only by the gang that has just saved that step
-  (``replace``) and only once the new one is durable; salvage leaves it, unless it is known to be damaged, and the
-  older save is then never the only one.
+  (``replace``) and only once the new one is durable; salvage leaves it, unless it is known to be damaged, or is the
+  very one that the save found there and was to replace.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint import layout, ocdbt
-from gracepoint.checkpoint.files import check_size, sync_folders, write_durably
+from gracepoint.checkpoint.files import sync_folders, write_durably
 from gracepoint.checkpoint.layout import Layout, Temporary
-from gracepoint.checkpoint.records import DoneRecord, Manifest, is_whole, merge
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.checkpoint.records import DoneRecord, Manifest, merge
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ def done_records(folder: Path) -> list[DoneRecord] | None:
 
     Raises:
         CheckpointCorrupt: One cannot be read.
+        CheckpointTooNew: A newer Gracepoint wrote them.
     """
     records: dict[int, DoneRecord] = {}
     expected = 1
@@ -83,6 +84,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
 
     Raises:
         CheckpointCorrupt: The records contradict each other.
+        CheckpointTooNew: A newer Gracepoint wrote the step that is there.
     """
     target = temporary.target
     try:
@@ -110,7 +112,7 @@ def is_committed(paths: Layout, temporary: Temporary) -> bool:
     """True if what has the final name is this very save."""
     try:
         manifest = manifest_fields(temporary.target)
-    except CheckpointCorrupt:
+    except (CheckpointCorrupt, CheckpointTooNew):
         return False
     return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
         temporary.attempt,
@@ -118,13 +120,30 @@ def is_committed(paths: Layout, temporary: Temporary) -> bool:
     )
 
 
+def standing(folder: Path) -> str | None:
+    """Returns what tells the checkpoint in ``folder`` from all others of ours; empty where it is none that can be read.
+
+    None if nothing is there, or a newer Gracepoint wrote it: it stays.
+    """
+    if not folder.is_dir():
+        return None
+    try:
+        manifest = manifest_fields(folder)
+    except CheckpointTooNew:
+        return None
+    except CheckpointCorrupt:
+        return ""
+    return "" if manifest is None else f"{manifest['attempt']}.{manifest['ordinal']}"
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """Returns the manifest of a committed step, or None if the folder has none.
 
     Raises:
         CheckpointCorrupt: It cannot be read.
+        CheckpointTooNew: This version does not know its format.
     """
-    data = _manifest_bytes(folder)
+    data = manifest_bytes(folder)
     return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
 
 
@@ -133,43 +152,18 @@ def manifest_fields(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         CheckpointCorrupt: It cannot be read.
+        CheckpointTooNew: This version does not know its format.
     """
-    data = _manifest_bytes(folder)
+    data = manifest_bytes(folder)
     return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
 
 
-def _manifest_bytes(folder: Path) -> bytes | None:
+def manifest_bytes(folder: Path) -> bytes | None:
+    """Returns the same unread."""
     try:
         return (folder / layout.MANIFEST).read_bytes()
     except FileNotFoundError:
         return None
-
-
-def salvage(paths: Layout) -> list[str]:
-    """Commits every durable save whose process died before it could; returns remarks on the others, in words.
-
-    Only a save whose step has no folder yet, or a damaged one, is made visible. Saves with missing done-records are
-    left alone.
-    """
-    remarks = []
-    for temporary in paths.temporaries():
-        try:
-            records = done_records(temporary.path)
-            if records is None:
-                remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
-                continue
-            for path, file in merge(records).files.items():
-                check_size(temporary.path / path, file.bytes)
-            if finalize(paths, temporary, replace=False) or _replace_damaged(paths, temporary):
-                logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
-            else:
-                remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
-        except CheckpointCorrupt as error:
-            remarks.append(f"{temporary.path} is not salvaged: {error}")
-        except FileNotFoundError:
-            # Another process committed or cleared it between two of our steps.
-            logger.info("%s went away while it was looked at", temporary.path)
-    return remarks
 
 
 def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
@@ -182,9 +176,19 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
         if last_change_s(probe) < old_s:
             shutil.rmtree(probe, ignore_errors=True) if probe.is_dir() else probe.unlink(missing_ok=True)
     for temporary in left:
-        if last_change_s(temporary.path) < old_s:
+        if last_change_s(temporary.path) < old_s and not _is_too_new(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+
+
+def _is_too_new(temporary: Temporary) -> bool:
+    try:
+        done_records(temporary.path)
+    except CheckpointTooNew:
+        return True
+    except CheckpointCorrupt:
+        pass
+    return False
 
 
 def discard(folder: Path, trash: Path) -> None:
@@ -226,33 +230,6 @@ def file_system_now_s(paths: Layout) -> float:
         probe.unlink(missing_ok=True)
 
 
-def is_damaged(folder: Path) -> bool:
-    """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is.
-
-    One that another version wrote, and this one cannot read, is not.
-    """
-    manifest = _manifest_bytes(folder)
-    return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).exists()
-
-
-def _replace_damaged(paths: Layout, temporary: Temporary) -> bool:
-    """Commits a durable save in the place of a damaged one; False if what is there is not damaged.
-
-    Another salvager may do the same meanwhile, so that what was moved away is looked at again, and put back if it is
-    good: it is trash only then.
-    """
-    if not is_damaged(temporary.target):
-        return False
-    aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-    os.rename(temporary.target, aside)
-    if not is_damaged(aside):
-        os.rename(aside, temporary.target)
-        return is_committed(paths, temporary)
-    logger.warning("%s is damaged, and replaced by %s", temporary.target, temporary.path)
-    discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
-    return finalize(paths, temporary, replace=False)
-
-
 def _complete(folder: Path, manifest: Manifest, target: Path) -> None:
     """Adds what makes the folder a committed step: our manifest, and Orbax's marks."""
     metadata = {
@@ -274,9 +251,14 @@ def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
     """Moves what stands at ``target`` out of the way of a durable save.
 
     Only the process that came last to its gang's barrier does so: two could move each other's away.
+
+    Raises:
+        CheckpointTooNew: A newer Gracepoint wrote it: it stays.
     """
     if not target.is_dir() or is_committed(paths, temporary):
         return
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest_fields(target)
     if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
         logger.warning("%s is saved again: %s is replaced", temporary.what, target)
         discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))

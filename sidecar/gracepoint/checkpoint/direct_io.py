@@ -3,6 +3,7 @@
 Where the file system has direct I/O (``O_DIRECT``), values go to the disk past the page cache, whose pages are slow
 to come by for the first time and which training may need. Direct I/O wants aligned memory: values that lie elsewhere
 are copied into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
+In either way values come through a ``Buffer`` that lie in memory in another order or as another type than is stored.
 Without direct I/O (tmpfs, some network file systems) write-back is started early, so that little is left to wait for
 at the end.
 
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.checksum import crc32
+from gracepoint.checkpoint.stored_bytes import StoredBytes
 
 #: What direct I/O is aligned to, in memory and in the file: no storage in use has larger sectors.
 ALIGNMENT_BYTES = 4096
@@ -88,15 +90,15 @@ def has_direct_io(folder: Path) -> bool:
             probe.unlink()  # Linux makes the file before it refuses the flag
 
 
-def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Callable[[], None]) -> int:
+def write_file(path: Path, data: StoredBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
     """Writes ``data`` as the whole of ``path`` and syncs it, but not its folder.
 
     Args:
         path: Of the file; its folder exists.
         data: Its bytes.
-        buffer: For direct I/O, which the file system must have, of data whose memory is not aligned; None: through
-            the page cache.
+        buffer: For data that cannot be written as it lies.
         go_on: Called before each block; what it raises ends the writing.
+        direct: By direct I/O, which the file system must have, if it is large enough; else through the page cache.
 
     Returns:
         The CRC-32 of ``data``.
@@ -104,15 +106,12 @@ def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Calla
     Raises:
         OSError: It cannot be written; names the path.
     """
-    direct = buffer is not None and len(data) > _SMALL_BYTES
+    direct = direct and len(data) > _SMALL_BYTES
     try:
         descriptor = os.open(path, _OPEN_NEW | (os.O_DIRECT if direct else 0), 0o644)
         try:
-            checksum = (
-                _write_directly(descriptor, data, buffer, go_on)
-                if buffer is not None and direct
-                else _write_through_cache(descriptor, data, go_on)
-            )
+            write = _write_directly if direct else _write_through_cache
+            checksum = write(descriptor, data, buffer, go_on)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -123,36 +122,52 @@ def write_file(path: Path, data: memoryview, buffer: Buffer | None, go_on: Calla
     return checksum
 
 
-def _is_aligned(data: memoryview) -> bool:
-    return int(np.frombuffer(data, np.uint8).ctypes.data) % ALIGNMENT_BYTES == 0
-
-
-def _write_directly(descriptor: int, data: memoryview, buffer: Buffer, go_on: Callable[[], None]) -> int:
-    source, is_aligned = np.frombuffer(data, np.uint8), _is_aligned(data)
+def checksum_of(data: StoredBytes, buffer: Buffer) -> int:
+    """Returns the CRC-32 of ``data``; ``buffer`` as in ``write_file``."""
     checksum = 0
-    for offset in range(0, len(source), BLOCK_BYTES):
+    for offset in range(0, len(data), BLOCK_BYTES):
+        checksum = crc32(_block(data, offset, buffer).data, checksum)
+    return checksum
+
+
+def _block(data: StoredBytes, offset: int, buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns the block at ``offset``: as it lies, or else in ``buffer``."""
+    if data.in_place is not None:
+        return data.in_place[offset : offset + BLOCK_BYTES]
+    block = buffer.bytes[: min(BLOCK_BYTES, len(data) - offset)]
+    data.copy(offset, block)
+    return block
+
+
+def _write_directly(descriptor: int, data: StoredBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    is_aligned = data.in_place is not None and data.in_place.ctypes.data % ALIGNMENT_BYTES == 0
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
         go_on()
-        block = source[offset : offset + BLOCK_BYTES]
-        if is_aligned and len(block) % ALIGNMENT_BYTES == 0:
+        size_bytes = min(BLOCK_BYTES, len(data) - offset)
+        if is_aligned and size_bytes % ALIGNMENT_BYTES == 0:
+            block = _block(data, offset, buffer)
             checksum = crc32(block.data, checksum)
         else:
-            block, checksum = _copied(block, buffer.bytes, checksum)
+            block, checksum = _copied(data, offset, size_bytes, buffer.bytes, checksum)
         _write_block(descriptor, block, offset)
-    if len(source) % ALIGNMENT_BYTES:
-        os.ftruncate(descriptor, len(source))
+    if len(data) % ALIGNMENT_BYTES:
+        os.ftruncate(descriptor, len(data))
     return checksum
 
 
 def _copied(
-    values: npt.NDArray[np.uint8], memory: npt.NDArray[np.uint8], checksum: int
+    data: StoredBytes, offset: int, size_bytes: int, memory: npt.NDArray[np.uint8], checksum: int
 ) -> tuple[npt.NDArray[np.uint8], int]:
-    """Returns ``values`` in ``memory``, with zeros up to where it is aligned, and the checksum so far with theirs."""
-    for first in range(0, len(values), _HOT_BYTES):
-        hot = memory[first : min(first + _HOT_BYTES, len(values))]
-        np.copyto(hot, values[first:][: len(hot)])  # lets other threads run, as assigning a slice doesn't
-        checksum = crc32(hot.data, checksum)
-    aligned_bytes = -(-len(values) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    memory[len(values) : aligned_bytes] = 0
+    """Returns a block in ``memory``, with zeros up to where it is aligned, and the checksum so far with its bytes."""
+    # What lies in another order is gone through several times if it is copied in smaller parts.
+    part_bytes = _HOT_BYTES if data.in_place is not None else BLOCK_BYTES
+    for first in range(0, size_bytes, part_bytes):
+        part = memory[first : min(first + part_bytes, size_bytes)]
+        data.copy(offset + first, part)
+        checksum = crc32(part.data, checksum)
+    aligned_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    memory[size_bytes:aligned_bytes] = 0
     return memory[:aligned_bytes], checksum
 
 
@@ -175,11 +190,11 @@ def _is_direct(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-def _write_through_cache(descriptor: int, data: memoryview, go_on: Callable[[], None]) -> int:
+def _write_through_cache(descriptor: int, data: StoredBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
     checksum = 0
     for offset in range(0, len(data), BLOCK_BYTES):
         go_on()
-        block = data[offset : offset + BLOCK_BYTES]
+        block = _block(data, offset, buffer).data
         for first in range(0, len(block), _HOT_BYTES):
             hot = block[first : first + _HOT_BYTES]
             checksum = crc32(hot, checksum)

@@ -16,24 +16,28 @@ import collections
 import dataclasses
 import functools
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint import layout
 from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.direct_io import Buffer, has_direct_io, write_file
+from gracepoint.checkpoint.direct_io import Buffer, checksum_of, has_direct_io, write_file
 from gracepoint.checkpoint.files import folders_up_to, sync_folders
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.plan import Chunk
-from gracepoint.checkpoint.records import File, file_of
-from gracepoint.checkpoint.spec import as_bytes
+from gracepoint.checkpoint.records import File
+from gracepoint.checkpoint.stored_bytes import StoredBytes
 from gracepoint.checkpoint.writing import Job, Written
 from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
 
 #: Threads of a save, and buffers. More than cores, as writers mostly wait for the disk.
 THREADS = 8
@@ -41,7 +45,7 @@ THREADS = 8
 _WAITING_BYTES = 16 << 20
 _WAITING_FILES = 64
 
-_Act = Callable[[Buffer | None], None]
+_Act = Callable[[Buffer], None]
 
 
 class ExpressWriter:
@@ -71,17 +75,17 @@ class ExpressWriter:
             OSError: A file cannot be written; names it.
         """
         written = Written()
-        buffers = self._buffers if self._has_direct_io(job.folder) else None
-        crew = _Crew(buffers, self._options.write_limit_bytes, job.folder, deadline)
-        folders = _Folders(job.folder)
+        crew = _Crew(self._buffers, self._options.write_limit_bytes, job.folder, deadline)
+        folders = _Folders(job.folder, direct=self._has_direct_io(job.folder))
         chunk_bytes = 0
         try:
+            crew.begin()
             for path, data in job.small_files.items():
-                crew.add(0, functools.partial(_write, folders, path, memoryview(data), written, crew))
+                crew.add(0, functools.partial(_write, folders, path, _bytes_of(data), written, crew))
             for leaf in job.arrays:
                 spec = job.specs[leaf]
                 path, data = layout.in_item(job.item, spec.metadata_file), json.dumps(spec.metadata).encode()
-                crew.add(0, functools.partial(_write, folders, path, memoryview(data), written, crew))
+                crew.add(0, functools.partial(_write, folders, path, _bytes_of(data), written, crew))
             for chunk, values in job.source.chunks(deadline):
                 act = functools.partial(_write_chunk, folders, job, chunk, values, written, crew)
                 size_bytes = chunk.bytes if chunk.mine else 0
@@ -104,10 +108,15 @@ class ExpressWriter:
 
 
 class _Folders:
-    """The folders of one save; they are made as they are needed, by any thread."""
+    """The folders of one save; they are made as they are needed, by any thread.
 
-    def __init__(self, top: Path) -> None:
+    Attributes:
+        direct: Whether their file system has direct I/O.
+    """
+
+    def __init__(self, top: Path, *, direct: bool) -> None:
         self._top = top
+        self.direct = direct
         self.made = {top, top.parent}  # the latter has the entry of the former
 
     def place(self, path: str) -> Path:
@@ -119,10 +128,12 @@ class _Folders:
         return place
 
 
-def _write(
-    folders: _Folders, path: str, data: memoryview, written: Written, crew: _Crew, buffer: Buffer | None
-) -> None:
-    checksum = write_file(folders.place(path), data, buffer, crew.go_on)
+def _bytes_of(data: bytes) -> StoredBytes:
+    return StoredBytes(np.asarray(memoryview(data)), np.dtype(np.uint8))
+
+
+def _write(folders: _Folders, path: str, data: StoredBytes, written: Written, crew: _Crew, buffer: Buffer) -> None:
+    checksum = write_file(folders.place(path), data, buffer, crew.go_on, direct=folders.direct)
     written.files[path] = File(len(data), checksum)
 
 
@@ -133,25 +144,26 @@ def _write_chunk(
     values: npt.NDArray[Any],
     written: Written,
     crew: _Crew,
-    buffer: Buffer | None,
+    buffer: Buffer,
 ) -> None:
     path = layout.in_item(job.item, chunk.file)
+    data = StoredBytes(values, job.specs[chunk.leaf].numpy_dtype)
     if chunk.mine:
-        _write(folders, path, as_bytes(values), written, crew, buffer)
+        _write(folders, path, data, written, crew, buffer)
     else:
-        written.copies[path] = file_of(as_bytes(values)).crc32
+        written.copies[path] = checksum_of(data, buffer)
     job.source.written(chunk)
 
 
-def _sync(folder: Path, _: Buffer | None) -> None:
+def _sync(folder: Path, _: Buffer) -> None:
     sync_folders([folder])
 
 
 class _Crew:
     """The threads of one save. What they are to do is added, waited for and closed by the thread that writes."""
 
-    def __init__(self, buffers: list[Buffer] | None, limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
-        """Begins them; ``buffers`` is where each takes one from and gives it back; None: they need none."""
+    def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
+        """``buffers`` is where each takes one from and gives it back."""
         self._buffers = buffers
         self._limit_bytes = limit_bytes
         self._folder = folder
@@ -163,12 +175,21 @@ class _Crew:
         self._error: BaseException | None = None
         self._lock = threading.Lock()  # of all that is above
         self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._threads = [
-            threading.Thread(target=self._run, name=f"gracepoint: writes {number}", daemon=True)
-            for number in range(THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        """Starts the threads: as many as the system allows, as fewer write everything, too.
+
+        With none, which is all that Python 3.12 allows once the interpreter is about to end, the calling thread writes.
+        """
+        for number in range(THREADS):
+            thread = threading.Thread(target=self._run, name=f"gracepoint: writes {number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit of threads, or no memory for their stacks
+                logger.warning("a save is written by %d threads and not %d: %s", number, THREADS, error)
+                return
+            self._threads.append(thread)
 
     def add(self, size_bytes: int, act: _Act) -> None:
         """Has a thread call ``act`` with its buffer, when there is room for it.
@@ -187,6 +208,8 @@ class _Crew:
             self._unwritten_bytes += size_bytes
             self._added += 1
             self._has_work.notify()
+        if not self._threads:
+            self._run(wait=False)
 
     def wait(self) -> None:
         """Waits for all that was added.
@@ -219,37 +242,37 @@ class _Crew:
         if self._closed or self._error is not None or self._deadline.passed():
             raise self._too_late()
 
-    def _run(self) -> None:
+    def _run(self, *, wait: bool = True) -> None:
         buffer = self._take_buffer()
-        while (found := self._next()) is not None:
+        while (found := self._next(wait)) is not None:
             size_bytes, act = found
             error = None
             try:
                 act(buffer)
             except BaseException as raised:  # noqa: BLE001 - raised by the thread that writes
                 error = raised
+            del found, act  # with the values, which may be copies from a device
             with self._lock:
                 self._ended += 1
                 self._unwritten_bytes -= size_bytes
                 self._error = self._error or error
                 self._has_room.notify_all()
-        if buffer is not None and self._buffers is not None and len(self._buffers) < THREADS:
+        if len(self._buffers) < THREADS:
             self._buffers.append(buffer)
 
-    def _take_buffer(self) -> Buffer | None:
-        if self._buffers is None:
-            return None
+    def _take_buffer(self) -> Buffer:
         try:
             return self._buffers.pop()
         except IndexError:
             return Buffer()  # was not reserved, or a thread of an earlier save is stuck with it
 
-    def _next(self) -> tuple[int, _Act] | None:
-        """Returns what comes next; None if that is nothing any more."""
+    def _next(self, wait: bool) -> tuple[int, _Act] | None:
+        """Returns what comes next; None if that is nothing any more, or without ``wait`` nothing now."""
         with self._lock:
-            self._deadline.wait_for(
-                self._has_work, lambda: bool(self._waiting) or self._closed or self._error is not None
-            )
+            if wait:
+                self._deadline.wait_for(
+                    self._has_work, lambda: bool(self._waiting) or self._closed or self._error is not None
+                )
             if self._closed or self._error is not None or not self._waiting:
                 return None
             size_bytes, act = self._waiting.popleft()

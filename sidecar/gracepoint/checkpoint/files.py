@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,11 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def must_not_write(error: OSError) -> bool:
+    """True if the error says that this process may only read there."""
+    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def make_folders(path: Path) -> None:

@@ -36,6 +36,7 @@ class Form:
                 found.append(leaf)
                 continue
             value = next(rest)
+            tree.check_there(leaf.path, value)
             if leaf.spec is None or leaf.spec.kind != "array":
                 again = tree.leaf_of(leaf.path, value)
                 if again.spec != leaf.spec or again.value_type != leaf.value_type or _form_of(again.data) != form:

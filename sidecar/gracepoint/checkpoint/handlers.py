@@ -100,6 +100,10 @@ class NumpyHandler:
         def write(_: Sequence[Any]) -> None:
             make_folders(folder)
             deadline = Deadline.after(self._timeout_s, self._clock)
+            tree_number = jax.process_index()
+            if (plan.arrays or plan.shards) and any(spec is not None and spec.format.ocdbt for spec in specs):
+                # Not the tree of another call, for leaves of another type say: both would write one manifest.
+                tree_number = ocdbt.own_folder(folder, jax.process_index(), jax.process_count())
             self._writer.write(
                 folder,
                 layout.NO_ITEM,
@@ -108,16 +112,18 @@ class NumpyHandler:
                 transfer,
                 small_files,
                 deadline,
-                process_index=jax.process_index(),
+                process_index=tree_number,
             )
 
         arrays = [value for value in values if isinstance(value, jax.Array)]
         return [self._dispatcher.dispatch(f"writing {self.typestr} leaves", write, arrays)]
 
     def finalize(self, directory: Path) -> None:
-        """Makes the parts of all processes below ``directory`` one, once all are durable; may be called again."""
-        if any((directory / ocdbt.process_folder(process)).is_dir() for process in range(jax.process_count())):
-            ocdbt.merge(directory, jax.process_count())
+        """Makes the parts of all processes and handlers below ``directory`` one; may be called again.
+
+        For one process, once all parts are durable.
+        """
+        ocdbt.merge_again(directory)
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[Any]:
         """Returns the leaves, restored as ``args`` say; None: as they were saved.

@@ -15,7 +15,7 @@ Checkpoints of steps, in a root of their own:
       metadata, process_<N>.json
   <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save under way, or what is left of one
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
-  <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder that stood where a step had to go
+  <step>.gracepoint-aside.<attempt>.<ordinal>/  what stood where a step had to go: a foreign folder, a damaged one
   .gracepoint-lease                          which job uses the folder
   .gracepoint-throughput                     how fast saves have been
   .gracepoint-*                              probes, and marks of readers, gone in a moment
@@ -72,7 +72,7 @@ _ATTEMPT = re.compile(r"[\w-]{1,128}", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Temporary:
-    """The folder of one save that is not committed.
+    """The folder of one save that is not committed, or that was moved aside.
 
     Attributes:
         path: Of the folder.
@@ -167,11 +167,11 @@ class Layout:
 
     def temporaries(self) -> list[Temporary]:
         """The saves that are not committed, newest step first."""
-        found = [
-            self.temporary(None if self._name else int(match["final"]), match["attempt"], int(match["ordinal"]))
-            for _, match in self._matches("tmp")
-        ]
-        return sorted(found, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
+        return self._marked_folders("tmp")
+
+    def set_aside(self) -> list[Temporary]:
+        """The folders that were moved out of the way, newest step first."""
+        return self._marked_folders("aside")
 
     def trashed(self) -> list[Path]:
         return [path for path, _ in self._matches("trash")]
@@ -185,6 +185,13 @@ class Layout:
             if not p.name.startswith(".")
             and not (p.name in folders and (self._final.fullmatch(p.name) or self._marked_name.fullmatch(p.name)))
         )
+
+    def _marked_folders(self, mark: str) -> list[Temporary]:
+        found = []
+        for path, match in self._matches(mark):
+            step = None if self._name else int(match["final"])
+            found.append(Temporary(path, self.step(step), step, match["attempt"], int(match["ordinal"])))
+        return sorted(found, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
 
     def _matches(self, mark: str) -> Iterator[tuple[Path, re.Match[str]]]:
         for path in self._folders():

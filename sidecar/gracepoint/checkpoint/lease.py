@@ -176,8 +176,8 @@ def _read(path: Path) -> Holder | None:
 def _write(path: Path, mine: Holder, *, only_if_none: bool = False) -> bool:
     """Writes the lease as a whole; False if there must be none, and is one. Not synced: it is worth nothing later."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    partial.write_text(json.dumps(dataclasses.asdict(mine)))
     try:
+        partial.write_text(json.dumps(dataclasses.asdict(mine)))
         if only_if_none:
             os.link(partial, path)  # fails if there is one, as a rename does not
         else:

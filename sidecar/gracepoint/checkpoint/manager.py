@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from gracepoint.checkpoint import at_path, catalog, layout
+from gracepoint.checkpoint import at_path, catalog, layout, sharing
 from gracepoint.checkpoint.at_exit import AtExit
 from gracepoint.checkpoint.checkpointer import Checkpointer
 from gracepoint.checkpoint.deadline import Deadline
@@ -46,6 +46,7 @@ class CheckpointManager:
         timeout_s: float = 900.0,
         active_processes: Collection[int] | None = None,
         options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
         gang: Gang | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +63,7 @@ class CheckpointManager:
             timeout_s: For what a save does in the background, and for each of the other calls.
             active_processes: As in ``AsyncCheckpointer``.
             options: How arrays are written.
+            host_memory_limit_bytes: As in ``AsyncCheckpointer``.
             gang: As in ``AsyncCheckpointer``.
             clock: Monotonic seconds; of the first process, that by which steps are due.
 
@@ -84,10 +86,13 @@ class CheckpointManager:
             keep_every_steps=keep_every_steps,
             keep_for_s=keep_for_s,
             options=options,
+            host_memory_limit_bytes=host_memory_limit_bytes,
             clock=clock,
         )
         self._checkpointer: Checkpointer | None = None
         self._claimed = False
+        self._has_restored = False
+        self._looks = 0  # for what is newer
         self._closed = False
         self._at_exit = AtExit(self)
 
@@ -132,14 +137,15 @@ class CheckpointManager:
         Args:
             step: Of the tree.
             tree: Of arrays, numbers and strings.
-            force: Whether to save a step that is not due, too.
+            force: Whether to save a step that is not due, too, or replace one that is on disk as this manager's state.
             save_args: ``SaveArgs`` for all leaves, or a tree of them.
 
         Returns:
             True if a save was begun, or the step is on disk as this manager's state already.
 
         Raises:
-            SaveFailed: The save before this one failed; this one was not begun.
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
+            CheckpointExists: There is a step as new or newer, nothing was restored, and this would be the first save.
             CheckpointError: The tree cannot be saved, naming the leaf; or another job uses the directory.
             BarrierError: Other processes did not take part in time.
         """
@@ -147,10 +153,12 @@ class CheckpointManager:
         if not (checkpointer.is_due(step) or force):
             return False
         if not self._claimed:
+            if not (force or self._has_restored):
+                self._check_nothing_newer(step)
             checkpointer.check_shared(timeout_s=self._timeout_s)
-            checkpointer.claim(self._job, timeout_s=self._timeout_s)
+            checkpointer.claim(self._joined.job, timeout_s=self._timeout_s)
             self._claimed = True
-        checkpointer.save_in_background(step, tree, {}, save_args=save_args, timeout_s=self._timeout_s)
+        checkpointer.save_in_background(step, tree, {}, save_args=save_args, timeout_s=self._timeout_s, anew=force)
         return True
 
     def restore(
@@ -162,6 +170,8 @@ class CheckpointManager:
         options: RestoreOptions = DEFAULTS,
     ) -> Restored:
         """Restores a step, or the newest one that all processes can read.
+
+        Before the first save it deletes nothing: an evaluation may look at what another job keeps.
 
         Args:
             step: That is wanted; None for the newest, past damaged ones.
@@ -179,10 +189,16 @@ class CheckpointManager:
             BarrierError: Other processes did not take part in time.
         """
         restored = self._open().restore(
-            like, step=step, restore_args=restore_args, options=options, timeout_s=self._timeout_s
+            like,
+            step=step,
+            restore_args=restore_args,
+            options=options,
+            timeout_s=self._timeout_s,
+            tidy=self._claimed,  # another job may be training here, whose steps it keeps as it likes
         )
         if restored is None:
             raise CheckpointNotFound(f"{self._paths.root} has no checkpoint")
+        self._has_restored = True
         return restored
 
     def metadata(self, step: int) -> TreeMetadata:
@@ -203,7 +219,7 @@ class CheckpointManager:
         """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed.
+            SaveFailed: It failed, or hangs, a few seconds after its timeout.
         """
         self._open().wait_until_finished(None)
 
@@ -234,11 +250,20 @@ class CheckpointManager:
             if self._checkpointer is not None:
                 self._checkpointer.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
 
+    def _check_nothing_newer(self, step: int) -> None:
+        self._looks += 1
+        sharing.check_nothing_newer(
+            self._paths,
+            self._joined.gang,
+            key=f"checkpoint/{self._joined.attempt}/newer/{self._looks}",
+            step=step,
+            deadline=Deadline.after(self._timeout_s, time.monotonic),
+        )
+
     def _open(self) -> Checkpointer:
         if self._closed:
             raise SettingsError("the checkpoint manager is closed")
         if self._checkpointer is None:
-            joined = self._joining.join(timeout_s=self._timeout_s)
-            self._job = joined.job
+            joined = self._joined = self._joining.join(timeout_s=self._timeout_s)
             self._checkpointer = self._make(gang=joined.gang, processes=joined.processes, attempt=joined.attempt)
         return self._checkpointer

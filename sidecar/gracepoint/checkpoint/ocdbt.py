@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def merge(item: Path, process_count: int) -> None:
     with staying(item) as stayed:
         if not (item / MANIFEST).exists():
             try:
-                _merge(item, process_count)
+                _merge(item, [item / process_folder(process) for process in range(process_count)])
             except ValueError as error:
                 if stayed():
                     raise CheckpointCorrupt(f"{item}: the processes' OCDBT trees cannot be merged: {error}") from error
@@ -68,12 +69,44 @@ def merge(item: Path, process_count: int) -> None:
     sync_folders([item, item / "d"])  # also of a tree that another process has merged just now
 
 
-def _merge(item: Path, process_count: int) -> None:
+def own_folder(item: Path, process_index: int, process_count: int) -> int:
+    """Makes the folder of a tree that nobody else of ``process_count`` processes writes; returns its number."""
+    number = process_index
+    while True:
+        try:
+            (item / process_folder(number)).mkdir()
+        except FileExistsError:
+            number += process_count
+        else:
+            return number
+
+
+def merge_again(item: Path) -> None:
+    """Makes all trees below ``item`` one, with what was merged before; of one key's values the last tree's counts.
+
+    For one process, and trees that nobody writes any more.
+
+    Raises:
+        CheckpointCorrupt: One cannot be read.
+        TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
+    """
+    numbers = [int(folder.name.rpartition("_")[2]) for folder in item.glob(f"{process_folder(0)[:-1]}*")]
+    folders = [item / process_folder(number) for number in sorted(numbers)]
+    whole = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    try:
+        for folder in whole:
+            _merge(item, [folder])
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{item}: OCDBT trees cannot be merged: {error}") from error
+    if whole:
+        sync_folders([item, item / "d"])
+
+
+def _merge(item: Path, folders: Sequence[Path]) -> None:
     # TensorStore syncs files and the folders that they are in, but not the entry of a folder that it makes. Without it
     # a crash may leave the tree's manifest, by which the merge counts as done, and not what that refers to.
     (item / "d").mkdir(exist_ok=True)
     sync_folders([item])
-    folders = [item / process_folder(process) for process in range(process_count)]
     merging = context()
     transaction = ts.Transaction(atomic=True)
     merged = ts.KvStore.open(kvstore(item), context=merging).result(timeout=MERGE_TIMEOUT_S)

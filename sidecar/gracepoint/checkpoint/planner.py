@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import host_memory, orbax_metadata, tree
+from gracepoint.checkpoint import orbax_metadata, tree
 from gracepoint.checkpoint.chunking import stored_specs
 from gracepoint.checkpoint.form import Form
 from gracepoint.checkpoint.options import WriteOptions
@@ -58,8 +58,6 @@ class Planner:
         process_count: How many they are.
         options: Of all saves.
         processes: As in ``make_plan``.
-        host_memory_limit_bytes: A snapshot may have so many bytes; None: as many as the host has.
-        available: Tells how many bytes of host memory can be had; None: not known.
     """
 
     def __init__(
@@ -69,15 +67,11 @@ class Planner:
         options: WriteOptions,
         *,
         processes: Sequence[int] | None = None,
-        host_memory_limit_bytes: int | None = None,
-        available: Callable[[], int | None] = host_memory.available_bytes,
     ) -> None:
         self._process_index = process_index
         self._process_count = process_count
         self._options = options
         self._processes = processes
-        self._limit_bytes = host_memory_limit_bytes
-        self._available = available
         self._prepared: Prepared | None = None
 
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[tree.Leaf], Prepared]:
@@ -96,15 +90,13 @@ class Planner:
         self._prepared = self._prepare(leaves, Form(state, leaves), save_args)
         return leaves, self._prepared
 
-    def snapshot(self, leaves: Sequence[tree.Leaf], prepared: Prepared) -> Snapshot:
-        """Returns the memory for a snapshot, reserved when it is asked for first.
+    def needed_bytes(self, leaves: Sequence[tree.Leaf], prepared: Prepared) -> int:
+        """Returns how much host memory ``snapshot`` would take now."""
+        return 0 if prepared.snapshot is not None else snapshot_bytes(leaves, prepared.plan, self._options)
 
-        Raises:
-            CheckpointError: There is not as much, or it may not be taken.
-        """
+    def snapshot(self, leaves: Sequence[tree.Leaf], prepared: Prepared) -> Snapshot:
+        """Returns the memory for a snapshot, reserved when it is asked for first."""
         if prepared.snapshot is None:
-            needed_bytes = snapshot_bytes(leaves, prepared.plan, self._options)
-            host_memory.check_fits(needed_bytes, self._limit_bytes, self._available())
             prepared.snapshot = Snapshot(leaves, prepared.specs, prepared.plan, self._options)
         return prepared.snapshot
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from gracepoint.checkpoint import layout, plan
 from gracepoint.checkpoint.checksum import crc32
 from gracepoint.checkpoint.spec import ArraySpec, tree_digest
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 # The last entry: of all bytes before it.
 _CHECKSUM = b', "checksum": '
@@ -50,6 +50,8 @@ class DoneRecord:
         copies: Checksums of this process's copies of what another process wrote.
         host_state: Names of the host state's values; equal in all processes.
         begun_ns: When the save began, nanoseconds since the epoch by this process's clock.
+        replaces: What stood in its place and is to give way, as ``commit.standing`` names it; only in process 0's
+            record. None: nothing was there, or gives way; older records do not say.
     """
 
     step: int | None
@@ -65,6 +67,7 @@ class DoneRecord:
     copies: Mapping[str, int]
     host_state: tuple[str, ...]
     begun_ns: int
+    replaces: str | None = None
 
     FORMAT: ClassVar[str] = "gracepoint.done/1"
 
@@ -98,7 +101,8 @@ class Manifest:
         """Returns the fields as they are written, without what it takes to make a ``Manifest`` of them.
 
         Raises:
-            CheckpointCorrupt: As ``from_bytes``.
+            CheckpointCorrupt: They cannot be read.
+            CheckpointTooNew: This version does not know their format.
         """
         return _unsealed(cls.FORMAT, data, where)
 
@@ -189,8 +193,19 @@ def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
     if found != form:
-        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}; written by another version?")
+        if _is_newer(found, form):
+            raise CheckpointTooNew(
+                f"{where} was written by a newer Gracepoint: found format {found!r}, expected {form!r}. Install in the "
+                "image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
+            )
+        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}")
     return value
+
+
+def _is_newer(found: Any, form: str) -> bool:
+    name, _, version = form.partition("/")
+    number = found.removeprefix(f"{name}/") if isinstance(found, str) else ""
+    return number.isdecimal() and int(number) > int(version)
 
 
 def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:

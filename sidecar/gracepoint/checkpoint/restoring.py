@@ -22,7 +22,13 @@ from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
 from gracepoint.checkpoint.stored import StoredTree, open_tree
 from gracepoint.checkpoint.together import Together
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointNotFound
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    CheckpointTooNew,
+)
 from gracepoint.gang import Gang
 
 logger = logging.getLogger(__name__)
@@ -86,6 +92,7 @@ def restore_newest(
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
         CheckpointMismatch: The newest readable one does not fit ``like``.
+        CheckpointTooNew: A newer Gracepoint wrote the newest that is not damaged.
         CheckpointError: It cannot be read, for reasons that are not damage.
     """
     listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep)
@@ -158,6 +165,7 @@ def read_together(
 
     Raises:
         CheckpointMismatch: ``read`` raised one in some process; what they say.
+        CheckpointTooNew: The same.
         CheckpointError: It raised something else that is no damage.
     """
     failure: Exception | None = None
@@ -169,9 +177,14 @@ def read_together(
     mine = json.dumps([] if failure is None else [_kind(failure), str(failure) or repr(failure)])
     answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
     failures = [(f"process {i}: ", *answer) for i, text in enumerate(answers) if (answer := json.loads(text))]
+    failures = [(who, kind, text.removeprefix(f"{what}: ")) for who, kind, text in failures]  # it is said anyway
     if gang.process_count == 1:
         failures = [("", kind, text) for _, kind, text in failures]
-    for raised, kind in ((CheckpointError, "error"), (CheckpointMismatch, "mismatch")):
+    for raised, kind in (
+        (CheckpointError, "error"),
+        (CheckpointTooNew, "too new"),
+        (CheckpointMismatch, "mismatch"),
+    ):
         if found := [who + text for who, k, text in failures if k == kind]:
             raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
     if failures:
@@ -182,6 +195,8 @@ def read_together(
 def _kind(error: Exception) -> str:
     if isinstance(error, CheckpointMismatch):
         return "mismatch"
+    if isinstance(error, CheckpointTooNew):
+        return "too new"
     return "damage" if isinstance(error, CheckpointCorrupt | FileNotFoundError) else "error"
 
 

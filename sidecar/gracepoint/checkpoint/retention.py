@@ -99,7 +99,9 @@ def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
 
 def unmark_damaged(paths: Layout, step: int) -> None:
     """Takes the mark off a step that could be restored after all."""
-    paths.damage_mark(step).unlink(missing_ok=True)
+    mark = paths.damage_mark(step)
+    if mark.exists():  # where nothing may be written, removing nothing is an error, too
+        mark.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import measures
+from gracepoint.checkpoint import host_memory, measures
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import make_folders
 from gracepoint.checkpoint.layout import Layout
@@ -21,13 +21,14 @@ from gracepoint.checkpoint.measures import SaveStats
 from gracepoint.checkpoint.newest import Newest
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planner import Planner
+from gracepoint.checkpoint.pulling import compile_slices
 from gracepoint.checkpoint.saving import Barrier, Save
 from gracepoint.checkpoint.snapshot import Transfer
 from gracepoint.checkpoint.under_way import UnderWay
 from gracepoint.checkpoint.writer import Writer
 from gracepoint.checkpoint.writing import Source
 from gracepoint.errors import SaveFailed
-from gracepoint.gang import Gang
+from gracepoint.gang import Gang, SingleProcess
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ WARM_UP_TIMEOUT_S = 60.0
 
 
 class Saver(UnderWay):
-    """Plans once for states of one form, and saves them. Every call but ``prepare`` is collective.
+    """Plans once for states of one form, and saves them. Every call is collective.
 
     Args:
         gang: The processes that save together.
@@ -68,23 +69,31 @@ class Saver(UnderWay):
             gang.process_count,
             options,
             processes=processes,
-            host_memory_limit_bytes=host_memory_limit_bytes,
         )
+        self._memory_limit_bytes = host_memory_limit_bytes
+        self._left = host_memory.left_by_pool
+        self._prepares = 0
         self._now: Save | None = None
         self.saves = 0  # begun so far; the same in all processes
         self.last_save: SaveStats | None = None
 
     def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
-        """Plans, and reserves and touches memory for a snapshot if there will be background saves.
+        """Plans, compiles, and reserves and touches memory for a snapshot if there will be background saves.
 
         Returns:
             Bytes of the state over all processes.
 
         Raises:
-            CheckpointError: The state cannot be saved; names the leaf.
+            CheckpointError: The state cannot be saved; names the leaf. Or there is no memory for snapshots.
+            BarrierError: Another process did not come in time, or has failed.
         """
-        leaves, prepared = self._planner.plan(state, save_args)
+        self._prepares += 1
+        key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
+        with host_memory.telling(self._gang, key):
+            leaves, prepared = self._planner.plan(state, save_args)
+            compile_slices(leaves, prepared.plan, self._writer.options)
         if in_background:
+            self._check_fits(self._planner.needed_bytes(leaves, prepared), self._gang, key)
             self._planner.snapshot(leaves, prepared)
         return prepared.plan.total_bytes
 
@@ -139,12 +148,16 @@ class Saver(UnderWay):
             save_args: As in ``stored_specs``.
 
         Raises:
-            CheckpointError: The state or the host state cannot be saved; names the leaf.
+            CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for
+                snapshots.
         """
         self._forget()  # its memory is needed
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
+            needed_bytes = self._planner.needed_bytes(leaves, prepared)
+            if needed_bytes > 0:  # was not prepared; the other processes, which may have, are not waited for
+                self._check_fits(needed_bytes, SingleProcess(), save.key)
             snapshot = self._planner.snapshot(leaves, prepared)
             started_s = self._clock()
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
@@ -199,6 +212,9 @@ class Saver(UnderWay):
             save.describe(leaves, prepared, host_state)
         transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
         return self._run_now(save, transfer, deadline, on_stage, began_s)
+
+    def _check_fits(self, needed_bytes: int, gang: Gang, key: str) -> None:
+        host_memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
 
     def _run_now(
         self, save: Save, source: Source, deadline: Deadline, on_stage: Callable[[str], None], began_s: float

@@ -119,6 +119,11 @@ class Save:
         return save
 
     @property
+    def _replaces(self) -> bool:
+        """True if this process's done-record says what is to give way."""
+        return self._replace and self._gang.process_index == 0
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of the state over all processes."""
         return self._prepared.plan.total_bytes
@@ -200,6 +205,7 @@ class Save:
                     copies=written.copies | self._copies,
                     host_state=self._host_state_names,
                     begun_ns=self._begun_ns,
+                    replaces=commit.standing(self.temporary.target) if self._replaces else None,
                 )
                 write_durably(folder / layout.done_record(self._gang.process_index), record.to_bytes())
                 on_stage("durable")
@@ -249,7 +255,7 @@ class Save:
         try:
             # Others may be at it just now, so nothing is replaced.
             if not commit.finalize(self._paths, self.temporary, replace=False):
-                raise SaveFailed(f"{self.temporary.target} is in the way of {self.temporary.path}")
+                raise SaveFailed(f"{self.temporary.target} is in the way of {self.temporary.path} (after: {error})")
         except (GracepointError, OSError) as reason:
             raise SaveFailed(f"{what} is durable and not committed: {reason} (after: {error})") from error
         logger.warning("%s is committed, though the processes did not meet: %s", what, error)

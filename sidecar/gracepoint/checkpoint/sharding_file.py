@@ -50,6 +50,17 @@ def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
             raise CheckpointError(f"{where} was saved with a sharding of kind {unknown!r}: give one to restore with")
 
 
+def fits(recorded: Mapping[str, Any] | None) -> bool:
+    """True if an array was saved with a ``NamedSharding`` whose devices are all here."""
+    if recorded is None or recorded.get("sharding_type") != "NamedSharding":
+        return False
+    try:
+        _named(recorded, "")
+    except CheckpointError:
+        return False
+    return True
+
+
 def describe(sharding: Any) -> str:
     """Returns a sharding, of JAX or as it was recorded, in words; empty for None."""
     if sharding is None:

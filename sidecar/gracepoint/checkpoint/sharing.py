@@ -1,15 +1,16 @@
-"""Makes sure that a checkpoint directory is one storage for all processes, and no other job's."""
+"""Makes sure that a checkpoint directory is one storage for all processes, no other job's, and has nothing newer."""
 
 from __future__ import annotations
 
+import json
 import time
 
-from gracepoint.checkpoint import lease
+from gracepoint.checkpoint import catalog, lease
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.files import appears, make_folders
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.lease import Lease
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointError, CheckpointExists
 from gracepoint.gang import Gang
 
 #: How late a file of another machine may be seen on a network file system.
@@ -75,3 +76,28 @@ def claim(paths: Layout, gang: Gang, *, key: str, job: str, attempt: str, deadli
     if problem:
         raise CheckpointError(problem)
     return held
+
+
+def check_nothing_newer(paths: Layout, gang: Gang, *, key: str, step: int, deadline: Deadline) -> None:
+    """Makes sure that what begins with ``step`` would not be behind what is there. Collective.
+
+    Raises:
+        CheckpointExists: There is a complete step as new or newer; in all processes.
+        CheckpointError: Process 0 cannot look; in all processes.
+        BarrierError: Process 0 did not tell in time.
+    """
+    newest, problem = None, ""
+    if gang.process_index == 0:
+        try:
+            newest = max(catalog.complete_steps(paths), default=None)
+        except OSError as error:
+            problem = f"process 0 cannot look into {paths.root}: {error}"
+    word = json.dumps([newest, problem]) if gang.process_index == 0 else None
+    newest, problem = json.loads(gang.broadcast(key, word, timeout_s=deadline.remaining_s()))
+    if problem:
+        raise CheckpointError(problem)
+    if newest is not None and newest >= step:
+        raise CheckpointExists(
+            f"save({step}): {paths.root} has a complete step {newest}, and nothing was restored. The next restore "
+            "would take that one, not what is saved now: restore first, save to another directory, or say force=True"
+        )

@@ -26,7 +26,8 @@ def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) 
         CheckpointCorrupt: One is missing, or its metadata is damaged; names it.
         TimeoutError: The deadline passed.
     """
-    in_ocdbt = (folder / ocdbt.MANIFEST).is_file()
+    has_files = any((folder / leaves[0].name / name).is_file() for name in (".zarray", "zarr.json"))
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_file()  # other handlers' leaves may be there
     files = ocdbt.kvstore(folder) if in_ocdbt else {"driver": "file", "path": f"{folder}/"}
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
     zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"

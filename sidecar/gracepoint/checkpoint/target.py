@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gracepoint.checkpoint import sharding_file
@@ -92,8 +93,13 @@ def target_of(
         raise _mismatch(stored, wanted)
     if wanted.restore_type is str:
         return Target(stored)
+    if args.dtype is None and wanted.restore_type in NUMBERS and _is_same_kind(wanted.dtype, found.dtype):
+        wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
     _check(stored, wanted, found, args)
     assert stored.spec is not None
+    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is somewhere
+    if says_nothing and wanted.shape == found.shape and sharding_file.fits(found.sharding):
+        wanted = dataclasses.replace(wanted, sharding=found.sharding)
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
     dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
     if wanted.restore_type is not jax.Array:
@@ -108,6 +114,14 @@ def target_of(
     if impl is not None:
         return Target(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
     return Target(stored, dtype, placement, from_file=from_file)
+
+
+def _is_same_kind(dtype: Any, other: Any) -> bool:
+    """True if both are whole numbers, or both are not, as far as Python tells them apart."""
+    if dtype is None or other is None:
+        return False
+    kinds = (jnp.integer, jnp.floating)
+    return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
 
 
 def _check(stored: StoredLeaf, wanted: Wanted, found: Wanted, args: RestoreArgs) -> None:

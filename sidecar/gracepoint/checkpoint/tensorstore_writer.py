@@ -27,6 +27,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.plan import Chunk
 from gracepoint.checkpoint.records import File, file_of
 from gracepoint.checkpoint.spec import ArraySpec, Format, as_bytes
+from gracepoint.checkpoint.stored_bytes import stored_values
 from gracepoint.checkpoint.writing import Job, Written, form_of
 from gracepoint.errors import SaveFailed
 
@@ -68,8 +69,9 @@ class TensorStoreWriter:
             in_flight.add(0, functools.partial(store.kvstore.write, path, data))
             if not form.ocdbt:
                 written.files[layout.in_item(item, path)] = file_of(data)
-        for chunk, values in job.source.chunks(deadline):
+        for chunk, given in job.source.chunks(deadline):
             path, spec = layout.in_item(item, chunk.file), specs[chunk.leaf]
+            values = stored_values(given, spec.numpy_dtype)
             if chunk.mine:
                 begin = store.writing(chunk, spec, values)
                 in_flight.add(chunk.bytes, begin, functools.partial(job.source.written, chunk))

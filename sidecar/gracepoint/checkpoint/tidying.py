@@ -69,7 +69,10 @@ class Tidier:
 
     def _sweep(self) -> None:
         if not self._sweeper.busy:  # else what is new is left to the next time
-            self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
+            try:
+                self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
+            except RuntimeError as error:  # as once the interpreter is about to end: no reason to fail a save
+                logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:

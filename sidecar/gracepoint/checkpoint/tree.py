@@ -84,6 +84,11 @@ def flatten(state: Any) -> list[Leaf]:
         CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
     """
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_empty_or_leaf)
+    if not nodes[0][0] and jax.tree_util.tree_leaves(state):
+        raise CheckpointError(
+            f"the state is a single leaf ({type(state).__qualname__}): expected a dict, dataclass, list or tuple, as "
+            "the keys name the leaves; save {'value': ...}"
+        )
     leaves = [leaf_of(path, value) for path, value in nodes]
     if not any(leaf.spec for leaf in leaves):
         raise CheckpointError("the state has no arrays: expected a dict, dataclass, list or tuple with some")
@@ -111,6 +116,7 @@ def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
     where = f"state{jax.tree_util.keystr(tuple(path))}"
     name = name_of(keys)
     key_impl, data = None, value
+    check_there(path, value)
     kind: Kind
     if is_typed_key(value):
         kind, key_impl, data = "key", str(jax.random.key_impl(value)), jax.random.key_data(value)
@@ -138,6 +144,19 @@ def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
     shape = tuple(data.shape)
     spec = ArraySpec(name, kind, shape, dtype, _chunk_shape(where, data, shape), key_impl)
     return Leaf(name, keys, _VALUE_TYPES[kind], spec, data, tuple(path))
+
+
+def check_there(path: Sequence[Any], value: Any) -> None:
+    """Raises CheckpointError if the leaf is an array that has no values, or none any more; names the path."""
+    if isinstance(value, jax.core.Tracer):
+        raise CheckpointError(
+            f"state{jax.tree_util.keystr(tuple(path))}: a tracer has no values: save outside of jit, grad and the like"
+        )
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise CheckpointError(
+            f"state{jax.tree_util.keystr(tuple(path))}: the array was deleted, as by a step that it was donated to: "
+            "save what the step returned"
+        )
 
 
 def _chunk_shape(where: str, data: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

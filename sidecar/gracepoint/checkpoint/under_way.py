@@ -13,7 +13,7 @@ from gracepoint.checkpoint.background import Background
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.newest import Newest
 from gracepoint.deadline_plan import NewestSnapshot
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import BarrierCancelled, SaveFailed
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _ABANDONED_ENDS_S = 1.0
 #: How long one needs that is told to stop: it looks several times in 0.1 s, but for an operation of the disk.
 _STOPPED_ENDS_S = 1.0
+#: How long after its deadline one may end: it tells the others, and looks whether all have finished.
+_LATE_ENDS_S = 5.0
 
 
 class UnderWay:
@@ -29,10 +31,11 @@ class UnderWay:
     def __init__(self) -> None:
         self._background = Background()
         self._newest: Newest | None = None  # what the background was started with last
+        self._is_told = False  # that it hangs
 
     def _start(self, newest: Newest, run: Callable[[], None]) -> None:
         """Starts ``run``, which saves ``newest``; nothing else is under way."""
-        self._newest = newest
+        self._newest, self._is_told = newest, False
         self._background.start(f"the save of {newest.save.temporary.what}", run)
 
     def _forget(self) -> None:
@@ -71,7 +74,15 @@ class UnderWay:
             self._background.wait(after_s)
         return self.busy
 
-    def wait(self, timeout_s: float | None) -> None:
+    @property
+    def hangs(self) -> bool:
+        """True while the thread of a save runs that should have ended: in a call of the file system, most likely.
+
+        Nothing can break such a call off. The snapshot is read from as long as it takes, so no other one is taken.
+        """
+        return self.busy and self._may_take_s() == 0
+
+    def wait(self, timeout_s: float) -> None:
         """Waits for the background save under way; ``take_error`` then tells how it ended.
 
         Raises:
@@ -95,22 +106,33 @@ class UnderWay:
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
 
-        One that was stopped has not failed, however late it ended: training may go on, as after a drill.
+        One that was stopped, here or in another process, has not failed, however late it ended: training may go on, as
+        after a drill.
         """
         error = self.take_error()
         if error is None:
             return
-        if self._newest is None or not self._newest.deadline.cancelled:
+        if self._is_told:
+            logger.warning("a background save that hung has ended: %s", error)
+        elif not self._was_stopped(error):
             raise SaveFailed(f"a background save failed: {error}") from error
-        logger.warning("a background save was stopped: %s", error)
+        else:
+            logger.warning("a background save was stopped: %s", error)
 
     def wait_until_finished(self, timeout_s: float | None) -> None:
-        """Waits for the background save under way, which is bounded itself: there need be no timeout here.
+        """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed, or was not committed within ``timeout_s``.
+            SaveFailed: It failed, or did not end within ``timeout_s``; None: it hangs, a few seconds after its own
+                deadline.
         """
-        self.wait(timeout_s)
+        if timeout_s is not None:
+            self.wait(timeout_s)
+        else:
+            while self.is_busy(self._may_take_s()):
+                if self.hangs:
+                    self._is_told = True
+                    raise self._hanging()
         self.check_for_errors()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
@@ -127,3 +149,28 @@ class UnderWay:
                 self._background.wait(_ABANDONED_ENDS_S)
         if error := self.take_error():
             logger.error("the background save failed: %s", error)
+
+    def _was_stopped(self, error: Exception) -> bool:
+        if isinstance(error.__cause__, BarrierCancelled):
+            return True
+        return self._newest is not None and self._newest.deadline.cancelled
+
+    def _may_take_s(self) -> float:
+        """How long the save under way may still take."""
+        if self._newest is None:
+            return 0.0
+        deadline = self._newest.deadline
+        until_s = deadline.timeout_s + _LATE_ENDS_S
+        if self._newest.committed:
+            until_s += deadline.timeout_s  # for what is called then, which waits for other processes
+        return max(0.0, until_s - deadline.elapsed_s())
+
+    def _hanging(self) -> SaveFailed:
+        assert self._newest is not None
+        temporary, committed = self._newest.save.temporary, self._newest.committed
+        where = "after its commit" if committed else f"at work below {temporary.path}"
+        return SaveFailed(
+            f"the save of {temporary.what} hangs: it did not end within {self._newest.deadline.timeout_s:.1f} s and "
+            f"{_LATE_ENDS_S:.0f} s more, and its thread is still {where}. It reads the snapshot's memory, so nothing "
+            "else is saved before it has ended: is the storage stuck?"
+        )

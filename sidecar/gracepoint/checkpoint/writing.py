@@ -19,7 +19,10 @@ class Source(Protocol):
     """Where a save's chunks come from."""
 
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-        """Yields every chunk once; its values don't change until ``written``."""
+        """Yields every chunk once; its values don't change until ``written``.
+
+        They may be in any order in memory, and of another type than is stored.
+        """
 
     def written(self, chunk: Chunk) -> None:
         """Is told of each chunk whose values are needed no longer, from any thread."""

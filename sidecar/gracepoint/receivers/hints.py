@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: Hints are acted upon no more often than that: an autoscaler that cannot make up its mind costs little.
 LEAST_PAUSE_S = 300.0
+#: A hint that was not heard for so long is another one of the same name: a node that is cordoned for a second time.
+SAME_S = 3600.0
 
 
 class Hints:
@@ -28,17 +30,22 @@ class Hints:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: set[str] = set()
+        self._heard_s: dict[str, float] = {}  # when each was heard last, by name
         self._last_s: float | None = None
         self._due = threading.Event()
 
     def take(self, hint: Hint) -> None:
-        """Takes a hint in: one that was heard before, or comes soon after another, is not acted upon."""
-        new = set(hint.hints) - self._known
-        if not new:
-            return
-        self._known |= new
+        """Takes a hint in: one that was heard before, or comes soon after another, is not acted upon.
+
+        Names are the same for all replicas of the operator, so they don't say how often a sign has come and gone.
+        A stream that was lost brings again what still stands; what comes again after ``SAME_S`` counts as new.
+        """
         now_s = self._clock()
+        self._heard_s = {name: at_s for name, at_s in self._heard_s.items() if now_s - at_s < SAME_S}
+        is_new = not set(hint.hints) <= self._heard_s.keys()
+        self._heard_s.update(dict.fromkeys(hint.hints, now_s))
+        if not is_new:
+            return
         too_soon = self._last_s is not None and now_s - self._last_s < LEAST_PAUSE_S
         log.warning(
             "received a hint, training goes on cause=%s signal=%s nodes=%s prepares=%s",

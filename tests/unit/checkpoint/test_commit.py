@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
+import shutil
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint import catalog, commit, layout
+from gracepoint import checkpoint
+from gracepoint.checkpoint import Checkpointer, catalog, commit, latest_step, layout, salvaging
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.layout import Layout
-from gracepoint.errors import CheckpointCorrupt, SaveFailed
+from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
 from gracepoint.gang import Gang, SingleProcess
 from tests.unit.checkpoint.support import (
     assert_same,
@@ -44,6 +49,14 @@ def leave_uncommitted(root: Path, step: int, processes: tuple[int, ...], *, atte
         with pytest.raises(SystemExit):
             save(engine(root, DyingGang(process), attempt=attempt), step, small_state(step), {"data": process})
     return root / f"{step}.gracepoint-tmp.{attempt}.1"
+
+
+@contextlib.contextmanager
+def engine_closed(checkpointer: Checkpointer) -> Iterator[Checkpointer]:
+    try:
+        yield checkpointer
+    finally:
+        checkpointer.close(30)
 
 
 def set_age(folder: Path, age_s: float) -> None:
@@ -88,7 +101,7 @@ def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
 def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "default/w/0.0").write_bytes(b"")
-    remarks = commit.salvage(Layout(tmp_path))
+    remarks = salvaging.salvage(Layout(tmp_path))
     assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
     assert not (tmp_path / "4").exists()
 
@@ -96,7 +109,7 @@ def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path)
 def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "done.process_1.json").write_text("{}")
-    assert "done.process_1.json cannot be read" in commit.salvage(Layout(tmp_path))[0]
+    assert "done.process_1.json cannot be read" in salvaging.salvage(Layout(tmp_path))[0]
     assert not (tmp_path / "4").exists()
 
 
@@ -108,7 +121,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     def run() -> None:
         start.wait(10)
         try:
-            commit.salvage(Layout(tmp_path))
+            salvaging.salvage(Layout(tmp_path))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -122,15 +135,89 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     assert [r.step for r in in_two(tmp_path)] == [9, 9]
 
 
-def test_salvage_never_replaces_a_committed_step(tmp_path: Path) -> None:
-    in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="old"), 4, small_state(1)))
+def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
-    remarks = commit.salvage(Layout(tmp_path))
+    in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="other"), 4, small_state(1)))
+    remarks = salvaging.salvage(Layout(tmp_path))
     assert f"{folder} is left" in remarks[0]
     assert folder.exists()
     restored = restore(tmp_path, small_state())
     assert restored is not None
     assert_same(restored.state, small_state(1))
+
+
+def test_a_durable_save_takes_the_place_of_the_step_that_it_found_there(tmp_path: Path) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="old"), 4, small_state(1)))
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    restored = in_two(tmp_path)
+    assert_same(restored[0].state, small_state(4))
+    assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
+def fail_to_commit(path: Path, value: float) -> Path:
+    """Saves to ``path`` with ``force``; the commit fails when all is durable. Returns the folder that is left."""
+
+    def fails(*arguments: Any, **options: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "finalize", fails)
+        with pytest.raises(SaveFailed, match="is durable and not committed"):
+            checkpoint.save(path, small_state(value), force=True)
+    return max(path.parent.glob(f"{path.name}.gracepoint-tmp.*"), key=lambda left: left.stat().st_mtime_ns)
+
+
+def test_a_forced_save_whose_commit_failed_is_what_the_next_restore_gives(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    fail_to_commit(path, 2)
+    assert_same(checkpoint.restore(path, small_state()), small_state(2))
+    assert not list(tmp_path.glob("*.gracepoint-tmp.*"))
+
+
+def test_a_forced_save_whose_commit_failed_never_takes_the_place_of_a_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    left = fail_to_commit(path, 2)
+    checkpoint.save(path, small_state(3), force=True)
+    assert_same(checkpoint.restore(path, small_state()), small_state(3))
+    assert left.is_dir()
+
+
+def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    lefts = []
+    for value in (2, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            # Of another start each; the first one's name comes last.
+            patch.setattr("gracepoint.checkpoint.joined.secrets.token_hex", lambda _, value=value: f"{9 - value}" * 8)
+            lefts.append(fail_to_commit(path, value))
+    assert_same(checkpoint.restore(path, small_state()), small_state(3))
+    assert [left.is_dir() for left in lefts] == [True, False]
+
+
+def test_what_gracepoint_did_not_write_gives_way_to_a_forced_save_and_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    (path / layout.MANIFEST).unlink()  # as Orbax's are
+    fail_to_commit(path, 2)
+    assert_same(checkpoint.restore(path, small_state()), small_state(2))
+    (aside,) = tmp_path.glob("best.gracepoint-aside.*")
+    assert (aside / "_METADATA").is_file()
+
+
+def test_a_done_record_that_does_not_say_what_it_replaces_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    record = fail_to_commit(path, 2) / layout.done_record(0)
+    assert commit.done_records(record.parent)
+    body = re.sub(rb', "replaces": "[^"]+"', b"", record.read_bytes()).rpartition(b', "checksum": ')[0]
+    record.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
+    found = commit.done_records(record.parent)
+    assert found is not None
+    assert found[0].replaces is None
+    assert_same(checkpoint.restore(path, small_state()), small_state(1))
 
 
 def is_marked(step: Path) -> None:
@@ -155,26 +242,115 @@ def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["4"]
 
 
-def test_a_step_that_another_version_wrote_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
-    save(engine(tmp_path), 4, small_state(9))
+def make_newer(path: Path) -> bytes:
+    """Makes a manifest or done-record one of a format that comes after this version's; returns its contents."""
+    body = re.sub(rb"(gracepoint\.\w+)/1", rb"\1/2", path.read_bytes(), count=1).rpartition(b', "checksum": ')[0]
+    path.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
+    return path.read_bytes()
+
+
+def test_a_step_that_a_newer_version_wrote_is_named_and_neither_passed_over_nor_replaced(tmp_path: Path) -> None:
+    save(engine(tmp_path), 3, small_state(3))
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9)))
     left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
     manifest = tmp_path / "4" / layout.MANIFEST
-    body = manifest.read_bytes().replace(b"checkpoint/1", b"checkpoint/2", 1).rpartition(b', "checksum": ')[0]
-    manifest.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
-    with pytest.raises(CheckpointCorrupt, match=r"expected 'gracepoint.checkpoint/1'; written by another version\?"):
-        restore(tmp_path, small_state(), attempt="job-2-c")
-    assert manifest.read_bytes().startswith(body)
+    contents = make_newer(manifest)
+    for outcome in outcomes_in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang, attempt="job-2-c")):
+        assert isinstance(outcome, CheckpointTooNew)
+        assert f"{manifest} was written by a newer Gracepoint: found format 'gracepoint.checkpoint/2'" in str(outcome)
+    with pytest.raises(SaveFailed, match="is in the way of .* was written by a newer Gracepoint"):
+        save(engine(tmp_path, attempt="job-2-c"), 4, small_state(4))
+    assert manifest.read_bytes() == contents
+    assert not (tmp_path / "4" / layout.DAMAGE_MARK).exists()
     assert left.is_dir()
+    assert latest_step(tmp_path) == 4  # so that a session that does not restore is warned
+
+
+def test_a_step_that_a_newer_version_wrote_is_never_deleted_and_older_ones_can_be_asked_for(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path, keep_last=1)
+    for step in (1, 2):
+        save(checkpointer, step, small_state(step))
+    make_newer(tmp_path / "1" / layout.MANIFEST)
+    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restore(small_state(), timeout_s=30)
+    assert restored is not None
+    assert restored.step == 2
+    make_newer(tmp_path / "2" / layout.MANIFEST)
+    with engine_closed(engine(tmp_path, attempt="job-2-c", keep_last=1)) as again:
+        save(again, 3, small_state(3))
+        found = again.restore(small_state(), timeout_s=30, step=3)
+        assert found is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
+
+
+def test_a_checkpoint_at_a_path_that_a_newer_version_wrote_is_not_replaced_by_force(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "best", small_state(1))
+    contents = make_newer(tmp_path / "best" / layout.MANIFEST)
+    with pytest.raises(CheckpointTooNew, match="was written by a newer Gracepoint"):
+        checkpoint.restore(tmp_path / "best")
+    with pytest.raises(CheckpointExists, match="was written by a newer Gracepoint"):
+        checkpoint.save(tmp_path / "best", small_state(2), force=True)
+    assert (tmp_path / "best" / layout.MANIFEST).read_bytes() == contents
+
+
+def test_a_durable_save_of_a_newer_version_is_neither_salvaged_nor_given_up(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    for process in range(2):
+        make_newer(folder / layout.done_record(process))
+    set_age(folder, 3700)
+    (remark,) = salvaging.salvage(Layout(tmp_path))
+    assert "is not salvaged" in remark
+    assert "newer Gracepoint" in remark
+    assert restore(tmp_path, small_state(), attempt="job-1-b") is None
+    assert folder.is_dir()
 
 
 def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     looks = iter([True, False])  # damaged at first, and by then the other's
-    monkeypatch.setattr(commit, "is_damaged", lambda folder: next(looks, False))
-    remarks = commit.salvage(Layout(tmp_path))
+    monkeypatch.setattr(salvaging, "is_damaged", lambda folder: next(looks, False))
+    remarks = salvaging.salvage(Layout(tmp_path))
     assert "there is a folder for step 4 already" in remarks[0]
     assert_same(in_two(tmp_path)[0].state, small_state(9))
+
+
+@pytest.mark.parametrize("died", ["before it looked again", "and another commits meanwhile"])
+def test_a_good_step_that_a_salvager_had_moved_away_when_it_died_gets_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: str
+) -> None:
+    """It was good already when it was moved: another salvager had been there first."""
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    real, looks = salvaging.is_damaged, iter([True])
+
+    def dying(folder: Path) -> bool:
+        if next(looks, False):
+            return True
+        if died == "before it looked again":
+            raise SystemExit("killed")
+        (tmp_path / "4").mkdir(exist_ok=True)
+        (tmp_path / "4" / "theirs").touch()
+        return False
+
+    monkeypatch.setattr(salvaging, "is_damaged", dying)
+    if died == "before it looked again":
+        with pytest.raises(SystemExit):
+            salvaging.salvage(Layout(tmp_path))
+        assert not (tmp_path / "4").exists()
+    else:
+        (remark,) = salvaging.salvage(Layout(tmp_path))
+        assert "there is a folder for step 4 already" in remark
+        shutil.rmtree(tmp_path / "4")
+    monkeypatch.setattr(salvaging, "is_damaged", real)
+    assert_same(in_two(tmp_path)[0].state, small_state(9))
+
+
+def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> None:
+    aside = tmp_path / "4.gracepoint-aside.job-0-a.1"
+    aside.mkdir()
+    (aside / "theirs").touch()
+    assert salvaging.salvage(Layout(tmp_path)) == []
+    assert (aside / "theirs").exists()
 
 
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:

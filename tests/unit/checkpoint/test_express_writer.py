@@ -28,6 +28,7 @@ from gracepoint.checkpoint.express_writer import THREADS, ExpressWriter
 from gracepoint.checkpoint.plan import Chunk
 from gracepoint.checkpoint.records import File
 from gracepoint.checkpoint.spec import ArraySpec
+from gracepoint.checkpoint.stored_bytes import StoredBytes
 from gracepoint.checkpoint.writer import Writer
 from gracepoint.checkpoint.writing import Job
 from gracepoint.errors import SaveFailed
@@ -64,6 +65,10 @@ def soon(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s, time.monotonic)
 
 
+def as_they_are(values: npt.NDArray[Any]) -> StoredBytes:
+    return StoredBytes(values, values.dtype)
+
+
 def random_bytes(size: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(size).integers(0, 256, size, np.uint8)
 
@@ -89,7 +94,7 @@ def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(
     path.write_bytes(b"longer than that, and in its place" * 100)
     if direct and not direct_io.has_direct_io(folder):
         direct = False
-    checksum = direct_io.write_file(path, data.data, Buffer() if direct else None, lambda: None)
+    checksum = direct_io.write_file(path, as_they_are(data), Buffer(), lambda: None, direct=direct)
     assert path.read_bytes() == data.tobytes()
     assert checksum == zlib.crc32(data.data)
 
@@ -100,7 +105,7 @@ def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
         data = aligned_empty((past_alignment + BLOCK_BYTES,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
         data[:] = 1
         buffer = Buffer()
-        direct_io.write_file(tmp_path / "file", data.data, buffer, lambda: None)
+        direct_io.write_file(tmp_path / "file", as_they_are(data), buffer, lambda: None, direct=True)
         taken[past_alignment] = buffer.is_ready
     assert taken == {0: False, 64: True}
 
@@ -114,7 +119,7 @@ def test_a_file_that_may_grow_no_further_fails_with_the_systems_own_reason_and_i
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(OSError, match=re.escape(str(path))) as raised:
-            direct_io.write_file(path, data.data, Buffer(), lambda: None)
+            direct_io.write_file(path, as_they_are(data), Buffer(), lambda: None, direct=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG
@@ -134,7 +139,7 @@ def test_large_values_go_past_the_page_cache_where_the_file_system_lets_them(
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(os, "open", noting)
     for name, size in (("large", 1 << 20), ("small", 100)):
-        direct_io.write_file(tmp_path / name, random_bytes(size).data, Buffer(), lambda: None)
+        direct_io.write_file(tmp_path / name, as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
     assert {name: bool(flags & os.O_DIRECT) for name, flags in opened.items()} == {"large": True, "small": False}
 
 
@@ -295,6 +300,63 @@ def test_a_save_that_is_cancelled_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(SaveFailed, match="before it was stopped: the step can be saved instead"):
         ExpressWriter(WriteOptions()).write(job(tmp_path, Stopped([random_bytes(10)])), deadline)
+
+
+def test_a_save_that_is_cancelled_waits_for_no_write_and_begins_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun, goes_on = os.pwrite, threading.Semaphore(0), threading.Event()
+    blocks: list[int] = []
+
+    def held(descriptor: int, data: Any, offset: int) -> int:
+        blocks.append(offset)
+        begun.release()
+        assert goes_on.wait(30)
+        return real(descriptor, data, offset)
+
+    writer, deadline, outcome = ExpressWriter(WriteOptions()), soon(), []
+    writer.reserve(tmp_path)
+    monkeypatch.setattr(os, "pwrite", held)
+
+    def save() -> None:
+        with pytest.raises(SaveFailed, match="the step can be saved instead") as raised:
+            writer.write(job(tmp_path, Given([random_bytes(2 * BLOCK_BYTES)] * 20)), deadline)
+        outcome.append(raised.value)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    for _ in range(THREADS):
+        assert begun.acquire(timeout=30)
+    deadline.cancel("the step can be saved instead")
+    saving.join(30)
+    assert len(outcome) == 1, "it waited for the storage"
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("gracepoint: writes"):
+            thread.join(30)
+            assert not thread.is_alive()
+    assert len(blocks) == THREADS
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_save_is_written_by_as_many_threads_as_the_system_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int
+) -> None:
+    real, left = threading.Thread.start, [None] * allowed
+
+    def limited(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        real(thread)
+
+    before = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    given = job(tmp_path, Given([random_bytes(size) for size in SIZES]))
+    written = ExpressWriter(WriteOptions()).write(given, soon())
+    assert len(written.files) == len(SIZES) + 2
+    assert f"written by {allowed} threads and not {THREADS}: can't start new thread" in caplog.text
+    assert threading.active_count() == before
 
 
 def test_an_error_of_the_source_ends_the_threads(tmp_path: Path) -> None:

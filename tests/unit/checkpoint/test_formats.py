@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import commit, ocdbt
+from gracepoint.checkpoint import commit, ocdbt, salvaging
 from gracepoint.checkpoint.args import SaveArgs
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.layout import Layout
@@ -142,7 +142,7 @@ def test_any_number_of_processes_may_salvage_at_once(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(ocdbt, "merge", _broken)
         outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang, options=WriteOptions(use_ocdbt=True)), 1, state))
-    remarks = in_gang(4, lambda gang: commit.salvage(Layout(tmp_path)))
+    remarks = in_gang(4, lambda gang: salvaging.salvage(Layout(tmp_path)))
     assert not any("not salvaged" in remark for found in remarks for remark in found), remarks
     restored = restore(tmp_path, state)
     assert restored is not None

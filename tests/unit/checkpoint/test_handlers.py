@@ -104,6 +104,41 @@ def test_values_may_change_as_soon_as_serialize_has_returned(tmp_path: Path) -> 
     np.testing.assert_array_equal(ArrayHandler().deserialize(other)[0], np.arange(4.0))
 
 
+@each_format
+def test_leaves_of_all_types_that_are_written_at_once_share_a_folder(tmp_path: Path, options: WriteOptions) -> None:
+    handlers = default_handlers(options)
+    cases: list[tuple[TypeHandler, list[Any], list[ParamInfo]]] = [
+        (handlers.get(jax.Array), arrays(), infos_of(tmp_path, "w", "b", "key", "count")),
+        (handlers.get(np.ndarray), [np.arange(6).reshape(2, 3)], infos_of(tmp_path, "n")),
+        (handlers.get(int), [3, 2.5], infos_of(tmp_path, "i", "f")),
+    ]
+    for future in [future for handler, *leaves in cases for future in handler.serialize(*leaves)]:
+        future.result(timeout=60)
+    for handler, _, infos in cases:
+        handler.finalize(infos[0].parent_dir)
+    for handler, values, infos in cases:
+        assert_same(handler.deserialize(infos), values)
+
+
+def test_many_small_arrays_leave_leaves_of_other_types_where_they_are_found(tmp_path: Path) -> None:
+    handlers = default_handlers()
+    many = [jnp.full(2, i) for i in range(520)]
+    infos = infos_of(tmp_path, *(f"w{i}" for i in range(520)))
+    serialize(handlers.get(int), [7], infos_of(tmp_path, "i"))
+    serialize(handlers.get(jax.Array), many, infos)
+    assert (tmp_path / "tree" / "manifest.ocdbt").is_file()
+    assert handlers.get(int).deserialize(infos_of(tmp_path, "i")) == [7]
+    assert_same(handlers.get(jax.Array).deserialize(infos), many)
+
+
+@each_format
+def test_a_folder_that_is_written_again_has_the_new_values(tmp_path: Path, options: WriteOptions) -> None:
+    (info,) = infos_of(tmp_path, "w")
+    for value in (1.0, 2.0, 3.0):
+        serialize(ArrayHandler(options), [jnp.full(3, value)], [info])
+        assert ArrayHandler().deserialize([info])[0].tolist() == [value] * 3
+
+
 def test_numbers_and_numpy_arrays_and_strings_come_back(tmp_path: Path) -> None:
     numpy, scalar, string = NumpyHandler(), ScalarHandler(), StringHandler()
     cases: list[tuple[TypeHandler, list[Any], list[ParamInfo]]] = [

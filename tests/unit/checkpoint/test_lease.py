@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -208,6 +209,17 @@ def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.M
     found = outcomes_in_gang(2, lambda gang: engine(tmp_path, gang).claim("job-a", timeout_s=30))
     assert ["another job uses it: job-b" in str(error) for error in found] == [True, True]
     assert all(isinstance(error, CheckpointError) and not isinstance(error, SaveFailed) for error in found)
+
+
+def test_a_disk_that_takes_no_sign_of_life_is_left_as_it_was(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            lease.claim(Layout(tmp_path), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Lease]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gracepoint.checkpoint.manager import CheckpointManager
 from gracepoint.errors import (
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointExists,
     CheckpointNotFound,
     SaveFailed,
     SettingsError,
@@ -81,6 +83,20 @@ def test_a_step_that_is_not_due_is_saved_when_told_so(tmp_path: Path) -> None:
         assert manager.last_save.step == 1
 
 
+def test_a_step_that_is_there_is_saved_anew_when_told_so(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(5, small_state(1))
+    with CheckpointManager(tmp_path) as manager:
+        manager.restore(5)
+        assert manager.save(5, small_state(2))  # it is there
+        assert_same(functions.restore(tmp_path / "5", small_state()), small_state(1))
+        for state in ({"w": jnp.ones(3), "lora": jnp.ones(2)}, small_state(3)):
+            assert manager.save(5, state, force=True)
+            manager.wait_until_finished()
+            assert_same(functions.restore(tmp_path / "5", state), state)
+    assert numbers(tmp_path) == ["5"]
+
+
 def test_the_newest_step_is_restored_or_the_one_that_was_asked_for(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2, 3):
@@ -94,6 +110,53 @@ def test_the_newest_step_is_restored_or_the_one_that_was_asked_for(tmp_path: Pat
         assert older.step == 2
         assert older.state["count"] == 7
         assert manager.metadata(2).tree["w"].shape == (4, 4)
+
+
+def test_an_evaluation_that_only_restores_deletes_nothing_of_what_another_job_keeps(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_last=9) as training:
+        for step in range(1, 7):
+            training.save(step, small_state(step))
+        training.wait_until_finished()
+        with CheckpointManager(tmp_path, keep_last=1) as evaluation:
+            assert evaluation.restore(5, like=small_state()).step == 5
+            assert evaluation.restore(like=small_state()).step == 6
+        assert training.all_steps() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_an_earlier_start_did_not_finish_goes_with_the_first_save_of_one_that_restored_before(
+    tmp_path: Path,
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, small_state())
+    left = tmp_path / "2.gracepoint-tmp.killed.2"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    with CheckpointManager(tmp_path) as manager:
+        manager.restore(like=small_state())
+        assert left.is_dir()  # who only looks leaves that alone, too
+        manager.save(2, small_state())
+    assert (numbers(tmp_path), left.exists()) == (["1", "2"], False)
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_first_save_that_would_be_behind_what_is_there_is_refused_unless_that_was_restored(
+    tmp_path: Path, step: int
+) -> None:
+    def start(gang: Gang) -> list[bool]:
+        with CheckpointManager(tmp_path, gang=gang) as manager:
+            with pytest.raises(CheckpointExists, match=rf"save\({step}\): .* has a complete step 5, and nothing was"):
+                manager.save(step, small_state())
+            assert manager.restore(like=small_state()).step == 5
+            return [manager.save(6, small_state())]
+
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(5, small_state())
+    assert in_gang(2, start) == [[True], [True]]
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.save(step, small_state(), force=True)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.save(7, small_state())
+    assert numbers(tmp_path)[-3:] == ["5", "6", "7"]
 
 
 def test_a_damaged_newest_step_is_passed_over_and_one_that_was_asked_for_is_not(tmp_path: Path) -> None:
@@ -159,6 +222,8 @@ def test_a_directory_that_another_job_uses_is_refused_when_it_would_be_written_t
 
 
 def test_all_processes_of_a_gang_save_the_same_steps_and_restore_the_same_one(tmp_path: Path) -> None:
+    state = small_state()
+
     def run(gang: Gang) -> tuple[list[int], int]:
         now = [1000.0 * gang.process_index]
 
@@ -167,8 +232,8 @@ def test_all_processes_of_a_gang_save_the_same_steps_and_restore_the_same_one(tm
             return now[0]
 
         with CheckpointManager(tmp_path, save_every_s=20, keep_last=2, gang=gang, clock=clock) as manager:
-            saved = [step for step in range(200) if manager.save(step, small_state(step))]
-            return saved, manager.restore(like=small_state()).step
+            saved = [step for step in range(200) if manager.save(step, state)]
+            return saved, manager.restore(like=state).step
 
     (first, restored), *others = in_gang(3, run)
     assert others == [(first, restored)] * 2

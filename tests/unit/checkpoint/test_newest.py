@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from typing import Any
 import jax
 import pytest
 
-from gracepoint.checkpoint import Checkpointer, WriteOptions, under_way
+from gracepoint.checkpoint import AsyncCheckpointer, Checkpointer, WriteOptions, functions, under_way
 from gracepoint.checkpoint import checkpointer as checkpointer_module
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import Silent
+from gracepoint.checkpoint.saver import Saver
+from gracepoint.checkpoint.saving import Save
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.gang import Gang
 from tests import slow_storage
 from tests.slow_storage import SlowStorage
@@ -117,6 +120,75 @@ def test_a_save_that_ends_late_after_it_was_stopped_fails_no_later_one(
     assert restored_step(tmp_path) == 2
 
 
+def hang_first_save(monkeypatch: pytest.MonkeyPatch, process_index: int) -> threading.Event:
+    """Has the thread of the first save stuck in one process, past its deadline, until the event is set."""
+    released, run, in_background = threading.Event(), Save.run, Saver.in_background
+
+    def stuck(save: Save, *rest: Any) -> Any:
+        if save.temporary.ordinal == 1 and save._gang.process_index == process_index:
+            assert released.wait(_PATIENCE_S)
+        return run(save, *rest)
+
+    def begin(saver: Saver, save: Save, *rest: Any, timeout_s: float, **named: Any) -> None:
+        timeout_s = 0.05 if save.temporary.ordinal == 1 else timeout_s
+        in_background(saver, save, *rest, timeout_s=timeout_s, **named)
+
+    monkeypatch.setattr(Save, "run", stuck)
+    monkeypatch.setattr(Saver, "in_background", begin)
+    monkeypatch.setattr(under_way, "_LATE_ENDS_S", 0.05)
+    return released
+
+
+def test_a_save_that_hangs_blocks_training_no_longer_than_a_little_past_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = hang_first_save(monkeypatch, 0)
+    checkpointer = engine(tmp_path)
+    checkpointer.save_in_background(1, small_state(1), {})
+    message = rf"the save of step 1 hangs: .* still at work below {tmp_path}/1\.gracepoint-tmp\..*storage stuck"
+    with pytest.raises(SaveFailed, match=message):
+        checkpointer.wait_until_finished(None)
+    for _ in range(2):  # its memory is read from as long as it takes
+        with pytest.raises(SaveFailed, match=message):
+            checkpointer.save_in_background(2, small_state(2), {})
+    goes_on.set()
+    checkpointer.wait_until_finished(_PATIENCE_S)  # that it failed was told
+    assert "a background save that hung has ended" in caplog.text
+    checkpointer.save_in_background(2, small_state(2), {})
+    checkpointer.close(_PATIENCE_S)
+    assert restored_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_where_one_process_hangs_all_refuse_the_same_saves_and_then_save_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
+) -> None:
+    goes_on, meeting = hang_first_save(monkeypatch, hanging), threading.Barrier(2)
+
+    def run(gang: Gang) -> list[str]:
+        said = []
+        with AsyncCheckpointer(gang=gang, timeout_s=_PATIENCE_S) as checkpointer:
+            for path in ("0", "1", "2"):
+                try:
+                    checkpointer.save(tmp_path / path, small_state())
+                except GracepointError as error:
+                    said.append(str(error))
+            meeting.wait(_PATIENCE_S)
+            goes_on.set()
+            assert checkpointer._saver is not None
+            checkpointer._saver.wait(_PATIENCE_S)
+            checkpointer.save(tmp_path / "3", small_state(3))
+        return said
+
+    said = in_gang(2, run)
+    assert [len(errors) for errors in said] == [2, 2]
+    for error in itertools.chain(*said):
+        assert f"the save of {tmp_path / '0'} hangs" in error or "a background save failed: " in error
+    assert "hangs" in said[1 - hanging][1]
+    assert [path.name for path in tmp_path.iterdir() if "tmp" not in path.name] == ["3"]
+    assert_same(functions.restore(tmp_path / "3", small_state()), small_state(3))
+
+
 def test_a_hint_does_not_keep_training_waiting_for_a_save_under_way(tmp_path: Path, storage: SlowStorage) -> None:
     checkpointer = begun(tmp_path, storage)
     hastening = threading.Thread(target=checkpointer.hasten)
@@ -163,6 +235,31 @@ def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(
         return saved
 
     assert in_gang(2, run) == [2, 2]
+    assert restored_step(tmp_path) == 2
+
+
+def test_a_save_that_another_process_stopped_fails_nothing_in_one_that_has_not_heard_why(
+    tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun_by_both, stopped = threading.Barrier(2), threading.Event()
+
+    def run(gang: Gang) -> None:
+        checkpointer = engine(tmp_path, gang)
+        checkpointer.prepare(small_state())
+        begun_by_both.wait(_PATIENCE_S)
+        storage.bytes_per_s = 0.0
+        checkpointer.save_in_background(1, small_state(1), {})
+        begun_by_both.wait(_PATIENCE_S)
+        if gang.process_index == 0:
+            checkpointer.stop("a preemption, of which process 1 has not heard")
+            storage.bytes_per_s = math.inf
+            stopped.set()
+        assert stopped.wait(_PATIENCE_S)
+        checkpointer.save_in_background(2, small_state(2), {})
+        checkpointer.close(_PATIENCE_S)
+
+    in_gang(2, run)
+    assert "a background save was stopped: step 1 is not committed" in caplog.text
     assert restored_step(tmp_path) == 2
 
 

@@ -15,6 +15,7 @@ import pytest
 import tensorstore as ts
 
 from gracepoint.checkpoint import read_group, reader, sources
+from gracepoint.checkpoint.aligned import aligned_empty
 from gracepoint.checkpoint.args import ArrayRestoreArgs
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.options import WriteOptions
@@ -125,7 +126,6 @@ def test_all_reads_are_under_way_at_once() -> None:
 @pytest.mark.parametrize("chunk_rows", [1, 4, 16])
 def test_the_memory_of_regions_stays_below_the_bound(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> None:
     in_use, most, lock = 0, 0, threading.Lock()
-    aligned_empty = read_group.aligned_empty
 
     def noted(shape: Sequence[int], dtype: Any) -> Any:
         nonlocal in_use, most

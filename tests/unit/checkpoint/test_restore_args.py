@@ -16,6 +16,8 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
+from gracepoint.checkpoint import functions
+from gracepoint.checkpoint.aligned import aligned_empty
 from gracepoint.checkpoint.args import ArrayRestoreArgs, RestoreArgs
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
@@ -87,6 +89,36 @@ def test_shardings_that_nobody_gave_are_warned_of_once(saved: Path, caplog: pyte
     assert "are restored with the shardings that they were saved with" in warnings[0]
 
 
+def test_shapes_and_types_alone_are_restored_with_the_shardings_they_were_saved_with(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    like = jax.eval_shape(
+        lambda: {
+            "w": jnp.asarray(VALUES),
+            "keys": jax.random.split(jax.random.key(1), 4),
+            "layers": [{"b": jnp.zeros(4, jnp.bfloat16)}] * 2,
+        }
+    )
+    found = read(saved, like, partial_restore=True)
+    assert found["w"].sharding == sharding("x", "y")
+    assert found["keys"].sharding == sharding("x")
+    assert not found["layers"][0]["b"].committed  # was on one device, and is where JAX puts it
+    assert "2 arrays, as 'keys', are restored with the shardings that they were saved with" in caplog.text
+    caplog.clear()
+    assert not read(saved, {"w": jnp.zeros((8, 8))}, partial_restore=True)["w"].committed  # as the array is
+    assert "as none were given" not in caplog.text
+
+
+def test_shapes_and_types_alone_go_to_the_default_device_where_the_devices_of_then_are_not(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda: devices[:2])
+    found = read(saved, {"w": jax.ShapeDtypeStruct((8, 8), np.float32)}, partial_restore=True)["w"]
+    assert np.array_equal(found, VALUES)
+    assert not found.committed
+
+
 def test_a_sharding_over_devices_that_are_not_here_is_refused_in_words(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +180,6 @@ def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are
         taken.append(range(memory.ctypes.data, memory.ctypes.data + memory.nbytes))
         return memory
 
-    aligned_empty = read_group.aligned_empty
     monkeypatch.setattr(read_group, "aligned_empty", noted)
     found = read(
         saved, {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding("x", "y"))}, None, partial_restore=True
@@ -211,6 +242,29 @@ def test_a_number_or_a_string_is_restored_as_the_type_that_is_asked(
     found = one(saved, name, RestoreArgs(restore_type=restore_type))
     assert type(found) is type(expected)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "expected"),
+    [
+        (jnp.int32(3), 0, 3),
+        (2**63 + 5, 0, 2**63 + 5),
+        (np.float32(0.5), 0.1, 0.5),
+        (jnp.bfloat16(0.5), 0.1, 0.5),
+        (jnp.int4(-3), 0, -3),
+    ],
+)
+def test_a_number_of_any_width_is_restored_into_pythons(tmp_path: Path, value: Any, like: Any, expected: Any) -> None:
+    functions.save(tmp_path / "tree", {"n": value})
+    found = functions.restore(tmp_path / "tree", {"n": like})["n"]
+    assert (type(found), found) == (type(like), expected)
+
+
+@pytest.mark.parametrize("like", [0, True])
+def test_a_number_of_another_kind_is_refused(tmp_path: Path, like: Any) -> None:
+    functions.save(tmp_path / "tree", {"n": 0.5})
+    with pytest.raises(CheckpointMismatch, match=r"leaf 'n': expected .*, found float64\[\]"):
+        functions.restore(tmp_path / "tree", {"n": like})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from gracepoint.checkpoint import commit, layout, retention, stored
+from gracepoint.checkpoint import commit, functions, layout, retention, stored
 from gracepoint.checkpoint.layout import Layout
 from gracepoint.checkpoint.retention import Retention
 from gracepoint.errors import SettingsError
@@ -186,6 +186,48 @@ def test_a_restore_marks_what_it_reads_and_nothing_is_left_of_that(
     assert Layout(tmp_path).hidden() == []
 
 
+@pytest.mark.parametrize("path", ["1", "1/default"])
+def test_a_step_that_is_restored_by_its_path_is_marked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    marks: list[list[Path]] = []
+    real = stored.open_tree
+
+    def looked_at(*arguments: Any) -> Any:
+        marks.append(Layout(tmp_path).reading_marks(1))
+        return real(*arguments)
+
+    monkeypatch.setattr("gracepoint.checkpoint.restore_tree.open_tree", looked_at)
+    functions.restore(tmp_path / path, small_state())
+    assert [len(found) for found in marks] == [1]
+    assert Layout(tmp_path).hidden() == []
+
+
+def test_a_step_that_is_deleted_while_it_is_looked_at_is_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
+    real = commit.manifest_fields
+
+    def gone(folder: Path) -> Any:
+        if folder.name == "1" and folder.exists():
+            shutil.rmtree(folder)
+        return real(folder)
+
+    monkeypatch.setattr(commit, "manifest_fields", gone)
+    assert functions.all_steps(tmp_path) == [2]
+
+
+def test_a_step_that_is_deleted_while_a_restore_looks_at_it_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    monkeypatch.setattr(commit, "manifest_fields", lambda folder: shutil.rmtree(folder))
+    assert restore(tmp_path, small_state()) is None  # nothing is there, and nothing is damaged
+
+
 def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
@@ -234,3 +276,24 @@ def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     blocked.set()
     checkpointer.close(30)
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
+
+
+def test_where_no_thread_can_be_had_to_delete_trash_the_save_is_good_and_the_next_start_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if "deletion" in thread.name:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    checkpointer = engine(tmp_path, keep_last=1)
+    for step in (1, 2):
+        checkpointer.save_in_background(step, small_state(), {})
+    checkpointer.close(30)
+    assert (Layout(tmp_path).steps(), len(Layout(tmp_path).trashed())) == ([2], 1)
+    monkeypatch.undo()
+    restore(tmp_path, small_state())
+    assert steps(tmp_path) == ["2"]

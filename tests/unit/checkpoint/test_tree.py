@@ -6,12 +6,14 @@ import enum
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from gracepoint.checkpoint import host_state, tree
+from gracepoint.checkpoint.form import Form
 from gracepoint.checkpoint.plan import make_plan
 from gracepoint.checkpoint.spec import as_bytes, tree_digest
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
@@ -39,7 +41,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"x" * 300: 1}, "at most 255 bytes"),
     ({"a": 1, "a/b": 2}, "leaves 'a' and 'a/b'"),
     ({}, "the state has no arrays"),
-    (1, "named ''"),
+    (1, "the state is a single leaf (int): expected a dict"),
+    (np.zeros(3), "the state is a single leaf (ndarray): expected a dict"),
+    ("text", "the state is a single leaf (str)"),
 ]
 
 
@@ -47,6 +51,24 @@ REFUSED: list[tuple[Any, str]] = [
 def test_a_state_that_cannot_be_saved_is_refused_by_the_leaf_s_path(state: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(message)):
         tree.flatten(state)
+
+
+@pytest.mark.parametrize("leaf", [jnp.ones(3), jax.random.key(1)], ids=["array", "key"])
+def test_arrays_without_values_are_refused_by_the_leaf_s_path_also_where_their_form_is_known(leaf: jax.Array) -> None:
+    state = {"a": {"w": leaf}}
+    known = Form(state, tree.flatten(state))
+
+    def traced(state: Any) -> Any:
+        for take in (tree.flatten, known.leaves_of):
+            with pytest.raises(CheckpointError, match=re.escape("state['a']['w']: a tracer has no values")):
+                take(state)
+        return state
+
+    jax.jit(traced)(state)
+    leaf.delete()
+    for take in (tree.flatten, known.leaves_of):
+        with pytest.raises(CheckpointError, match=re.escape("state['a']['w']: the array was deleted")):
+            take(state)
 
 
 def test_big_endian_arrays_are_stored_little_endian() -> None:

@@ -13,6 +13,7 @@ import trustme
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.receivers import Channel, ChannelError, Disruption, Mailbox, Sender, Subscriber
 from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.reporting import Reporter
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
@@ -336,6 +337,15 @@ def test_a_message_that_is_held_back_is_overtaken_and_comes_when_it_is_due(
         assert server.wait_for(Acknowledgement) == [RECEIPT]
     finally:
         sender.close()
+
+
+def test_receipts_come_after_the_whole_gang_was_told_and_one_after_another() -> None:
+    def after_s(index: int, count: int) -> float:
+        return receipt_after_s(StoreGang(InMemoryStore(), index, count))
+
+    assert after_s(0, 2) < after_s(1, 2) < 0.01
+    assert after_s(0, 1000) >= 1.0  # the goal: all of them are told by then
+    assert after_s(999, 1000) - after_s(0, 1000) > 2.5  # a connection costs the operator 2.5 ms
 
 
 def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender: Sender) -> None:

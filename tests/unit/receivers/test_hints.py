@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.receivers import Hints
-from gracepoint.receivers.hints import LEAST_PAUSE_S
+from gracepoint.receivers.hints import LEAST_PAUSE_S, SAME_S
 from gracepoint.wire.messages import Hint
 
 
@@ -41,6 +41,20 @@ def test_a_hint_is_acted_upon_once_however_often_it_comes() -> None:
     hints.take(hint("a"))
     assert not hints.due()
     hints.take(hint("a", "b"))
+    assert hints.due()
+
+
+def test_a_sign_that_comes_again_long_after_it_was_heard_last_is_acted_upon_again() -> None:
+    clock = Clock()
+    hints = Hints(clock)
+    hints.take(hint("a"))
+    assert hints.due()
+    for _ in range(3):  # it stands all the time, and streams are lost
+        clock.now_s += SAME_S - 1
+        hints.take(hint("a"))
+        assert not hints.due()
+    clock.now_s += SAME_S
+    hints.take(hint("a"))
     assert hints.due()
 
 

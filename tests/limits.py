@@ -1,0 +1,119 @@
+"""Real limits of the kernel, for tests: small file systems, and memory that ends. It takes root to make them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from tests.testcluster import cgroups
+from tests.testcluster.system import cgroup_roots
+
+_TIMEOUT_S = 30.0
+_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of control groups of version 2 and 1
+
+
+def cannot_mount() -> str | None:
+    """Why there can be no small file system here; None if there can."""
+    if os.geteuid() != 0:
+        return "it takes root to mount a file system"
+    missing = [name for name in ("mkfs.ext4", "mount", "umount") if shutil.which(name) is None]
+    return f"there is no {missing[0]}" if missing else None
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int, kind: Literal["ext4", "tmpfs"] = "ext4") -> Iterator[None]:
+    """Mounts a new file system on ``folder``, which it makes."""
+    folder.mkdir()
+    if kind == "tmpfs":
+        _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder))
+    else:
+        image = folder.with_name(f"{folder.name}.image")
+        with image.open("wb") as file:
+            os.truncate(file.fileno(), size_bytes)
+        # All of it is for files: nothing is kept for root, and there is no journal.
+        _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
+        _run("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", str(folder))
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Lets nobody write below ``folder``, root included."""
+    _run("mount", "--bind", str(folder), str(folder))
+    try:
+        _run("mount", "-o", "remount,bind,ro", str(folder))
+        yield
+    finally:
+        _run("umount", "--lazy", str(folder))
+
+
+def fill(folder: Path, *, but_bytes: int = 0) -> Path:
+    """Takes all the space there is on the file system of ``folder`` but so much; returns the file that has it."""
+    path = folder / f".filled-{secrets.token_hex(4)}"
+    found = os.statvfs(folder)
+    end_bytes, more_bytes = 0, found.f_bavail * found.f_frsize - but_bytes
+    with path.open("wb") as file:
+        while more_bytes >= found.f_frsize:  # less than that, as the file system takes some itself
+            try:
+                os.posix_fallocate(file.fileno(), end_bytes, more_bytes)
+                end_bytes += more_bytes
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                more_bytes //= 2
+            else:
+                if but_bytes:
+                    break
+    return path
+
+
+def cannot_limit_memory() -> str | None:
+    """Why there can be no limit of memory here; None if there can."""
+    if os.geteuid() != 0:
+        return "it takes root to make a control group"
+    return None if _memory_roots() else "there are no control groups that limit memory"
+
+
+@contextlib.contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """Yields a file that a process writes its id into, to have so much more memory than it has by then.
+
+    Who takes more is killed. The processes must have ended before this does.
+    """
+    name = f"gracepoint-limit-{secrets.token_hex(4)}"
+    cgroups.create(name)
+    try:
+        (root,) = _memory_roots()
+        (limit,) = [root / name / file for file in _LIMIT_FILES if (root / name / file).exists()]
+        limit.write_text(str(limit_bytes))
+        yield root / name / "cgroup.procs"
+    finally:
+        cgroups.remove(name)
+
+
+def _memory_roots() -> list[Path]:
+    return [
+        root
+        for root in cgroup_roots()
+        if (root / "memory.limit_in_bytes").exists() or "memory" in _words(root / "cgroup.controllers")
+    ]
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
