@@ -1,6 +1,6 @@
 """Saving and restoring, beside Orbax in the same run: how long training is blocked, and how far from the limits it is.
 
-    python -m benchmarks.checkpoint [--mib 512] [--repeats 10] [--leaves 10000] [--leaves-repeats 3]
+    python -m benchmarks.checkpoint [--mib 512] [--repeats 10] [--leaves 10000] [--leaves-repeats 2]
                                     [--directory DIR] [--json FILE]
 
 Two JAX processes of four CPU devices each save a state of large arrays and one of many small ones to the disk that
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=512, help="the state of large arrays (%(default)s)")
     parser.add_argument("--repeats", type=int, default=10, help="saves and restores of it by each engine (%(default)s)")
     parser.add_argument("--leaves", type=int, default=10_000, help="the state of small arrays (%(default)s)")
-    parser.add_argument("--leaves-repeats", type=int, default=3, help="the same of that (%(default)s)")
+    parser.add_argument("--leaves-repeats", type=int, default=2, help="the same of that (%(default)s)")
     parser.add_argument("--directory", type=Path, default=_DIRECTORY, help="on the disk to measure (%(default)s)")
     flags = parser.parse_args()
     if flags.repeats < 2:

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import json
 import queue
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -41,17 +42,21 @@ from tests.testcluster.shell import log_tail, wait_until
 _CLIENT_PROCESSES = 4
 _CONNECT_TIMEOUT_S = 400.0
 _TOLD_TIMEOUT_S = 60.0
-_SETTLED_S = 3.0  # after the start: what subscribing cost is over
+_SETTLED_S = 3.0  # what subscribing, or the notice before, cost is over
 _ROOT = Path(__file__).parents[1]
 
 
 class Word(NamedTuple):
-    """What a client said: it was ``told`` of a preemption, has ``acknowledged`` it, or saw it ``retracted``."""
+    """What a client said: it was ``told`` of a preemption, has ``acknowledged`` it, or saw it ``retracted``.
+
+    ``remaining_s``: what the notice said, as the operator wrote it.
+    """
 
     what: str
     pod: str
     preemption: str
     at: float
+    remaining_s: float = 0.0
 
 
 def main() -> int:
@@ -104,11 +109,15 @@ async def _notice(api: Kube, words: queue.Queue[Word], measured: Measured, count
     tainted_at = time.time()
     await notice_gang.taint(api, node, str(number))
     heard = await asyncio.to_thread(_listen, words, {"told": count, "acknowledged": count})
-    measured.told_s += [word.at - tainted_at for word in heard if word.what == "told"]
+    told = [word for word in heard if word.what == "told"]
+    deadlines = {name: await notice_gang.deadline_at(api, name) for name in {word.preemption for word in told}}
+    measured.sent_s += [deadlines[word.preemption] - word.remaining_s - tainted_at for word in told]
+    measured.told_s += [word.at - tainted_at for word in told]
     measured.acknowledged_s += [word.at - tainted_at for word in heard if word.what == "acknowledged"]
     measured.missed += 2 * count - len(heard)
     await notice_gang.taint(api, node, None)
     await asyncio.to_thread(_listen, words, {"retracted": count})
+    await asyncio.sleep(_SETTLED_S)
 
 
 def _listen(words: queue.Queue[Word], wanted: dict[str, int]) -> list[Word]:
@@ -135,12 +144,15 @@ def _operator(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, 
     certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
-    https, health = free_port(), free_port()
+    webhook_token = folder / "webhook-token"
+    webhook_token.write_text(secrets.token_hex())
+    https, webhooks, health = free_port(), free_port(), free_port()
     url = f"https://localhost:{https}"
     log = folder / "operator.log"
     argv: list[str | Path] = [
         *(sys.executable, "-m", "gracepoint_operator", f"--kubeconfig={kubeconfig}", f"--tls-directory={tls}"),
         *(f"--service-url={url}", f"--https-port={https}", f"--health-port={health}", "--replica=benchmark"),
+        *(f"--webhook-token={webhook_token}", f"--webhook-port={webhooks}"),
     ]
     with process(argv, log) as child:
         wait_until(
@@ -201,8 +213,8 @@ def _read(child: subprocess.Popen[str], words: queue.Queue[Word], connected: thr
         if what == "connected":
             connected.release()
         else:
-            pod, preemption, at = rest
-            words.put(Word(what, pod, preemption, float(at)))
+            pod, preemption, *numbers = rest
+            words.put(Word(what, pod, preemption, *map(float, numbers)))
     child.wait()
     connected.release()  # it ended: nobody needs to wait for it
 

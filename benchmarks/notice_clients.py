@@ -2,13 +2,20 @@
 
 Started by ``benchmarks.notice`` with the name of a file of clients. Each client is the library's ``Operator`` (its
 subscription and its sender, each with a thread) and a ``Mailbox``, as in a trainer. Lines on standard output:
-``connected <n>`` once all are; and for each notice ``told <pod> <preemption> <time>`` as the mailbox has it,
-``acknowledged ...`` as the operator has answered the receipt, ``retracted ...``. Ends when standard input does.
+``connected <n>`` once all are; and for each notice ``told <pod> <preemption> <time> <remaining_s>`` as the mailbox
+has it, ``acknowledged ...`` as the operator has answered the receipt, ``retracted ...``. Ends when standard input does.
+
+A gang has machines of its own, and must not take this one's cores from the operator: this runs at a low priority, what
+the library logs of a notice is not written, and what is to be said is said a little later, by a thread that ends with
+the process.
 """
 
 from __future__ import annotations
 
+import collections
 import json
+import logging
+import os
 import sys
 import threading
 import time
@@ -24,13 +31,22 @@ from gracepoint.version import __version__
 from gracepoint.wire.messages import Acknowledgement, Message
 
 _CONNECT_TIMEOUT_S = 300.0
-_say_one_at_a_time = threading.Lock()
+_PRIORITY = 5
+_SAY_EVERY_S = 0.2
+_said: collections.deque[tuple[object, ...]] = collections.deque()  # its ends may be used by any thread
 
 
 def say(*words: object) -> None:
-    """One line, whole."""
-    with _say_one_at_a_time:
-        print(*words, flush=True)
+    """One line, soon."""
+    _said.append(words)
+
+
+def _say_all() -> None:
+    while True:
+        time.sleep(_SAY_EVERY_S)
+        while _said:
+            print(*_said.popleft())
+        sys.stdout.flush()
 
 
 class TimedMailbox(Mailbox):
@@ -43,7 +59,7 @@ class TimedMailbox(Mailbox):
     def post(self, disruption: Disruption) -> None:
         at = time.time()
         super().post(disruption)
-        say("told", self._pod, disruption.preemption, f"{at:.6f}")
+        say("told", self._pod, disruption.preemption, f"{at:.6f}", disruption.remaining_s)
 
     def retract(self, origin: str, reason: str = "") -> None:
         super().retract(origin, reason)
@@ -94,6 +110,9 @@ def connect(client: dict[str, Any]) -> Operator:
 
 
 def main() -> None:
+    os.nice(_PRIORITY)
+    logging.getLogger("gracepoint").setLevel(logging.ERROR)
+    threading.Thread(target=_say_all, daemon=True).start()
     clients = [connect(client) for client in json.loads(Path(sys.argv[1]).read_text())]
     give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S
     for done, client in enumerate(clients):

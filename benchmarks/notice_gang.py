@@ -57,6 +57,12 @@ async def taint(api: Kube, index: int, value: str | None) -> None:
     await api.merge(kinds.NODES, None, _node_name(index), {"spec": {"taints": taints}})
 
 
+async def deadline_at(api: Kube, preemption: str) -> float:
+    """A recorded preemption's deadline, in seconds since the epoch."""
+    body = await api.get(kinds.PREEMPTIONS, NAMESPACE, preemption)
+    return datetime.datetime.fromisoformat(body["spec"]["deadline"]).timestamp()
+
+
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*calls)
 

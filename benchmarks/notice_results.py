@@ -10,8 +10,7 @@ from benchmarks.report import Figure
 
 #: The goals are of so many subscribers.
 GOAL_COUNT = 1000
-_TOLD_P50_GOAL_S = 0.25
-_TOLD_P99_GOAL_S = 1.0
+_TOLD_GOALS_S = (0.25, 1.0)  # p50, p99
 _MIB = 1 << 20
 
 
@@ -24,7 +23,8 @@ class Measured:
         subscribed_bytes: The same with all subscribed.
         subscribing_cpu_s: What subscribing all cost the operator.
         connected_s: From starting the first client until all were connected.
-        told_s: From a taint to the notice in a mailbox, of each client and notice.
+        sent_s: From a taint to when the operator wrote the notice to a connection, of each client and notice.
+        told_s: From a taint to the notice in a mailbox.
         acknowledged_s: From a taint to the operator's answer to a receipt.
         cpu_s: What each notice, with its retraction, cost the operator.
         peak_bytes: The most memory after any notice.
@@ -35,6 +35,7 @@ class Measured:
     subscribed_bytes: int
     subscribing_cpu_s: float
     connected_s: float
+    sent_s: list[float] = dataclasses.field(default_factory=list)
     told_s: list[float] = dataclasses.field(default_factory=list)
     acknowledged_s: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)
@@ -49,13 +50,12 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def latencies(who: str, told_s: Sequence[float], acknowledged_s: Sequence[float], *, goals: bool) -> list[Figure]:
-    """The four quantiles of a number of subscribers, with goals or without."""
+def latencies(who: str, stage: str, seconds: Sequence[float], *goals_s: float) -> list[Figure]:
+    """How long after the taint a stage was reached: two quantiles, with goals or without."""
+    p50_s, p99_s = goals_s or (None, None)
     return [
-        Figure(f"{who}: taint -> told, p50", percentile(told_s, 50), "s", _TOLD_P50_GOAL_S if goals else None),
-        Figure(f"{who}: taint -> told, p99", percentile(told_s, 99), "s", _TOLD_P99_GOAL_S if goals else None),
-        Figure(f"{who}: taint -> acknowledged, p50", percentile(acknowledged_s, 50), "s"),
-        Figure(f"{who}: taint -> acknowledged, p99", percentile(acknowledged_s, 99), "s"),
+        Figure(f"{who}: taint -> {stage}, p50", percentile(seconds, 50), "s", p50_s),
+        Figure(f"{who}: taint -> {stage}, p99", percentile(seconds, 99), "s", p99_s),
     ]
 
 
@@ -63,7 +63,9 @@ def figures(count: int, measured: Measured) -> list[Figure]:
     """In the order of the table."""
     who = f"{count} subscribers"
     return [
-        *latencies(who, measured.told_s, measured.acknowledged_s, goals=count >= GOAL_COUNT),
+        *latencies(who, "sent", measured.sent_s),
+        *latencies(who, "told", measured.told_s, *(_TOLD_GOALS_S if count >= GOAL_COUNT else ())),
+        *latencies(who, "acknowledged", measured.acknowledged_s),
         Figure(f"{who}: notices or receipts that did not come", measured.missed, "", 0),
         Figure(f"{who}: all connected after", measured.connected_s, "s"),
         Figure(f"{who}: operator's CPU for subscribing", measured.subscribing_cpu_s, "s"),

@@ -42,10 +42,12 @@ HARNESS = "test_harness.py"
 BESIDE = (
     HARNESS,
     "test_contract.py",
+    "test_core_signals.py",
     "test_epochs.py",
     "test_eviction_hold.py",
     "test_injection.py",
     "test_signals.py",
+    "test_throttle.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""What only the machine under a local cluster can do to a trainer: stop or kill its process without a word."""
+"""What only the machine under a local cluster can do: kill a trainer without a word, shut a node down, silence it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from demo.training import TrainingRun
 from gracepoint.wire.names import Env
+from tests.testcluster.api import Cluster
+from tests.testcluster.local import LocalCluster
 
 
 def trainer_process(run: TrainingRun, pod: str) -> psutil.Process:
@@ -38,6 +40,13 @@ def end_at_once(run: TrainingRun) -> None:
     for process in _with(run, Env.JOBSET_NAME, run.name):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def local(cluster: Cluster) -> LocalCluster:
+    """The cluster, whose nodes' machines are ours."""
+    if not isinstance(cluster, LocalCluster):
+        pytest.skip("the machines of this cluster's nodes are not ours to shut down or to silence")
+    return cluster
 
 
 def _with(run: TrainingRun, variable: str, value: str) -> Iterator[psutil.Process]:

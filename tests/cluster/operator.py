@@ -18,15 +18,27 @@ _SELECTOR = "app.kubernetes.io/name=gracepoint"
 def stopped(cluster: Cluster) -> Iterator[None]:
     """No replica runs inside of this."""
     _scale(cluster, 0)
-    cluster.kubectl(
-        *("wait", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
-        *("--for=delete", "--timeout=60s"),
-        timeout_s=70,
-    )
     try:
+        cluster.kubectl(
+            *("wait", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
+            *("--for=delete", "--timeout=60s"),
+            timeout_s=70,
+        )
         yield
     finally:
         _scale(cluster, 2)
+        ready(cluster)
+
+
+@contextlib.contextmanager
+def outliving(cluster: Cluster) -> Iterator[None]:
+    """Replicas may be ended inside of this, as with their node. All serve again after it."""
+    try:
+        yield
+    finally:
+        # The objects of pods that a kubelet has ended stay, also when their Deployment is scaled down.
+        ended = "--field-selector=status.phase!=Running,status.phase!=Pending"
+        cluster.kubectl("delete", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}", ended)
         ready(cluster)
 
 

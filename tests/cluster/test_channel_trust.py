@@ -1,4 +1,4 @@
-"""Who may speak on the channel, with the API server's own tokens: everybody else is refused and counted."""
+"""Who may speak to the operator: pods, by their bound tokens, and the API server. Others are refused and counted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 from demo.snapshot import Pod
 from demo.training import TrainingRun
-from tests.cluster.operator import refused
+from tests.cluster.operator import counted, refused
+from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 # Runs in a trainer's pod, beside the training process, with the library's own client.
 _PROBE = """
-import json, os, sys, tempfile
+import http.client, json, os, ssl, tempfile, urllib.parse
 from gracepoint.receivers.channel import Channel, ChannelError
 from gracepoint.wire import names
 from gracepoint.wire.messages import Acknowledgement, Subscription
@@ -40,6 +41,15 @@ def acknowledge(token, session):
         return 204
     except ChannelError as error:
         return error.status
+def evict(path, port):
+    review = dict(apiVersion="admission.k8s.io/v1", kind="AdmissionReview",
+                  request=dict(uid="r-1", namespace=env["GRACEPOINT_NAMESPACE"], name=env["GRACEPOINT_POD_NAME"],
+                               object=dict(kind="Eviction")))
+    host = urllib.parse.urlsplit(env["GRACEPOINT_OPERATOR_URL"]).hostname
+    context = ssl.create_default_context(cadata=env["GRACEPOINT_CA_CERTIFICATE"])
+    connection = http.client.HTTPSConnection(host, port, context=context, timeout=10)
+    connection.request("POST", path, body=json.dumps(review))
+    return connection.getresponse().status
 tokens = json.loads(TOKENS)
 print(json.dumps({
     "no token": subscribe(""),
@@ -48,8 +58,13 @@ print(json.dumps({
     "another pod's token": subscribe(tokens["other"]),
     "another JobSet": subscribe(tokens["own"], jobset_uid="00000000-0000-0000-0000-000000000000"),
     "a session that is not": acknowledge(tokens["own"], "stopped"),
+    "a forged eviction": evict("/validate/evictions", 9443),
+    "a forged eviction with a guess": evict("/validate/evictions/" + "0" * 64, 9443),
+    "a forged eviction on the channel": evict("/validate/evictions", 443),
 }))
 """
+
+FORGED = ("a forged eviction", "a forged eviction with a guess", "a forged eviction on the channel")
 
 
 def token(run: TrainingRun, pod: Pod | None, audience: str = "gracepoint.dev") -> str:
@@ -64,6 +79,11 @@ def token(run: TrainingRun, pod: Pod | None, audience: str = "gracepoint.dev") -
     return run.cluster.kubectl(*command, *bound).stdout.strip()
 
 
+def webhooks_refused(cluster: Cluster) -> float:
+    """How many requests all replicas have refused on the webhooks' port, as their path was unknown."""
+    return counted(cluster).get('gracepoint_webhook_requests_refused_total{reason="unknown_path"}', 0.0)
+
+
 def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
     run.start()
     pod, other = run.wait_for_trainers(5)
@@ -73,7 +93,7 @@ def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
         "unbound": token(run, None),
         "audience": token(run, pod, "https://kubernetes.default.svc"),
     }
-    before = refused(run.cluster)
+    before, evictions_before = refused(run.cluster), webhooks_refused(run.cluster)
     answer = run.cluster.kubectl(
         *("exec", "--stdin", pod.name, f"--namespace={run.namespace}", "--", "/opt/venv/bin/python", "-"),
         stdin=f"TOKENS = {json.dumps(tokens)!r}\n{_PROBE}",
@@ -82,6 +102,7 @@ def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
     # Whichever replica is asked refuses: the one that has the pod's stream the session, the other one, which knows of
     # no session of the pod, what the message names.
     assert found.pop("a session that is not") in (403, 404)
+    assert {name: found.pop(name) for name in FORGED} == dict.fromkeys(FORGED, 404)
     assert found == {
         "no token": 401,
         "another audience": 401,
@@ -90,8 +111,9 @@ def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
         "another JobSet": 403,
     }
     after = refused(run.cluster)
-    counted = {reason: after[reason] - before.get(reason, 0) for reason in after}
-    assert sum(counted.values()) > len(found), counted
+    since = {reason: after[reason] - before.get(reason, 0) for reason in after}
+    assert sum(since.values()) > len(found), since
+    assert webhooks_refused(run.cluster) - evictions_before == 2
 
     # And nothing happened: the job trains on, and its own subscription stands.
     run.wait_for_step((run.newest() or pytest.fail("no step was recorded")).step + 5)

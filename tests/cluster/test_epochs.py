@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from demo.install import Images
 from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
-from gracepoint.wire.names import API_VERSION, GROUP
+from tests.cluster.asking import RESOURCE, answer, ask, call_off, ended, fresh, names, newest_step, request, schedule
 from tests.cluster.conftest import ENVIRONMENT, FLAGS, MARK, NAMESPACE
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster, ClusterError
@@ -23,8 +22,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 POLICY = "late"
 HEAD_START_S = 10.0
-MAINTENANCE = "cloud.google.com/scheduled-maintenance-time"
-RESOURCE = f"preemptions.{GROUP}"
 
 
 @pytest.fixture(scope="module")
@@ -48,54 +45,6 @@ def gang(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
     run.start()
     yield run
     end_at_once(run)
-
-
-def request(run: TrainingRun, name: str, **spec: object) -> Json:
-    return {
-        "apiVersion": f"{GROUP}/{API_VERSION}",
-        "kind": "Preemption",
-        "metadata": {"name": f"{name}-{MARK}", "namespace": NAMESPACE},
-        "spec": {"jobSet": {"name": run.name}, **spec},
-    }
-
-
-def ask(run: TrainingRun, name: str, **spec: object) -> str:
-    body = request(run, name, **spec)
-    run.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    return str(body["metadata"]["name"])
-
-
-def answer(run: TrainingRun, name: str, phase: str) -> Json:
-    """Waits until the operator says that of a request; returns its status."""
-    found: Json = {}
-
-    def said() -> bool:
-        done = run.cluster.kubectl("get", f"{RESOURCE}/{name}", f"--namespace={NAMESPACE}", "--output=json")
-        found.update(json.loads(done.stdout).get("status", {}))
-        return found.get("phase") == phase
-
-    wait_until(f"request {name} to be {phase}", said, timeout_s=60, every_s=0.5, hint=lambda: str(found))
-    return found
-
-
-def ended(run: TrainingRun, name: str, phase: Phase) -> Json:
-    """Waits until a Preemption has ended so; returns it."""
-    found: list[Json] = []
-
-    def over() -> bool:
-        found[:] = [item for item in run.look().preemptions if item["metadata"]["name"] == name]
-        at = found[0].get("status", {}).get("phase") if found else None
-        return at is not None and Phase(at).ended
-
-    wait_until(f"{name} to end", over, timeout_s=90, every_s=0.5, hint=lambda: str(found))
-    assert found[0]["status"]["phase"] == phase, found[0]["status"]
-    return found[0]
-
-
-def newest_step(run: TrainingRun) -> int:
-    newest = run.newest()
-    assert newest is not None
-    return newest.step
 
 
 def test_a_drill_rehearses_all_but_the_exit_and_says_what_a_real_one_would_have_met(gang: TrainingRun) -> None:
@@ -128,32 +77,21 @@ def test_a_request_that_is_deleted_in_time_is_taken_back_and_training_goes_on(ga
 
 def test_with_a_maintenance_ahead_that_is_moved_training_goes_on_until_the_save_must_start(gang: TrainingRun) -> None:
     node = gang.wait_for_trainers(5)[0].node
-    known = {item["metadata"]["name"] for item in gang.look().preemptions}
+    known = names(gang)
 
-    def schedule(in_s: float) -> None:
-        gang.cluster.kubectl("label", "node", node, "--overwrite", f"{MAINTENANCE}={time.time() + in_s:.0f}")
-
-    def deadline() -> datetime.datetime | None:
-        fresh = [item for item in gang.look().preemptions if item["metadata"]["name"] not in known]
-        assert len(fresh) < 2, "a maintenance that is moved is one epoch"
-        return datetime.datetime.fromisoformat(fresh[0]["spec"]["deadline"]) if fresh else None
+    def deadline() -> datetime.datetime:  # of one epoch, however often the maintenance is moved
+        return datetime.datetime.fromisoformat(fresh(gang, known)["spec"]["deadline"])
 
     try:
-        schedule(1500)
-        wait_until("the epoch", lambda: deadline() is not None, timeout_s=60, every_s=0.5)
+        schedule(gang.cluster, 1500, node)
         first = deadline()
-        schedule(3000)
-        wait_until("the deadline to be put off", lambda: deadline() != first, timeout_s=60, every_s=0.5)
-        second = deadline()
-        assert first is not None
-        assert second is not None
-        assert second > first
+        schedule(gang.cluster, 3000, node)
+        wait_until("the deadline to be put off", lambda: deadline() > first, timeout_s=60, every_s=0.5)
         step = newest_step(gang)
-        schedule(HEAD_START_S + 15)
-        (name,) = {item["metadata"]["name"] for item in gang.look().preemptions} - known
-        record = ended(gang, name, Phase.COMMITTED)
+        schedule(gang.cluster, HEAD_START_S + 15, node)
+        record = ended(gang, fresh(gang, known)["metadata"]["name"], Phase.COMMITTED)
     finally:
-        gang.cluster.kubectl("label", "node", node, f"{MAINTENANCE}-")
+        call_off(gang.cluster)
     at = {timing["stage"]: timing["seconds"] for timing in record["status"]["timings"]}
     ahead, observed = (datetime.datetime.fromisoformat(record["spec"][key]) for key in ("deadline", "observedAt"))
     assert at["frozen"] >= (ahead - observed).total_seconds() - HEAD_START_S - 1
@@ -177,6 +115,36 @@ def test_with_a_maintenance_ahead_that_is_moved_training_goes_on_until_the_save_
 def test_the_api_server_refuses_what_is_neither_request_nor_record(gang: TrainingRun, spec: Json, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         ask(gang, "refused", **spec)
+
+
+def test_records_are_the_operators_alone_and_go_long_after_their_end(gang: TrainingRun) -> None:
+    """By the records that the tests before have left."""
+    first, *_, last = gang.look().preemptions
+    stem, _, number = last["metadata"]["name"].rpartition("-")
+
+    taken = request(gang, "next", deadlineSeconds=5)
+    taken["metadata"]["name"] = f"{stem}-{int(number) + 1}"
+    with pytest.raises(ClusterError, match="name the request otherwise"):
+        gang.cluster.kubectl("create", "-f", "-", stdin=json.dumps(taken))
+    forged = taken | {"spec": last["spec"] | {"epoch": int(number) + 1, "mode": "Observe"}}
+    with pytest.raises(ClusterError, match="a record, which only the operator makes"):
+        gang.cluster.kubectl("create", "-f", "-", stdin=json.dumps(forged))
+
+    (asked,) = first["spec"]["requests"]
+    for condition in first["status"]["conditions"]:
+        condition["lastTransitionTime"] = "2020-01-02T03:04:05Z"
+    patch = json.dumps({"status": {"conditions": first["status"]["conditions"]}})
+    old = first["metadata"]["name"]
+    gang.cluster.kubectl(
+        *("patch", f"{RESOURCE}/{old}", f"--namespace={NAMESPACE}", "--subresource=status", "--type=merge", "-p", patch)
+    )
+
+    def there() -> set[str]:
+        found = gang.cluster.kubectl("get", RESOURCE, f"--namespace={NAMESPACE}", "--output=name").stdout
+        return {name.partition("/")[2] for name in found.split()}
+
+    wait_until("the old record to go", lambda: not {old, asked["name"]} & there(), timeout_s=90, every_s=1)
+    assert last["metadata"]["name"] in there()
 
 
 def test_a_request_for_a_jobset_that_is_not_there_says_so(gang: TrainingRun) -> None:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -173,6 +173,29 @@ class LocalCluster(Cluster):
         self._start_node(node, self._worker_images())
         self._wait_ready([name], timeout_s)
 
+    @contextlib.contextmanager
+    def shutting_down(self, name: str) -> Iterator[None]:
+        """The node's machine goes down, as its kubelet hears from logind, and stays after all in the end.
+
+        The kubelet ends the node's pods and takes no new ones; the machine itself is up all the time.
+        """
+        node = self._node(name)
+        node.announce_shutdown()
+        try:
+            yield
+        finally:
+            node.announce_shutdown(cancelled=True)
+
+    @contextlib.contextmanager
+    def silenced(self, name: str) -> Iterator[None]:
+        """The node's kubelet does and says nothing inside of this; its containers run on."""
+        node = self._node(name)
+        try:
+            node.stop_kubelet()
+            yield
+        finally:
+            node.continue_kubelet()
+
     def close(self) -> None:
         """Remove the cluster if this object has made it for this process."""
         if self._owned:
@@ -219,6 +242,7 @@ class LocalCluster(Cluster):
         self._start_agents(node)
 
     def _start_agents(self, node: Node, *, taint: str = "") -> None:
+        node.start_logind()
         node.start_kubelet(self._control_plane.kubeconfig(node_user(node.name)), self._control_plane.ca, taint=taint)
         node.start_proxy(self._control_plane.kubeconfig(PROXY))
 

@@ -3,23 +3,25 @@
 The machine has its own /run, /var/lib and /var/log, so every path in it is the standard one. What it writes
 lies in its folder and is removed with it.
 
-Processes: containerd, kubelet, kube-proxy and what they start, all of which end with the machine. Threads:
-none.
+Processes: logind's stand-in with its bus, containerd, kubelet, kube-proxy and what they start, all of which end
+with the machine. Threads: none.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testcluster import cgroups, parts
+from tests.testcluster import cgroups, logind, parts
 from tests.testcluster.images import PAUSE, Image, blob, layout
 from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
-from tests.testcluster.sandbox import Sandbox
+from tests.testcluster.sandbox import Sandbox, processes
 from tests.testcluster.shell import log_tail, wait_until
 from tests.testcluster.system import cni_folder
 
@@ -110,6 +112,51 @@ class Node:
         self.sandbox.script(pipe, timeout_s=timeout_s)
         self._ctr("images", "tag", "--force", image.name, marker)
 
+    def start_logind(self) -> None:
+        """Start what tells the kubelet that the machine goes down; needed before the kubelet, which asks once."""
+        self._log("logind").unlink(missing_ok=True)  # an earlier machine of this name has said so, too
+        self.sandbox.spawn(logind.command("serve"), self._log("logind"))
+        wait_until(
+            f"logind of {self.name}",
+            lambda: logind.READY in self._log("logind").read_text(),
+            timeout_s=30,
+            hint=lambda: log_tail(self._log("logind")),
+        )
+
+    def announce_shutdown(self, *, cancelled: bool = False) -> None:
+        """Say to the kubelet, as logind does, that the machine goes down, or stays after all."""
+        self.sandbox.run(logind.command("announce", "cancelled" if cancelled else "shutdown"))
+
+    def stop_kubelet(self) -> None:
+        """Stop the kubelet's process; the containers run on. ``continue_kubelet`` must follow.
+
+        The nsenter that waits for it stops itself as soon as it sees that, as a shell's job would; and while it is
+        stopped it reaps nobody, so that the machine could not end.
+        """
+        waiting, kubelet = self._kubelet()
+        os.kill(kubelet, signal.SIGSTOP)
+        state = Path(f"/proc/{waiting}/stat")
+        wait_until(
+            f"the kubelet of {self.name} to be stopped",
+            lambda: state.read_text().rpartition(")")[2].split()[0] == "T",
+            timeout_s=10,
+            every_s=0.05,
+        )
+
+    def continue_kubelet(self) -> None:
+        """Let the kubelet's process go on."""
+        for pid in self._kubelet():
+            os.kill(pid, signal.SIGCONT)
+
+    def _kubelet(self) -> list[int]:
+        """As this host sees them: the nsenter that waits for the kubelet's process, and this."""
+        found = [(argv[0] != "nsenter", pid) for pid, argv in processes() if f"--config={self._config}" in argv]
+        return [pid for _, pid in sorted(found)]
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "kubelet.json"
+
     def start_kubelet(self, kubeconfig: Path, client_ca: Path, *, taint: str = "") -> None:
         """Start kubelet and kube-proxy.
 
@@ -118,11 +165,10 @@ class Node:
             client_ca: Who vouches for the clients of kubelet, such as the API server.
             taint: A taint that the node registers with, as ``key:effect``.
         """
-        config = self.folder / "kubelet.json"
-        config.write_text(json.dumps(self._kubelet_config(client_ca, taint), indent=2))
+        self._config.write_text(json.dumps(self._kubelet_config(client_ca, taint), indent=2))
         argv: list[str | Path] = [
             parts.program("kubelet"),
-            f"--config={config}",
+            f"--config={self._config}",
             f"--kubeconfig={kubeconfig}",
         ]
         argv += [f"--hostname-override={self.name}", f"--node-ip={self.network.node_ip(self.index)}"]
@@ -179,6 +225,9 @@ class Node:
             # a node that went away is noticed within 20 s; see control_plane
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 16,
+            # when logind says so; of it the second one is for critical pods, which go last
+            "shutdownGracePeriod": "40s",
+            "shutdownGracePeriodCriticalPods": "10s",
         }
 
 

@@ -41,6 +41,7 @@ _PROGRAMS = (
     Need("mmdebstrap", "mmdebstrap"),
     Need("iptables", "iptables"),
     Need("ip", "iproute2"),
+    Need("dbus-daemon", "dbus"),
     Need("openssl", "openssl"),
     Need("unshare", "util-linux"),
     Need("nsenter", "util-linux"),

@@ -11,6 +11,7 @@ def measured(told_s: list[float], missed: int = 0) -> Measured:
         subscribed_bytes=150 << 20,
         subscribing_cpu_s=2.0,
         connected_s=3.0,
+        sent_s=[at_s / 2 for at_s in told_s],
         told_s=told_s,
         acknowledged_s=[at_s + 1 for at_s in told_s],
         cpu_s=[1.0, 3.0, 2.0],
@@ -30,6 +31,7 @@ def test_a_thousand_have_goals_and_fewer_have_none() -> None:
     assert found(1000, measured([0.2, 0.9]), "taint -> told, p99")[1] is True
     assert found(100, slow, "taint -> told, p50") == (0.3, None)
     assert found(1000, slow, "taint -> acknowledged, p50") == (1.3, None)
+    assert found(1000, slow, "taint -> sent, p50") == (0.15, None)
 
 
 def test_a_notice_that_did_not_come_misses_the_goal_whatever_the_others_took() -> None:

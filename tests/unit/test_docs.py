@@ -1,0 +1,155 @@
+"""What the pages say of names, links and manifests is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import gracepoint
+from gracepoint.settings import Settings
+from gracepoint.wire.names import ENV_PREFIX, LABEL_POLICY, Env
+from gracepoint_operator.admission.contract import Refused, release_contract
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.resources.policy import Checkpoint, CheckpointPolicySpec
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page.relative_to(ROOT)
+    for folder in (".", "docs", "charts/gracepoint", "examples/transformer")
+    for page in (ROOT / folder).glob("*.md")
+)
+EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml"))
+
+
+@cache
+def text(page: Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text(page), flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of the headings."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page.parent / name).resolve() if name else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.relative_to(ROOT)), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text(Path("docs/README.md"))
+    missing = [p.name for p in (ROOT / "docs").glob("*.md") if f"]({p.name})" not in index and p.name != "README.md"]
+    assert missing == []
+
+
+class Loader(yaml.SafeLoader):
+    """Leaves times as texts, as JSON has them."""
+
+
+def _as_text(loader: Loader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
+
+
+def manifests() -> Iterator[Any]:
+    for page in [*PAGES, *EXAMPLES]:
+        blocks = [text(page)] if page.suffix == ".yaml" else re.findall(r"^```yaml\n(.*?)^```", text(page), re.S | re.M)
+        for number, block in enumerate(blocks):
+            for document in yaml.load_all(block, Loader):
+                if str(document.get("apiVersion", "")).startswith("gracepoint.dev/"):
+                    yield pytest.param(document, id=f"{page}-{number}-{document['kind']}")
+
+
+@pytest.mark.parametrize("document", list(manifests()))
+def test_manifests_fit_the_schemas_that_the_api_server_has(document: dict[str, Any]) -> None:
+    schemas = {
+        crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for crd in definitions().values()
+    }
+    jsonschema.validate(document, closed(schemas[document["kind"]]))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with unknown fields of the spec refused, which the API server would drop or warn of."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) if key != "properties" else value for key, value in schema.items()}
+    if "properties" in schema:
+        made["properties"] = {key: closed(value) for key, value in schema["properties"].items()}
+        if "apiVersion" not in schema["properties"]:
+            made.setdefault("additionalProperties", False)
+    return made
+
+
+def test_the_example_jobset_is_admitted_under_the_example_policy_and_finds_its_claim() -> None:
+    jobset, policy, claim = (yaml.safe_load(text(Path(f"examples/{n}.yaml"))) for n in ("jobset", "policy", "claim"))
+    assert jobset["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
+    result = release_contract(jobset, CheckpointPolicy.of(policy).spec)
+    assert not isinstance(result, Refused), result
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    mount = pod["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert policy["spec"]["checkpoint"]["directory"].startswith(f"{mount}/")
+
+
+def settings_rows() -> dict[str, list[str]]:
+    """The table of settings: by argument, its other cells."""
+    table = text(Path("docs/training-loop.md")).partition("| `attach(...)` |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_the_table_of_settings_has_every_argument_of_attach_with_its_variable_and_default() -> None:
+    rows = settings_rows()
+    assert set(rows) == set(inspect.signature(gracepoint.attach).parameters)
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for argument, (variable, _, default) in rows.items():
+        assert variable == f"`{ENV_PREFIX}{argument.upper()}`" == f"`{getattr(Env, argument.upper())}`"
+        if isinstance(defaults[argument], int | float):
+            assert float(default.partition(":")[0]) == defaults[argument], argument
+
+
+def test_the_table_of_settings_names_fields_of_the_policy_with_their_defaults() -> None:
+    spec: Any = CheckpointPolicySpec(checkpoint=Checkpoint(directory="/c")).to_json()
+    for _, field, _ in settings_rows().values():
+        if named := re.match(r"`(\w+(?:\.\w+)?)`(?: \(([\d.]+)\))?$", field):
+            value = spec
+            for part in named[1].split("."):
+                value = value[part]
+            assert named[2] is None or float(named[2]) == value
+
+
+def test_the_values_that_the_page_about_installing_names_are_the_charts() -> None:
+    table = text(Path("docs/install.md")).partition("| value | when |")[2].partition("\n\n")[0]
+    values = yaml.safe_load(text(Path("charts/gracepoint/values.yaml")))
+    for row in table.splitlines()[2:]:
+        for name in re.findall(r"`([\w.]+)(?:: \w+)?`", row.split("|")[1]):
+            found = values
+            for part in name.split("."):
+                assert part in found, name
+                found = found[part]
