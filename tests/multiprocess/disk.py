@@ -96,9 +96,16 @@ class Disk:
         self._sizes: dict[int, int] = {}  # of files
         self._changes: list[Change] = []
         self._syncs: list[_Sync] = []
+        early: list[Call] = []
         for call in calls:
             if call.mark is None:
-                self._note(call)
+                early.append(call)
+                # One that makes something where there was no folder yet when it was entered: another thread made that.
+                while ready := next((call for call in early if not self._is_early(call)), None):
+                    early.remove(ready)
+                    self._note(ready)
+        if early:
+            raise NotImplementedError(f"the model of the disk has no folder for {early}")
 
     def tree(self) -> Tree:
         """What is there at the end, if nothing crashes."""
@@ -164,6 +171,12 @@ class Disk:
                 self._syncs.append(_Sync(inode, call.entered, call.left))
             case _ if any(self._below(path) is not None for path in (*paths, *self._named_all(call))):
                 raise NotImplementedError(f"the model of the disk has no {call.name}({call.arguments})")
+
+    def _is_early(self, call: Call) -> bool:
+        if call.name not in ("mkdir", "mkdirat", "creat") and "O_CREAT" not in call.arguments:
+            return False
+        path = self._named(call, 0)
+        return bool(self._below(path)) and self._place(path)[0] is None
 
     def _open(self, call: Call, path: str) -> None:
         if "O_CREAT" in call.arguments or call.name == "creat":

@@ -108,6 +108,16 @@ def record(run: Sequence[tuple[int, list[str]]], top: Path) -> Run:
     return Run(Disk(calls, str(root)), begun, durable, committed, left)
 
 
+def test_what_was_asked_for_before_another_thread_made_its_folder_is_in_there() -> None:
+    def making(path: str, entered: int, left: int) -> strace.Call:
+        return strace.Call(
+            "mkdir", '"' + "".join(f"\\x{byte:02x}" for byte in path.encode()) + '", 0777', 0, entered, left
+        )
+
+    disk = Disk([making("/top/a/b/c", 1, 6), making("/top/a/b", 2, 5), making("/top/a", 3, 4)], "/top")
+    assert disk.tree() == dict.fromkeys(["a", "a/b", "a/b/c"])
+
+
 def first(mark: str, marks: Sequence[tuple[str, int]]) -> int:
     """Returns where in the recording a mark came first; after its end if it never did."""
     return min((position for text, position in marks if text == mark), default=sys.maxsize)
