@@ -78,16 +78,16 @@ def pulls_of(shard: Shard, data: Any, options: WriteOptions) -> Iterator[Pull]:
 
 
 def in_place(shard: Shard, data: Any) -> Any:
-    """Returns the values of a shard where they are; ``values_of`` takes them as they are if that is host memory."""
+    """Returns the values of a shard that are in host memory, where they are; ``values_of`` takes them as they are."""
     # Its public list of shards takes longer to make than a small leaf to copy.
     return data if isinstance(data, np.ndarray) else as_it_lies(data.addressable_data(shard.position))
 
 
 def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
     """Starts to copy values of ``data`` to host memory; returns what ``values_of`` takes."""
-    values = in_place(pull.shard, data)
     if not is_far(data, options):
-        return as_it_lies(values)
+        return in_place(pull.shard, data)
+    values = data.addressable_data(pull.shard.position)
     if pull.region != pull.shard.index:
         try:
             values = _slice(values, _starts(pull.region, pull.shard.index), _shape(pull.region))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from gracepoint.checkpoint import express_writer, pulling, snapshot, tensorstore_writer
@@ -124,6 +125,27 @@ def test_the_bytes_between_transfer_and_disk_stay_below_the_limit_in_a_real_save
     restored = restore(tmp_path, state)
     assert restored is not None
     assert_same(restored.state, state)
+
+
+@pytest.mark.parametrize(
+    "options", [WriteOptions(device_host_max_bytes=8 << 20), WriteOptions(pinned_host_transfer=True)], ids=str
+)
+def test_large_values_of_the_host_are_saved_beside_those_that_come_from_devices(
+    tmp_path: Path, options: WriteOptions
+) -> None:
+    values = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
+    state = {"numpy": values, "turned": values.T, "jax": jnp.asarray(values)}
+    save(engine(tmp_path, options=options), 1, state)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert_same(restored.state, state)
+
+
+def test_the_memory_of_devices_is_never_viewed_as_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    viewed: list[Any] = []
+    monkeypatch.setattr(pulling, "as_it_lies", lambda array: viewed.append(array) or array)
+    save(engine(tmp_path, options=WriteOptions(pinned_host_transfer=True)), 1, state_of("d1", "s1"))
+    assert viewed == []
 
 
 def test_a_leaf_that_is_larger_than_the_limit_goes_alone() -> None:
