@@ -23,7 +23,7 @@ from gracepoint_operator.kube import JsonObject, Kube
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.objects import JobSet, Pod
-from gracepoint_operator.resources import SignalKind
+from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.world import World
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class EvictionHold:
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
         gang = self._world.gang(pod.jobset_uid)
-        policy = None if gang.policy is None else gang.policy.spec.in_force
+        policy: PolicyInForce | None = None if gang.policy is None else gang.policy.spec
         latest = self._latest(pod)
         if latest is not None and not latest.phase.ended and latest.includes(pod):
             policy = latest.spec.policy.spec

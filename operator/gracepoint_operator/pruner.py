@@ -104,6 +104,5 @@ class Pruner:
 
 def _has_ended(body: JsonObject) -> bool:
     if PreemptionRequest.is_one(body["spec"]):
-        phase = Request.of(body).status.phase
-        return phase is not None and phase.ended
+        return Request.of(body).has_ended
     return Epoch.of(body).phase.ended

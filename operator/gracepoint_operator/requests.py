@@ -61,7 +61,12 @@ class Request:
     @property
     def is_open(self) -> bool:
         """False once it was taken back, or it is written how it ended."""
-        return not self.spec.retracted and not (self.status.phase is not None and self.status.phase.ended)
+        return not (self.spec.retracted or self.has_ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it is written how it ended."""
+        return self.status.phase is not None and self.status.phase.ended
 
     def is_for(self, jobset_uid: str) -> bool:
         """True if it is for this JobSet, of those that may have had the name."""

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
+from typing import TypeVar
 
 from gracepoint_operator.epochs import Epoch
 from gracepoint_operator.requests import Request
@@ -23,6 +24,8 @@ from gracepoint_operator.requests import Request
 SHORTEST_S = 3600.0
 
 Key = tuple[str, str]
+_T = TypeVar("_T")
+_ByName = dict[Key, list[tuple[float, _T]]]  # by namespace and name of the JobSet, each with when it ended
 
 
 class Reason(StrEnum):
@@ -79,7 +82,7 @@ def due(
         of_records |= {request.uid for request in asked}
         jobset = epoch.spec.job_set
         is_decisive = epoch.key in decisive
-        if any(not _has_ended(request) for request in asked) or (is_decisive and jobset.uid in living):
+        if not all(request.has_ended for request in asked) or (is_decisive and jobset.uid in living):
             continue
         found += [Due(request.key, reason) for request in asked]
         found.append(
@@ -104,31 +107,33 @@ def _decisive(epochs: Iterable[Epoch]) -> set[Key]:
 
 def _beyond(epochs: Iterable[Epoch], now: float, limits: Limits) -> Iterator[tuple[Epoch, Reason]]:
     """The records that ended long ago, or that are more than are kept, oldest first."""
-    by_name: dict[Key, list[tuple[float, Epoch]]] = collections.defaultdict(list)
+    by_name: _ByName[Epoch] = collections.defaultdict(list)
     for epoch in epochs:
         if (ended_at := epoch.ended_at) is not None:
             by_name[epoch.namespace, epoch.spec.job_set.name].append((ended_at, epoch))
-    for ended in by_name.values():
-        ended.sort(key=lambda item: item[0])
-        for place, (ended_at, epoch) in enumerate(ended):
-            breaker = epoch.spec.policy.spec.exit_breaker
-            reason = _reason(now - ended_at, len(ended) - place, limits)
-            if reason is not None and now - ended_at > breaker.within_seconds:
-                yield epoch, reason
+    for age_s, epoch, reason in _overdue(by_name, now, limits):
+        if age_s > epoch.spec.policy.spec.exit_breaker.within_seconds:
+            yield epoch, reason
 
 
 def _left_alone(requests: Iterable[Request], now: float, limits: Limits) -> Iterator[tuple[Request, Reason]]:
     """The requests of which no record is known, likewise. When they were answered is told nowhere: soon."""
-    by_name: dict[Key, list[Request]] = collections.defaultdict(list)
+    by_name: _ByName[Request] = collections.defaultdict(list)
     for request in requests:
-        if _has_ended(request):
-            by_name[request.namespace, request.spec.job_set.name].append(request)
+        if request.has_ended:
+            by_name[request.namespace, request.spec.job_set.name].append((request.created_at, request))
+    for _, request, reason in _overdue(by_name, now, limits):
+        yield request, reason
+
+
+def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, Reason]]:
+    """What is beyond the limits, with its age in seconds: of each JobSet's name, oldest first."""
     for ended in by_name.values():
-        ended.sort(key=lambda request: request.created_at)
-        for place, request in enumerate(ended):
-            reason = _reason(now - request.created_at, len(ended) - place, limits)
+        ended.sort(key=lambda item: item[0])
+        for place, (at, item) in enumerate(ended):
+            reason = _reason(now - at, len(ended) - place, limits)
             if reason is not None:
-                yield request, reason
+                yield now - at, item, reason
 
 
 def _reason(age_s: float, place: int, limits: Limits) -> Reason | None:
@@ -138,7 +143,3 @@ def _reason(age_s: float, place: int, limits: Limits) -> Reason | None:
     if age_s > limits.ttl_s:
         return Reason.AGE
     return Reason.COUNT if place > limits.history else None
-
-
-def _has_ended(request: Request) -> bool:
-    return request.status.phase is not None and request.status.phase.ended

@@ -84,9 +84,8 @@ class PeriodicSaves:
         stopped = False
         while self._checkpointer.is_saving(after_s=_LOOK_EVERY_S):
             if self._checkpointer.hangs:
-                return (
-                    not self._agreement.noticed
-                )  # the next save tells, and ends training where nothing is to be saved
+                # The next save tells, and ends training where nothing is to be saved.
+                return not self._agreement.noticed
             if not self._agreement.in_epoch:
                 continue
             if stopped or self._outlook.time_left_s() <= 0:

@@ -13,6 +13,11 @@ import numpy.typing as npt
 JAX_ALIGNMENT_BYTES = 64
 
 
+def padded(size_bytes: int, alignment_bytes: int) -> int:
+    """Returns ``size_bytes``, or how many more it takes up to a multiple of ``alignment_bytes``."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
 def aligned_empty(
     shape: Sequence[int], dtype: np.dtype[Any], alignment_bytes: int = JAX_ALIGNMENT_BYTES
 ) -> npt.NDArray[Any]:

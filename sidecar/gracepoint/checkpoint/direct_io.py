@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.checkpoint.aligned import padded
 from gracepoint.checkpoint.checksum import crc32
 from gracepoint.checkpoint.stored_bytes import StoredBytes
 
@@ -166,7 +167,7 @@ def _copied(
         part = memory[first : min(first + part_bytes, size_bytes)]
         data.copy(offset + first, part)
         checksum = crc32(part.data, checksum)
-    aligned_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    aligned_bytes = padded(size_bytes, ALIGNMENT_BYTES)
     memory[size_bytes:aligned_bytes] = 0
     return memory[:aligned_bytes], checksum
 

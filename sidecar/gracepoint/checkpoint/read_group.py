@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint.aligned import JAX_ALIGNMENT_BYTES, aligned_empty
+from gracepoint.checkpoint.aligned import JAX_ALIGNMENT_BYTES, aligned_empty, padded
 from gracepoint.checkpoint.deadline import Deadline
 from gracepoint.checkpoint.sources import Source
 from gracepoint.checkpoint.spec import Index
@@ -91,7 +91,10 @@ class Group:
         All in one block: from 4 MiB on, numpy asks for huge pages, which are far faster to touch for the first time.
         """
         dtype = self._request.dtype
-        starts = [0, *itertools.accumulate(_padded(bytes_of(region, dtype)) for region in self._regions)]
+        starts = [
+            0,
+            *itertools.accumulate(padded(bytes_of(region, dtype), JAX_ALIGNMENT_BYTES) for region in self._regions),
+        ]
         block = aligned_empty((starts.pop(),), np.dtype(np.uint8))
         for region, start in zip(self._regions, starts, strict=True):
             shape = [stop - start for start, stop in region]
@@ -165,10 +168,6 @@ def groups_of(request: Request, source: Source, *, together_bytes: int, readers:
     else:
         for region, pieces in pieces_of.items():
             yield Group(request, {region: pieces}, source, readers=readers)
-
-
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // JAX_ALIGNMENT_BYTES) * JAX_ALIGNMENT_BYTES
 
 
 def clipped(region: Index, shape: Sequence[int]) -> Index:

@@ -169,18 +169,24 @@ def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) ->
     assert steps(tmp_path) == ["3"]
 
 
-def test_a_restore_marks_what_it_reads_and_nothing_is_left_of_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(engine(tmp_path), 1, small_state())
+def marks_while_reading(root: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> list[list[Path]]:
+    """The marks on step 1 at each look of ``module`` into a checkpoint."""
     marks: list[list[Path]] = []
     real = stored.open_tree
 
     def looked_at(*arguments: Any) -> Any:
-        marks.append(Layout(tmp_path).reading_marks(1))
+        marks.append(Layout(root).reading_marks(1))
         return real(*arguments)
 
-    monkeypatch.setattr("gracepoint.checkpoint.restoring.open_tree", looked_at)
+    monkeypatch.setattr(f"gracepoint.checkpoint.{module}.open_tree", looked_at)
+    return marks
+
+
+def test_a_restore_marks_what_it_reads_and_nothing_is_left_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    marks = marks_while_reading(tmp_path, monkeypatch, "restoring")
     assert restore(tmp_path, small_state()) is not None
     assert [len(found) for found in marks] == [1]
     assert Layout(tmp_path).hidden() == []
@@ -191,14 +197,7 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     save(engine(tmp_path), 1, small_state())
-    marks: list[list[Path]] = []
-    real = stored.open_tree
-
-    def looked_at(*arguments: Any) -> Any:
-        marks.append(Layout(tmp_path).reading_marks(1))
-        return real(*arguments)
-
-    monkeypatch.setattr("gracepoint.checkpoint.restore_tree.open_tree", looked_at)
+    marks = marks_while_reading(tmp_path, monkeypatch, "restore_tree")
     functions.restore(tmp_path / path, small_state())
     assert [len(found) for found in marks] == [1]
     assert Layout(tmp_path).hidden() == []

@@ -143,7 +143,12 @@ def test_large_values_of_the_host_are_saved_beside_those_that_come_from_devices(
 
 def test_the_memory_of_devices_is_never_viewed_as_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     viewed: list[Any] = []
-    monkeypatch.setattr(pulling, "as_it_lies", lambda array: viewed.append(array) or array)
+
+    def noting(array: Any) -> Any:
+        viewed.append(array)
+        return array
+
+    monkeypatch.setattr(pulling, "as_it_lies", noting)
     save(engine(tmp_path, options=WriteOptions(pinned_host_transfer=True)), 1, state_of("d1", "s1"))
     assert viewed == []
 

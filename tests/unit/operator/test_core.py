@@ -31,18 +31,6 @@ from tests.unit.operator.replica import Replica, cluster, frames, report, runnin
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
-
-
 def timings(body: kube.JsonObject) -> dict[str, float]:
     return {item["stage"]: item["seconds"] for item in body["status"].get("timings", [])}
 

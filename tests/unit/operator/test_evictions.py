@@ -26,18 +26,6 @@ async def evict(replica: Replica, name: str = POD, uid: str | None = None) -> Ho
     return await replica.core.evictions.attempted(NAMESPACE, name, uid)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
-
-
 def budget(allowed: int, *, name: str = "mine", selector: Body | None = None, current: bool = True) -> Body:
     return {
         "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "generation": 2},

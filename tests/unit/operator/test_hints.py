@@ -15,18 +15,6 @@ from tests.unit.operator.objects import Clock
 from tests.unit.operator.replica import Replica, cluster, frames, running, subscription, until
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    api = MemoryApi(clock)
-    cluster(api)
-    return api
-
-
 def subscribe(replica: Replica, index: int = 0, *, takes_hints: bool = True) -> Subscriber:
     hello = dataclasses.replace(subscription(index, f"s-{index}"), takes_hints=takes_hints)
     return replica.core.subscribers.add(hello)

@@ -11,23 +11,16 @@ from gracepoint_operator.sightings import digest
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.replica import Replica, cluster, running, until
+from tests.unit.operator.replica import Replica, running, until
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    made.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
-    cluster(made)
-    return made
+def api(api: MemoryApi) -> MemoryApi:
+    api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
+    return api
 
 
 def kept(api: MemoryApi) -> dict[str, str]:

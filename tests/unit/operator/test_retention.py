@@ -13,7 +13,7 @@ from gracepoint_operator.retention import SHORTEST_S, Due, Limits, Reason, due
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
-from tests.unit.operator.replica import Replica, cluster, running, until
+from tests.unit.operator.replica import Replica, running, until
 
 LIMITS = Limits(ttl_s=30 * 86_400, history=3)
 DAY_S = 86_400.0
@@ -118,18 +118,6 @@ def test_requests_of_which_nothing_came_go_by_age_and_count_too() -> None:
 
 
 # What becomes of it at the API.
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
 
 
 def kept(replica: Replica) -> list[str]:

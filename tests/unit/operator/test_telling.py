@@ -18,22 +18,10 @@ from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.replica import Replica, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
 
 
 def figure(replica: Replica, name: str, **labels: str) -> float:
