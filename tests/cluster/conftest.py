@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -96,17 +96,25 @@ def installed(cluster: Cluster, images: install.Images) -> Cluster:
     return cluster
 
 
-def training_run(cluster: Cluster, images: install.Images, name: str, policy: str | None = POLICY) -> TrainingRun:
+def training_run(
+    cluster: Cluster,
+    images: install.Images,
+    name: str,
+    policy: str | None = POLICY,
+    *,
+    steps: int = STEPS,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> TrainingRun:
     """A run in the tests' namespace; not started."""
     return TrainingRun(
         cluster,
         f"{name}-{MARK}",
         namespace=NAMESPACE,
         image=images.trainer,
-        steps=STEPS,
+        steps=steps,
         policy=policy,
         flags=FLAGS,
-        environment=ENVIRONMENT,
+        environment=environment,
     )
 
 

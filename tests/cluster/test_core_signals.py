@@ -14,7 +14,7 @@ from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Mode, Phase
 from tests.cluster import operator
 from tests.cluster.asking import answer, ask, call_off, ended, fresh, names, newest_step, schedule
-from tests.cluster.conftest import ENVIRONMENT, FLAGS, MARK, NAMESPACE
+from tests.cluster.conftest import NAMESPACE, training_run
 from tests.cluster.machine import end_at_once, local
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -45,16 +45,7 @@ def gang(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
         pod["terminationGracePeriodSeconds"] = HEAD_START_S
 
     policy(installed)
-    run = TrainingRun(
-        installed,
-        f"core-{MARK}",
-        namespace=NAMESPACE,
-        image=images.trainer,
-        steps=100_000,
-        policy=POLICY,
-        flags=FLAGS,
-        environment=ENVIRONMENT,
-    )
+    run = training_run(installed, images, "core", POLICY, steps=100_000)
     run.start(brief)
     yield run
     end_at_once(run)

@@ -10,13 +10,13 @@ import pytest
 
 from demo import install, nodes
 from demo.snapshot import PROCESSES, Json
-from demo.training import TrainingRun, apply_policy
+from demo.training import apply_policy
 from gracepoint.deadline_plan import Choice
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import GROUP
 from tests import slow_storage
 from tests.cluster import slow_trainer
-from tests.cluster.conftest import ENVIRONMENT, FLAGS, MARK, NAMESPACE
+from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_run
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -45,16 +45,8 @@ def test_a_save_that_is_under_way_is_promoted_where_the_current_step_does_not_fi
         spec["checkpoint"]["everySteps"] = SAVED_STEP
 
     apply_policy(installed, POLICY, namespace=NAMESPACE, change=periodic)
-    run = TrainingRun(
-        installed,
-        f"promoted-{MARK}",
-        namespace=NAMESPACE,
-        image=images.trainer,
-        steps=10_000,
-        policy=POLICY,
-        flags=FLAGS,
-        environment={**ENVIRONMENT, "STUCK_STEP": str(SAVED_STEP)},
-    )
+    environment = {**ENVIRONMENT, "STUCK_STEP": str(SAVED_STEP)}
+    run = training_run(installed, images, "promoted", POLICY, steps=10_000, environment=environment)
     tools = installed.shared_dir / f"slow-{MARK}"
     tools.mkdir(mode=0o755)
     for module in (slow_trainer, slow_storage):

@@ -13,7 +13,7 @@ from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from tests.cluster.asking import RESOURCE, answer, ask, call_off, ended, fresh, names, newest_step, request, schedule
-from tests.cluster.conftest import ENVIRONMENT, FLAGS, MARK, NAMESPACE
+from tests.cluster.conftest import NAMESPACE, training_run
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
@@ -32,16 +32,7 @@ def gang(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
         spec["deadline"] = {"headStartSeconds": HEAD_START_S}
 
     apply_policy(installed, POLICY, namespace=NAMESPACE, change=late)
-    run = TrainingRun(
-        installed,
-        f"epochs-{MARK}",
-        namespace=NAMESPACE,
-        image=images.trainer,
-        steps=100_000,
-        policy=POLICY,
-        flags=FLAGS,
-        environment=ENVIRONMENT,
-    )
+    run = training_run(installed, images, "epochs", POLICY, steps=100_000)
     run.start()
     yield run
     end_at_once(run)
