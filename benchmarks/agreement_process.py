@@ -23,9 +23,9 @@ import timeit
 from collections.abc import Callable, Mapping
 
 from benchmarks.agreement import MEASURED, Measured
-from gracepoint.gang import Gang
 from gracepoint.multihost import Agreement, meet
 from gracepoint.multihost.ledger import Closed, Event, Noticed
+from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings
 from tests.multiprocess.launcher import here
 
@@ -96,7 +96,7 @@ class Observer:
         pass
 
 
-def one_of_ours(agreement: Agreement, observer: Observer, gang: Gang, number: int) -> tuple[float, float]:
+def one_of_ours(agreement: Agreement, observer: Observer, gang: ProcessGroup, number: int) -> tuple[float, float]:
     """Milliseconds from a notice until all know of it, and until all are held at the agreed sync point."""
     observer.closed.clear()
 
@@ -112,7 +112,7 @@ def one_of_ours(agreement: Agreement, observer: Observer, gang: Gang, number: in
     return 1e3 * (known_s - told_s), 1e3 * (stopped_s - told_s)
 
 
-def one_of_jaxs(reached: Callable[[int], bool], gang: Gang) -> float:
+def one_of_jaxs(reached: Callable[[int], bool], gang: ProcessGroup) -> float:
     """Milliseconds from a SIGTERM in one process until JAX's sync point is reached in all."""
     own = os.getpid()
     told_s, stopped_s = train(reached, lambda: os.kill(own, signal.SIGTERM), gang, -1)
@@ -120,7 +120,9 @@ def one_of_jaxs(reached: Callable[[int], bool], gang: Gang) -> float:
     return 1e3 * (stopped_s - told_s)
 
 
-def train(sync_point: Callable[[int], bool], tell: Callable[[], None], gang: Gang, number: int) -> tuple[float, float]:
+def train(
+    sync_point: Callable[[int], bool], tell: Callable[[], None], gang: ProcessGroup, number: int
+) -> tuple[float, float]:
     """Trains until the sync point says stop; returns when this process told of the notice (0: it did not), and when
     it stopped.
     """
@@ -149,7 +151,7 @@ def train(sync_point: Callable[[int], bool], tell: Callable[[], None], gang: Gan
     return told_s, stopped_s
 
 
-def latest(gang: Gang, key: str, *moments_s: float) -> list[float]:
+def latest(gang: ProcessGroup, key: str, *moments_s: float) -> list[float]:
     """The latest of each moment over all processes."""
     texts = gang.gather(f"latest/{key}", json.dumps(moments_s), timeout_s=_TIMEOUT_S)
     return [max(moments) for moments in zip(*map(json.loads, texts), strict=True)]

@@ -25,8 +25,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 
 from benchmarks.checkpoint_process import large_state
-from gracepoint.checkpoint import Checkpointer, WriteOptions
-from gracepoint.gang import SingleProcess
+from gracepoint.checkpoint import StepCheckpointer, WriteOptions
+from gracepoint.process_group import SingleProcess
 
 _DIRECTORY = Path(__file__).parents[1] / "build" / "benchmarks"
 _MIB = 1 << 20
@@ -75,7 +75,7 @@ def figures(what: str, turns: list[tuple[float, float]]) -> list[Figure]:
 
 
 def _stop_saves(root: Path, state: object, express: bool, repeats: int) -> list[tuple[float, float]]:
-    checkpointer = Checkpointer(
+    checkpointer = StepCheckpointer(
         str(root), gang=SingleProcess(), attempt="benchmark", options=WriteOptions(express=express)
     )
     checkpointer.prepare(state)

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import orbax.checkpoint as ocp
 
-from gracepoint.checkpoint import Checkpointer
-from gracepoint.checkpoint.joined import Joined
+from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.process_groups import JoinedGroup
 
 GRACEPOINT = "Gracepoint"
 ORBAX = "Orbax"
@@ -44,9 +44,9 @@ class Engine(Protocol):
 class Gracepoint:
     """As the session holds it."""
 
-    def __init__(self, root: Path, joined: Joined) -> None:
+    def __init__(self, root: Path, joined: JoinedGroup) -> None:
         self._root = root
-        self._checkpointer = Checkpointer(
+        self._checkpointer = StepCheckpointer(
             str(root), gang=joined.gang, attempt=joined.attempt, processes=joined.processes, keep_last=1_000_000
         )
 
@@ -101,7 +101,7 @@ class Orbax:
         self._checkpointer.close()
 
 
-def make(name: str, root: Path, joined: Joined) -> Engine:
+def make(name: str, root: Path, joined: JoinedGroup) -> Engine:
     """Returns the engine of that name, which saves below ``root``; the folder exists."""
     if name == GRACEPOINT:
         return Gracepoint(root, joined)

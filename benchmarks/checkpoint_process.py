@@ -29,12 +29,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
-from gracepoint.checkpoint import plan, sources, tree
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.joined import Joined, Joining
+from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.planner import Planner
-from gracepoint.checkpoint.stored import open_tree
+from gracepoint.checkpoint.planning import write_plan
+from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.reading.stored_tree import open_tree
+from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
 
 MEASURED = "measured "
@@ -77,7 +79,7 @@ class Measured:
 
 def main(root: Path, state_bytes: int, repeats: int, leaves: int, leaves_repeats: int) -> None:
     here().initialize_jax()
-    together = Together(Joining().join(timeout_s=_TIMEOUT_S))
+    together = Together(GroupFactory().join(timeout_s=_TIMEOUT_S))
     large = _Bench(root / "large", large_state(state_bytes), together).measure(repeats)
     small = _Bench(root / "small", small_state(leaves), together).measure(leaves_repeats)
     print(MEASURED + json.dumps([dataclasses.asdict(large), dataclasses.asdict(small)]), flush=True)
@@ -133,7 +135,7 @@ def _placer() -> Place:
 class Together:
     """The processes of the benchmark."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedGroup) -> None:
         self._gang = joined.gang
         self._meetings = 0
 
@@ -165,7 +167,7 @@ class _Bench:
     """All measurements with one state."""
 
     def __init__(self, root: Path, state: Any, together: Together) -> None:
-        joined = Joining().join(timeout_s=_TIMEOUT_S)  # anew, as an attempt has one Checkpointer
+        joined = GroupFactory().join(timeout_s=_TIMEOUT_S)  # anew, as an attempt has one Checkpointer
         self._state = state
         self._together = together
         self._engines: dict[str, Engine] = {}
@@ -253,8 +255,8 @@ class _Bench:
 class _Memcpy:
     """What a process must at least do before training goes on: copy its part of the state, each replica once."""
 
-    def __init__(self, state: Any, joined: Joined) -> None:
-        self._planner = Planner(joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS)
+    def __init__(self, state: Any, joined: JoinedGroup) -> None:
+        self._planner = SavePlanner(joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS)
         chunks = self._chunks(state)
         self.bytes = sum(chunk.nbytes for chunk in chunks)
         self._buffers = [np.full_like(chunk, 0) for chunk in chunks]
@@ -276,7 +278,7 @@ class _Memcpy:
         leaves, prepared = self._planner.plan(state)
         found = []
         for shard in prepared.plan.shards:
-            values = np.asarray(plan.local_shards(leaves[shard.leaf].data)[shard.index])
+            values = np.asarray(write_plan.local_shards(leaves[shard.leaf].data)[shard.index])
             for chunk in shard.chunks:
                 inside = zip(chunk.index, shard.index, strict=True)
                 found.append(values[tuple(slice(start - first, stop - first) for (start, stop), (first, _) in inside)])
@@ -290,13 +292,13 @@ def _files_to_read(folder: Path, state: Any) -> list[Path]:
     item = folder / stored.manifest.item
     found: set[Path] = set()
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-    data = {tree.name_of(tree.path_of(path)): leaf for path, leaf in leaves}
+    data = {pytree.name_of(pytree.path_of(path)): leaf for path, leaf in leaves}
     for spec in stored.manifest.arrays:
         if spec.format.ocdbt:
             return [path for path in item.rglob("*") if path.is_file()]
-        held = plan.local_shards(data[spec.name]) if isinstance(data[spec.name], jax.Array) else [()]
+        held = write_plan.local_shards(data[spec.name]) if isinstance(data[spec.name], jax.Array) else [()]
         for index in held:
-            found.update(item / spec.chunk_file(chunk) for chunk in sources.touched(index, spec.shape, spec.chunk))
+            found.update(item / spec.chunk_file(chunk) for chunk in array_source.touched(index, spec.shape, spec.chunk))
     return sorted(found)
 
 

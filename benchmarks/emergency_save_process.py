@@ -19,15 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import emergency_save_writers as writers
-from benchmarks.checkpoint_process import (
-    MEASURED,
-    Together,
-    forget_peak,
-    large_state,
-    resident_bytes,
-    small_state,
-)
-from gracepoint.checkpoint.joined import Joining
+from benchmarks.checkpoint_process import MEASURED, Together, forget_peak, large_state, resident_bytes, small_state
+from gracepoint.checkpoint.process_groups import GroupFactory
 from tests.multiprocess.launcher import here
 
 _TIMEOUT_S = 300.0
@@ -75,7 +68,7 @@ class Measured:
 
 def main(places: list[Place]) -> None:
     here().initialize_jax()
-    together = Together(Joining().join(timeout_s=_TIMEOUT_S))
+    together = Together(GroupFactory().join(timeout_s=_TIMEOUT_S))
     found = [_measure(place, together) for place in places]
     print(MEASURED + json.dumps([dataclasses.asdict(measured) for measured in found]), flush=True)
     together.meet()
@@ -86,7 +79,7 @@ def _measure(place: Place, together: Together) -> Measured:
     measured = Measured()
     made: dict[str, writers.Saves] = {}
     for name in place.writers:
-        joined = Joining().join(timeout_s=_TIMEOUT_S)  # anew, as an attempt has one Checkpointer
+        joined = GroupFactory().join(timeout_s=_TIMEOUT_S)  # anew, as an attempt has one Checkpointer
         root = Path(place.root, name.replace(", ", "-").replace(" ", "-"))
         together.first(functools.partial(root.mkdir, parents=True))
         before_bytes = resident_bytes()

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import checkpoint_engines
-from gracepoint.checkpoint import Checkpointer, WriteOptions
-from gracepoint.checkpoint.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
-from gracepoint.checkpoint.joined import Joined
+from gracepoint.checkpoint import StepCheckpointer, WriteOptions
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.planner import Planner
+from gracepoint.checkpoint.process_groups import JoinedGroup
+from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
 
 EXPRESS = "express writer"
 TENSORSTORE = "TensorStore writer"
@@ -47,9 +47,9 @@ class Saves(Protocol):
 class Gracepoint:
     """An emergency save as the session makes it; there are no background saves."""
 
-    def __init__(self, root: Path, joined: Joined, *, express: bool) -> None:
+    def __init__(self, root: Path, joined: JoinedGroup, *, express: bool) -> None:
         self._root = root
-        self._checkpointer = Checkpointer(
+        self._checkpointer = StepCheckpointer(
             str(root),
             gang=joined.gang,
             attempt=joined.attempt,
@@ -93,7 +93,7 @@ class WriteLimit:
     Past the page cache where the file system lets it; two threads, each its half of the file.
     """
 
-    def __init__(self, root: Path, joined: Joined) -> None:
+    def __init__(self, root: Path, joined: JoinedGroup) -> None:
         self._root = root
         self._joined = joined
         self._buffers = [Buffer() for _ in range(_LIMIT_THREADS)]
@@ -127,7 +127,7 @@ class WriteLimit:
 class Memcpy:
     """Copies as many bytes as this process writes into touched memory, block by block."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedGroup) -> None:
         self._joined = joined
         self._buffers = [Buffer() for _ in range(_LIMIT_THREADS)]
 
@@ -148,7 +148,7 @@ class Memcpy:
         self._buffers = []
 
 
-def make(name: str, root: Path, joined: Joined) -> Saves:
+def make(name: str, root: Path, joined: JoinedGroup) -> Saves:
     """Returns the way of saving of that name below ``root``; the folder exists."""
     match name:
         case "express writer":
@@ -162,9 +162,11 @@ def make(name: str, root: Path, joined: Joined) -> Saves:
     return Orbax(root, use_compression=name == ORBAX)
 
 
-def mine_bytes(state: Any, joined: Joined) -> int:
+def mine_bytes(state: Any, joined: JoinedGroup) -> int:
     """Returns how many bytes this process writes of ``state``."""
-    planner = Planner(joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS, processes=joined.processes)
+    planner = SavePlanner(
+        joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS, processes=joined.processes
+    )
     return sum(chunk.bytes for chunk in planner.plan(state)[1].plan.chunks if chunk.mine)
 
 

@@ -36,7 +36,7 @@ import trustme
 from benchmarks import notice_cluster, notice_gang, report
 from benchmarks.notice_api import api_server, free_port, process
 from benchmarks.notice_results import Measured, figures
-from gracepoint_operator.kube import Kube
+from gracepoint_operator.kube.client import KubeClient
 from tests.testcluster.shell import log_tail, wait_until
 
 _CLIENT_PROCESSES = 4
@@ -81,7 +81,7 @@ def measure(count: int, notices: int) -> Measured:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gracepoint-notice-")))
         kubeconfig = stack.enter_context(api_server(folder))
-        api = Kube.connect(str(kubeconfig))
+        api = KubeClient.connect(str(kubeconfig))
         stack.callback(api.close)
         tokens = folder / "tokens"
         tokens.mkdir()
@@ -103,7 +103,7 @@ def measure(count: int, notices: int) -> Measured:
         return measured
 
 
-async def _notice(api: Kube, words: queue.Queue[Word], measured: Measured, count: int, number: int) -> None:
+async def _notice(api: KubeClient, words: queue.Queue[Word], measured: Measured, count: int, number: int) -> None:
     """Taints, waits for all to be told and to acknowledge, untaints, waits for all to be told of that too."""
     node = number % max(count // 8, 1)
     tainted_at = time.time()

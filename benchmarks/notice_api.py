@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from gracepoint_operator.kinds import Kind
+from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster import addons, parts, pki
 from tests.testcluster.shell import log_tail, run, wait_until

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gracepoint.gang import SingleProcess
-from gracepoint.receivers import Channel, Mailbox
+from gracepoint.process_group import SingleProcess
+from gracepoint.receivers import Mailbox, OperatorConnection
 from gracepoint.receivers.mailbox import Disruption
 from gracepoint.receivers.operator import Operator
 from gracepoint.settings import Settings
@@ -66,7 +66,7 @@ class TimedMailbox(Mailbox):
         say("retracted", self._pod, origin, f"{time.time():.6f}")
 
 
-class TimedChannel(Channel):
+class TimedChannel(OperatorConnection):
     """Tells when a receipt was taken; each goes over a connection of its own."""
 
     def __init__(self, url: str, ca_certificate: str | None, token_file: str, pod: str) -> None:
@@ -83,7 +83,7 @@ class TimedChannel(Channel):
 class TimedOperator(Operator):
     """The library's, over channels that tell."""
 
-    def _channel(self) -> Channel:
+    def _channel(self) -> OperatorConnection:
         settings = self._settings
         assert settings.operator_url is not None
         return TimedChannel(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator import kinds
-from gracepoint_operator.kinds import Kind
-from gracepoint_operator.kube import JsonObject, Kube
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.kinds import Kind
 
 NAMESPACE = "big"
 POLICY = "policy"
@@ -39,7 +39,7 @@ class Member:
     count: int
 
 
-async def make(api: Kube, count: int, folder: Path) -> list[Member]:
+async def make(api: KubeClient, count: int, folder: Path) -> list[Member]:
     """Makes nodes, policy, JobSet, Job and so many running pods; returns the pods, whose tokens lie in ``folder``."""
     await api.create(kinds.NAMESPACES, None, {"metadata": {"name": NAMESPACE}})
     await api.create(_ACCOUNTS, NAMESPACE, {"metadata": {"name": _ACCOUNT}})
@@ -51,13 +51,13 @@ async def make(api: Kube, count: int, folder: Path) -> list[Member]:
     return await _all(_make_pod(api, index, count, jobset_uid, folder) for index in range(count))
 
 
-async def taint(api: Kube, index: int, value: str | None) -> None:
+async def taint(api: KubeClient, index: int, value: str | None) -> None:
     """Puts the taint on a node, with a value that tells it from the one before; None takes it off."""
     taints = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
     await api.merge(kinds.NODES, None, _node_name(index), {"spec": {"taints": taints}})
 
 
-async def deadline_at(api: Kube, preemption: str) -> float:
+async def deadline_at(api: KubeClient, preemption: str) -> float:
     """A recorded preemption's deadline, in seconds since the epoch."""
     body = await api.get(kinds.PREEMPTIONS, NAMESPACE, preemption)
     return datetime.datetime.fromisoformat(body["spec"]["deadline"]).timestamp()
@@ -71,7 +71,7 @@ def _node_name(index: int) -> str:
     return f"node-{index}"
 
 
-async def _make_node(api: Kube, index: int) -> None:
+async def _make_node(api: KubeClient, index: int) -> None:
     name = _node_name(index)
     await api.create(
         kinds.NODES, None, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {}}
@@ -79,7 +79,7 @@ async def _make_node(api: Kube, index: int) -> None:
     await taint(api, index, None)  # admission gives a new node the taint of one that is not ready
 
 
-async def _make_pod(api: Kube, index: int, count: int, jobset_uid: str, folder: Path) -> Member:
+async def _make_pod(api: KubeClient, index: int, count: int, jobset_uid: str, folder: Path) -> Member:
     name = f"{_JOB}-{index}-abcde"
     made = await api.create(kinds.PODS, NAMESPACE, _pod(name, index, jobset_uid))
     uid = str(made["metadata"]["uid"])

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint import direct_io, express_writer
+from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.writing import file_writer
 
 _LOOK_EVERY_S = 0.005
 
@@ -41,7 +42,7 @@ class SlowStorage:
         self.asked = threading.Event()
         self._gate = threading.Lock()
         self._write: Callable[..., int] = direct_io.write_file
-        set_attribute(express_writer, "write_file", self._write_slowly)
+        set_attribute(file_writer, "write_file", self._write_slowly)
 
     def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], *, direct: bool) -> int:
         if self.only not in str(path):

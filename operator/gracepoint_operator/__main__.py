@@ -14,15 +14,15 @@ import threading
 import time
 from pathlib import Path
 
-from gracepoint_operator import collector, handlers
-from gracepoint_operator.core import Core
-from gracepoint_operator.kube import Kube, KubeError
-from gracepoint_operator.logs import about, configure
-from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.retention import Limits
+from gracepoint_operator import gc_schedule, watches
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
+from gracepoint_operator.decisions.retention import Limits
+from gracepoint_operator.kube.client import KubeClient, KubeError
+from gracepoint_operator.observability.logs import about, configure
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
 from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
-from gracepoint_operator.throttle import DEFAULT_LIKELY_GANGS_PER_MINUTE
 
 log = logging.getLogger("gracepoint_operator")
 
@@ -33,17 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
     configure(given.log_format)
-    collector.restrain()
+    gc_schedule.restrain()
     metrics = Metrics()
     try:
         own_rows = () if given.signals is None else read_own_rows(given.signals)
-        api = Kube.connect(given.kubeconfig, given.context, metrics.count_api_request)
+        api = KubeClient.connect(given.kubeconfig, given.context, metrics.count_api_request)
         certificates = Certificates(given.tls_directory)
         webhook_token = _read_token(given.webhook_token)
     except (KubeError, OSError, OwnRowsError, ValueError) as error:
         log.error("cannot start", extra=about(error=str(error)))
         return 1
-    core = Core(
+    core = Controller(
         api,
         metrics,
         time.time,
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         server.start(on_failure)
         log.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
-        handlers.run(core, api, stop, replica=given.replica)
+        watches.run(core, api, stop, replica=given.replica)
     except RuntimeError as error:
         log.error("ended by a failure", extra=about(error=str(error)))
         failed.set()

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gracepoint_operator import kinds, kube
-from gracepoint_operator.admission import AdmissionSettings
-from gracepoint_operator.admission import add_routes as add_admission_routes
-from gracepoint_operator.collector import collect_between_notices
-from gracepoint_operator.core import Core
-from gracepoint_operator.kube import Kube
-from gracepoint_operator.logs import about
-from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.gc_schedule import collect_between_notices
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.webhooks import AdmissionSettings
+from gracepoint_operator.webhooks import add_routes as add_admission_routes
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Certificates:
 class Admission:
     """What the webhooks ask of the operator."""
 
-    def __init__(self, api: Kube, core: Core, certificates: Certificates, service_url: str) -> None:
+    def __init__(self, api: KubeClient, core: Controller, certificates: Certificates, service_url: str) -> None:
         self._api = api
         self._core = core
         self._certificates = certificates
@@ -101,7 +101,7 @@ class Admission:
         """Read live: a policy and its first JobSet are often applied together."""
         try:
             return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
-        except kube.NotFound:
+        except client.NotFound:
             return None
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
@@ -133,8 +133,8 @@ class Server:
 
     def __init__(
         self,
-        core: Core,
-        api: Kube,
+        core: Controller,
+        api: KubeClient,
         metrics: Metrics,
         certificates: Certificates,
         *,

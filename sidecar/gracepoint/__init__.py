@@ -42,8 +42,8 @@ from gracepoint.errors import (
 from gracepoint.version import __version__
 
 if TYPE_CHECKING:
-    from gracepoint.attaching import attach
-    from gracepoint.session import Session
+    from gracepoint.session.attach import attach
+    from gracepoint.session.session import Session
 
 __all__ = [
     "AgreementError",
@@ -70,7 +70,7 @@ __all__ = [
     "attach",
 ]
 
-_LAZY = {"Session": "gracepoint.session", "attach": "gracepoint.attaching"}
+_LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attach"}
 _PACKAGES = frozenset({"checkpoint", "multihost"})
 
 

@@ -31,15 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     try:
-        from gracepoint.checkpoint import integrity  # loads TensorStore
+        from gracepoint.checkpoint import verification  # loads TensorStore
     except ModuleNotFoundError as error:
         print(f"{error}: reading checkpoints needs what the extra gracepoint[jax] installs", file=sys.stderr)
         return _UNKNOWN
     codes = {_GOOD}
     for path in options.paths:
-        for checkpoint in integrity.checkpoints_at(Path(os.path.abspath(path))):
+        for checkpoint in verification.checkpoints_at(Path(os.path.abspath(path))):
             try:
-                report = integrity.verify(checkpoint)
+                report = verification.verify(checkpoint)
             except (CheckpointError, CannotKnow, OSError) as error:
                 print(error, file=sys.stderr)
                 codes.add(_DAMAGED if isinstance(error, CheckpointCorrupt) else _UNKNOWN)

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.admission.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
-from gracepoint_operator.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
+from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from tests.chart.conftest import CHART, Helm, Render
 
 Json = dict[str, Any]

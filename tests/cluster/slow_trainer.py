@@ -12,7 +12,7 @@ import runpy
 import sys
 from typing import Any
 
-from gracepoint.account import Account
+from gracepoint.preemption.epoch_progress import EpochProgress
 
 EXAMPLE = "/app"
 #: The state has about a megabyte.
@@ -24,13 +24,13 @@ def main() -> None:
     storage = importlib.import_module("slow_storage").SlowStorage(setattr)
     storage.only = f"/{os.environ['STUCK_STEP']}.gracepoint-tmp"
     storage.bytes_per_s = 0.0
-    chose = Account.chose
+    chose = EpochProgress.chose
 
-    def chose_and_go_on(account: Account, plan: Any) -> None:
+    def chose_and_go_on(account: EpochProgress, plan: Any) -> None:
         chose(account, plan)
         storage.bytes_per_s = _THEN_BYTES_PER_S
 
-    Account.chose = chose_and_go_on  # type: ignore[method-assign,assignment]
+    EpochProgress.chose = chose_and_go_on  # type: ignore[method-assign,assignment]
     sys.path.insert(0, EXAMPLE)
     runpy.run_path(f"{EXAMPLE}/train.py", run_name="__main__")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint_operator.core import Core
-from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
 from tests.contract.replicas import WEBHOOK_TOKEN, Replica, until
 from tests.unit.operator.api import MemoryApi
@@ -36,7 +36,7 @@ def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Repli
 
     def make(api: MemoryApi, name: str = "replica-a") -> Replica:
         metrics = Metrics()
-        core = Core(api, metrics, time.time, name, write_interval_s=0.05)
+        core = Controller(api, metrics, time.time, name, write_interval_s=0.05)
         server = Server(
             core,
             api,

@@ -8,11 +8,11 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from gracepoint.receivers.channel import Channel
+from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.wire.messages import Frame, Message, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from gracepoint_operator import kinds
-from gracepoint_operator.core import Core
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import kinds
 from gracepoint_operator.server import Server
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -38,15 +38,15 @@ class Replica:
     """A running server and what a pod needs to reach it."""
 
     server: Server
-    core: Core
+    core: Controller
     api: MemoryApi
     ca: str
     tokens: Path
 
-    def channel(self, token: str) -> Channel:
+    def channel(self, token: str) -> OperatorConnection:
         path = self.tokens / f"file-of-{token}"
         path.write_text(token)
-        return Channel(f"https://localhost:{self.server.https_port}", self.ca, str(path))
+        return OperatorConnection(f"https://localhost:{self.server.https_port}", self.ca, str(path))
 
     def post(self, token: str, path: str, message: Message) -> None:
         channel = self.channel(token)
@@ -75,7 +75,7 @@ class Replica:
 class Stream:
     """A subscription whose frames a test reads one by one."""
 
-    def __init__(self, channel: Channel, who: Message) -> None:
+    def __init__(self, channel: OperatorConnection, who: Message) -> None:
         self.channel = channel
         self._response = channel.stream(PATH_SUBSCRIBE, who)
         channel.set_timeout_s(WAIT_S)

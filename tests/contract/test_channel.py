@@ -24,12 +24,13 @@ import trustme
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
-from gracepoint.receivers.subscription import Subscriber
+from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.messages import Acknowledgement, Hello, Phase, Ping
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
-from gracepoint_operator import channel, heart, kinds, kube, subscribers
+from gracepoint_operator.channel import heartbeat, routes, subscribers
+from gracepoint_operator.channel.subscribers import Outgoing
+from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.server import Certificates
-from gracepoint_operator.subscribers import Outgoing
 from tests.contract.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -46,7 +47,9 @@ def test_the_librarys_own_receiver_gets_the_notice_and_its_sender_is_heard(repli
     mailbox = Mailbox(time.monotonic)
     sender = Sender(replica.channel("token-0"), time.monotonic)
     who = subscription(0)
-    receiver = Subscriber(replica.channel("token-0"), who, mailbox, lambda message: sender.send(message, within_s=10))
+    receiver = OperatorSubscriber(
+        replica.channel("token-0"), who, mailbox, lambda message: sender.send(message, within_s=10)
+    )
     try:
         assert receiver.wait_until_connected(WAIT_S)
         replica.taint()
@@ -64,9 +67,9 @@ def test_the_librarys_own_receiver_gets_the_notice_and_its_sender_is_heard(repli
         sender.close()
 
 
-def recorded(replica: Replica) -> kube.JsonObject:
+def recorded(replica: Replica) -> client.JsonObject:
     made = replica.api.of(kinds.PREEMPTIONS)
-    found: kube.JsonObject = made[0].get("status", {}) if made else {}
+    found: client.JsonObject = made[0].get("status", {}) if made else {}
     return found
 
 
@@ -169,7 +172,7 @@ def test_a_message_about_an_unknown_preemption_is_refused_for_good(replica: Repl
 
 
 def test_an_api_server_that_is_down_refuses_nobody_for_good(replica: Replica) -> None:
-    replica.api.failing = [kube.Unavailable("down")] * 50
+    replica.api.failing = [client.Unavailable("down")] * 50
     with pytest.raises(ChannelError, match="try again") as refusal:
         replica.stream(0)
     assert refusal.value.status == 503
@@ -204,8 +207,8 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
 def test_a_pod_that_never_reads_is_cut_off_and_the_others_are_not(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heart, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(channel, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(routes, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
     monkeypatch.setattr(subscribers.Subscriber, "next", _much)
     stuck = _that_never_reads(replica)
     stream = replica.stream(1, "s-1")

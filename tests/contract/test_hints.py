@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gracepoint.receivers import Channel, Hints, Subscriber
-from gracepoint_operator import kinds
+from gracepoint.receivers import Hints, OperatorConnection, OperatorSubscriber
+from gracepoint_operator.kube import kinds
 from tests.contract.replicas import WAIT_S, Replica, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -24,8 +24,8 @@ def test_a_cordoned_node_makes_a_gang_prepare_and_nothing_else(
     token.write_text("token-0")
     heard, hints = Heard(), Hints(time.monotonic)
     who = dataclasses.replace(subscription(0), takes_hints=True)
-    channel = Channel(f"https://localhost:{replica.server.https_port}", replica.ca, str(token))
-    subscriber = Subscriber(channel, who, heard, lambda receipt: None, hints)
+    channel = OperatorConnection(f"https://localhost:{replica.server.https_port}", replica.ca, str(token))
+    subscriber = OperatorSubscriber(channel, who, heard, lambda receipt: None, hints)
     try:
         assert subscriber.wait_until_connected(WAIT_S)
         until(lambda: len(replica.core.subscribers) == 1, "the subscription")

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from gracepoint.checkpoint import functions
+from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt
 from tests.unit.checkpoint.support import assert_same, bits, rich_state, sharding, small_state
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path, state = tmp_path_factory.mktemp("ours") / "checkpoint", rich_state()
-    functions.save(path, state)
+    api.save(path, state)
     return path, state
 
 
@@ -54,12 +54,12 @@ def test_orbax_reads_the_metadata_of_ours(ours: tuple[Path, Any]) -> None:
 
 
 def test_orbax_refuses_to_overwrite_ours_and_overwrites_it_when_told_so(tmp_path: Path) -> None:
-    functions.save(tmp_path / "a", small_state(1))
+    api.save(tmp_path / "a", small_state(1))
     with ocp.StandardCheckpointer() as checkpointer:
         with pytest.raises(ValueError, match="already exists"):
             checkpointer.save(tmp_path / "a", small_state(2))
         checkpointer.save(tmp_path / "a", small_state(2), force=True)
-    assert_same(functions.restore(tmp_path / "a", small_state()), small_state(2))
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state(2))
 
 
 @pytest.mark.parametrize("kind", ["standard", "pytree", "async"])
@@ -73,8 +73,8 @@ def test_ours_restores_what_orbax_wrote_at_a_path(tmp_path: Path, kind: str) -> 
     else:
         with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as asynchronous:
             asynchronous.save(tmp_path / "a", args=ocp.args.PyTreeSave(state))
-    assert_same(functions.restore(tmp_path / "a", state), state)
-    found = functions.restore(tmp_path / "a")
+    assert_same(api.restore(tmp_path / "a", state), state)
+    found = api.restore(tmp_path / "a")
     assert found["w"].sharding == state["w"].sharding
 
 
@@ -84,16 +84,16 @@ def test_ours_restores_an_item_of_a_step_of_orbaxs_by_the_steps_path_where_there
         with ocp.CheckpointManager(root, item_names=items) as manager:
             manager.save(5, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.StandardSave(small_state(5)))))
             manager.wait_until_finished()
-        assert_same(functions.restore(root / "5" / "params", small_state()), small_state(5))
-    assert_same(functions.restore(tmp_path / "params" / "5", small_state()), small_state(5))
+        assert_same(api.restore(root / "5" / "params", small_state()), small_state(5))
+    assert_same(api.restore(tmp_path / "params" / "5", small_state()), small_state(5))
     with pytest.raises(CheckpointCorrupt, match="has several items with a tree of arrays: expected"):
-        functions.restore(tmp_path / "params-more" / "5", small_state())
+        api.restore(tmp_path / "params-more" / "5", small_state())
 
 
 def test_ours_replaces_orbaxs_when_told_so_and_nothing_of_it_is_left(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"w": jnp.zeros(3)})
-    functions.save(tmp_path / "a", small_state(), force=True)
+    api.save(tmp_path / "a", small_state(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     with ocp.StandardCheckpointer() as checkpointer:
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state())
@@ -105,4 +105,4 @@ def test_what_orbax_did_not_finish_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "commit_success.txt").unlink()
     (tmp_path / "a" / "_CHECKPOINT_METADATA").unlink()
     with pytest.raises(CheckpointCorrupt, match="was written by Orbax, and not finished"):
-        functions.restore(tmp_path / "a", small_state())
+        api.restore(tmp_path / "a", small_state())

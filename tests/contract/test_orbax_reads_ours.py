@@ -12,7 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from gracepoint.checkpoint import layout, salvaging
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.steps import recovery
+from tests.unit.checkpoint.steps.test_commit import leave_uncommitted
 from tests.unit.checkpoint.support import (
     assert_same,
     bits,
@@ -24,7 +26,6 @@ from tests.unit.checkpoint.support import (
     sharding,
     small_state,
 )
-from tests.unit.checkpoint.test_commit import leave_uncommitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -125,7 +126,7 @@ def test_what_was_written_past_the_page_cache_is_restored(tmp_path: Path) -> Non
 
 def test_a_salvaged_step_is_restored(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    salvaging.salvage(layout.Layout(tmp_path))
+    recovery.salvage(layout.Layout(tmp_path))
     with ocp.CheckpointManager(tmp_path) as manager:
         assert_same(manager.restore(4, args=ocp.args.StandardRestore(small_state())), small_state(4))
 

@@ -20,10 +20,10 @@ import pytest
 from orbax.checkpoint import type_handlers
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 
-from gracepoint.checkpoint.args import RestoreArgs
-from gracepoint.checkpoint.deadline import Deadline
+from gracepoint.checkpoint.leaf_args import RestoreArgs
+from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
 from gracepoint.checkpoint.metadata import metadata_of
-from gracepoint.checkpoint.restore_tree import RestoreOptions, read_tree
+from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 from tests.contract.states import STATES, names, spread
 from tests.unit.checkpoint.support import assert_same, bits, engine, save, sharding

@@ -14,15 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import (
-    assert_same,
-    engine,
-    restore,
-    rich_state,
-    save,
-    sharding,
-    small_state,
-)
+from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.receivers import Channel, Sender, Subscriber, subscription
+from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender, subscription
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement
-from gracepoint_operator import kinds
+from gracepoint_operator.kube import kinds
 from tests.contract.replicas import NAME, WAIT_S, Replica, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -86,8 +86,8 @@ class Pod:
     def __init__(self, service: Service, ca: str, token: Path) -> None:
         self.heard = Heard()
         self.receipts = 0
-        self.subscriber = Subscriber(
-            Channel(service.url, ca, str(token)), subscription_of(0), self.heard, self._receipt
+        self.subscriber = OperatorSubscriber(
+            OperatorConnection(service.url, ca, str(token)), subscription_of(0), self.heard, self._receipt
         )
 
     def _receipt(self, _: object) -> None:
@@ -155,7 +155,7 @@ def test_a_receipt_that_got_lost_in_an_outage_is_sent_again_after_it(
     replica = start(api)
     after = start(api, "replica-b") if to_the_other else replica
     service.lead_to(replica)
-    sender = Sender(Channel(service.url, replica.ca, str(token)), time.monotonic)
+    sender = Sender(OperatorConnection(service.url, replica.ca, str(token)), time.monotonic)
     sent: list[Acknowledgement] = []
 
     def acknowledge(receipt: Acknowledgement) -> None:
@@ -165,7 +165,9 @@ def test_a_receipt_that_got_lost_in_an_outage_is_sent_again_after_it(
         sender.send(receipt, within_s=0.0 if len(sent) == 1 else WAIT_S)
 
     heard = Heard()
-    subscriber = Subscriber(Channel(service.url, replica.ca, str(token)), subscription_of(0), heard, acknowledge)
+    subscriber = OperatorSubscriber(
+        OperatorConnection(service.url, replica.ca, str(token)), subscription_of(0), heard, acknowledge
+    )
     try:
         assert subscriber.wait_until_connected(WAIT_S)
         for each in {id(replica): replica, id(after): after}.values():

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint_operator import kinds
-from gracepoint_operator.admission.routes import PATH_EVICTIONS, path_of
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.contract.replicas import WEBHOOK_TOKEN, Replica, until
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi

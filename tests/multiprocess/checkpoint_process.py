@@ -26,10 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, catalog, commit, express_writer, salvaging, saving, writer
+from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.steps import commit, listing, recovery
+from gracepoint.checkpoint.writing import chunk_writer, file_writer
 from gracepoint.errors import GracepointError
-from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost import JaxStore, StoreGang
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.multiprocess.launcher import here
 
 LAYERS = 3
@@ -129,29 +132,29 @@ def is_third_chunk() -> Callable[..., bool]:
 
 
 POINTS: dict[str, Callable[[], None]] = {
-    "before any file": lambda: around(writer.Writer, "write", before=lambda *_: True),
-    "in the middle of the files": lambda: around(express_writer, "_write_chunk", before=is_third_chunk()),
-    "after the files": lambda: around(writer.Writer, "write", after=lambda *_: True),
-    "before the done-record": lambda: around(saving, "write_durably", before=is_done_record),
-    "after the done-record": lambda: around(saving, "write_durably", after=is_done_record),
+    "before any file": lambda: around(chunk_writer.ChunkWriter, "write", before=lambda *_: True),
+    "in the middle of the files": lambda: around(file_writer, "_write_chunk", before=is_third_chunk()),
+    "after the files": lambda: around(chunk_writer.ChunkWriter, "write", after=lambda *_: True),
+    "before the done-record": lambda: around(save_operation, "write_durably", before=is_done_record),
+    "after the done-record": lambda: around(save_operation, "write_durably", after=is_done_record),
     "before the manifest": lambda: around(commit, "_complete", before=lambda *_: True),
     "after the manifest": lambda: around(commit, "write_durably", after=lambda path, _: path.name == "_GRACEPOINT"),
     "before the rename": lambda: around(os, "rename", before=is_commit),
     "after the rename": lambda: around(os, "rename", after=is_commit),
-    "after the commit": lambda: around(saving.Save, "_commit", after=lambda *_: True),
+    "after the commit": lambda: around(save_operation.SaveOperation, "_commit", after=lambda *_: True),
 }
 
 
 def main(root: str, attempt: str, *actions: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: Gang = SingleProcess()
+    gang: ProcessGroup = SingleProcess()
     if place.process_count > 1:
         from jax._src import distributed
 
         store = JaxStore(distributed.global_state.client, f"test/{attempt}")
         gang = StoreGang(store, place.process_index, place.process_count)
-    engine = Checkpointer(root, gang=gang, attempt=attempt)
+    engine = StepCheckpointer(root, gang=gang, attempt=attempt)
     engine.prepare(with_keys(make_state(0), 0))
     for action in actions:
         verb, *arguments = action.split(":")
@@ -164,7 +167,7 @@ def main(root: str, attempt: str, *actions: str) -> None:
         wait()
 
 
-def do_kill(engine: Checkpointer, gang: Gang, root: str, point: str, processes: str) -> None:
+def do_kill(engine: StepCheckpointer, gang: ProcessGroup, root: str, point: str, processes: str) -> None:
     if "1" in processes:
         assert isinstance(gang, StoreGang)
         before_the_end.append(functools.partial(let_process_1_die_first, gang))
@@ -182,37 +185,37 @@ def let_process_1_die_first(gang: StoreGang) -> None:
             time.sleep(0.01)
 
 
-def do_last(engine: Checkpointer, gang: Gang, root: str, process: str) -> None:
-    def wait(each: saving.Save, *_: Any) -> bool:
+def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str) -> None:
+    def wait(each: save_operation.SaveOperation, *_: Any) -> bool:
         assert isinstance(gang, StoreGang)
         while sum(map(int, gang._store.list(f"{each.key}/count").values())) < gang.process_count - 1:
             time.sleep(0.01)
         return False
 
     if gang.process_index == int(process):
-        around(saving.Save, "_commit", before=wait)
+        around(save_operation.SaveOperation, "_commit", before=wait)
 
 
-def do_hold(engine: Checkpointer, gang: Gang, root: str, process: str, file: str) -> None:
+def do_hold(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str, file: str) -> None:
     def wait(path: Path, data: bytes) -> bool:
         while is_done_record(path, data) and not os.path.exists(file):
             time.sleep(0.01)
         return False
 
     if gang.process_index == int(process):
-        around(saving, "write_durably", before=wait)
+        around(save_operation, "write_durably", before=wait)
 
 
-def do_patience(engine: Checkpointer, gang: Gang, root: str, seconds: str) -> None:
+def do_patience(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds: str) -> None:
     global SAVE_TIMEOUT_S
     SAVE_TIMEOUT_S = float(seconds)
 
 
-def do_quiet(engine: Checkpointer, gang: Gang, root: str, seconds: str) -> None:
-    catalog.QUIET_S = float(seconds)
+def do_quiet(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds: str) -> None:
+    listing.QUIET_S = float(seconds)
 
 
-def do_tell_waiting(engine: Checkpointer, gang: Gang, root: str) -> None:
+def do_tell_waiting(engine: StepCheckpointer, gang: ProcessGroup, root: str) -> None:
     looks = itertools.count(1)
 
     def tell(*_: Any) -> bool:
@@ -220,16 +223,16 @@ def do_tell_waiting(engine: Checkpointer, gang: Gang, root: str) -> None:
             print("waiting", flush=True)
         return False
 
-    around(salvaging, "salvage", before=tell)
+    around(recovery, "salvage", before=tell)
 
 
-def do_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_save(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     state = with_keys(make_state(int(step)), int(step))
     saved = engine.save(int(step), state, {}, timeout_s=SAVE_TIMEOUT_S, on_stage=lambda stage: print(stage, flush=True))
     print(f"saved {saved.step}", flush=True)
 
 
-def do_background(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_background(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     """Saves in the background while a donating step overwrites the state."""
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x + x, state), donate_argnums=0)
     state = with_keys(make_state(int(step)), int(step))
@@ -241,7 +244,7 @@ def do_background(engine: Checkpointer, gang: Gang, root: str, step: str) -> Non
     print(f"saved {step}", flush=True)
 
 
-def do_restore(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     expected = with_keys(make_state(int(step)), int(step))
     restored = engine.restore(with_keys(make_state(0), 0), timeout_s=30)
     assert restored is not None
@@ -250,14 +253,14 @@ def do_restore(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
     print(f"restored {restored.step} with {restored.host_state}", flush=True)
 
 
-def do_restore_without_keys(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_restore_without_keys(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     restored = engine.restore(make_state(0), timeout_s=30)
     assert restored is not None
     assert_same_here(restored.state, make_state(int(step)))
     print(f"restored {restored.step}, by Orbax: {restored.by_orbax}", flush=True)
 
 
-def do_orbax_restore(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_orbax_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     import orbax.checkpoint as ocp
 
     like = with_keys(make_state(0), 0)
@@ -284,7 +287,7 @@ def _restore_args(like: Any) -> Any:
     )
 
 
-def do_orbax_save(engine: Checkpointer, gang: Gang, root: str, step: str) -> None:
+def do_orbax_save(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     import orbax.checkpoint as ocp
 
     state = make_state(int(step))
@@ -311,7 +314,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    catalog.QUIET_S = 0.5  # the dead are known to be dead here
+    listing.QUIET_S = 0.5  # the dead are known to be dead here
     main(*sys.argv[1:])
     if any(action.startswith("kill:") for action in sys.argv):
         sys.stdout.flush()

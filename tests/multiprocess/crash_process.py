@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import AsyncCheckpointer, Checkpointer, direct_io, saving
+from gracepoint.checkpoint import AsyncCheckpointer, StepCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.gang import Gang, SingleProcess
+from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.storage import direct_io
 from gracepoint.multihost import JaxStore, StoreGang
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.multiprocess.launcher import here
 from tests.multiprocess.strace import mark
 
@@ -51,7 +53,7 @@ def make_state(step: int) -> Any:
 def main(form: str, root: str, attempt: str, *actions: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: Gang = SingleProcess()
+    gang: ProcessGroup = SingleProcess()
     if place.process_count > 1:
         from jax._src import distributed
 
@@ -67,7 +69,7 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
     if form == "direct":
         assert direct_io.has_direct_io(Path(root))
         direct_io._SMALL_BYTES = 0
-    engine = Checkpointer(root, gang=gang, attempt=attempt, keep_last=1, options=options)
+    engine = StepCheckpointer(root, gang=gang, attempt=attempt, keep_last=1, options=options)
     for action in actions:
         verb, step = action.split(":")
         ACTIONS[verb](engine, int(step))
@@ -77,16 +79,16 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
 
 def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -> None:
     mark(f"begun {step}")
-    commit = saving.Save._commit
+    commit = save_operation.SaveOperation._commit
 
     def durable(*arguments: Any) -> None:
-        saving.Save._commit = commit  # type: ignore[method-assign]
+        save_operation.SaveOperation._commit = commit  # type: ignore[method-assign]
         mark(f"durable {step} {here().process_index}")
         if verb == "die-before-commit":
             os.kill(os.getpid(), signal.SIGKILL)
         commit(*arguments)
 
-    saving.Save._commit = durable  # type: ignore[assignment, method-assign]
+    save_operation.SaveOperation._commit = durable  # type: ignore[assignment, method-assign]
     if verb == "background":
         checkpointer.save(path, make_state(step), force=True)
         checkpointer.wait_until_finished()
@@ -95,14 +97,14 @@ def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -
     mark(f"committed {step}")
 
 
-def do_background(engine: Checkpointer, step: int) -> None:
+def do_background(engine: StepCheckpointer, step: int) -> None:
     mark(f"begun {step}")
     engine.save_in_background(step, make_state(step), {})
     engine.wait_until_finished(TIMEOUT_S)
     mark(f"committed {step}")
 
 
-def do_save(engine: Checkpointer, step: int, *, dying: bool = False) -> None:
+def do_save(engine: StepCheckpointer, step: int, *, dying: bool = False) -> None:
     def on_stage(stage: str) -> None:
         if stage == "durable":
             mark(f"durable {step} {here().process_index}")
@@ -114,11 +116,11 @@ def do_save(engine: Checkpointer, step: int, *, dying: bool = False) -> None:
     mark(f"committed {step}")
 
 
-def do_die_before_commit(engine: Checkpointer, step: int) -> None:
+def do_die_before_commit(engine: StepCheckpointer, step: int) -> None:
     do_save(engine, step, dying=True)
 
 
-def do_restore(engine: Checkpointer, step: int) -> None:
+def do_restore(engine: StepCheckpointer, step: int) -> None:
     restored = engine.restore(make_state(0), timeout_s=TIMEOUT_S)
     assert restored is not None
     assert restored.step == step

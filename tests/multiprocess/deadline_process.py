@@ -40,8 +40,8 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.account import Account
     from gracepoint.deadline_plan import SnapshotState
+    from gracepoint.preemption.epoch_progress import EpochProgress
 
     storage = SlowStorage(setattr)
     session = gracepoint.attach(directory, grace_period_s=30.0)
@@ -74,15 +74,15 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
             assert time.monotonic() < until_s, f"{what}: {engine.newest_snapshot}"
             time.sleep(0.002)
 
-    chose = Account.chose
+    chose = EpochProgress.chose
     after: dict[str, Any] = {}
 
-    def chose_and_go_on(account: Account, plan: Any) -> None:
+    def chose_and_go_on(account: EpochProgress, plan: Any) -> None:
         chose(account, plan)
         if "storage" in after:
             take(after["storage"])
 
-    Account.chose = chose_and_go_on  # type: ignore[method-assign,assignment]
+    EpochProgress.chose = chose_and_go_on  # type: ignore[method-assign,assignment]
 
     def take(how: str) -> None:
         """Makes this process's storage so."""

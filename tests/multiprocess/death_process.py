@@ -63,12 +63,14 @@ def wait_until_durable_everywhere() -> None:
 
 def die_at(point: str) -> None:
     """Puts the death where it belongs; "training" and "agreed" are the loop's."""
-    from gracepoint.checkpoint import Checkpointer
+    from gracepoint.checkpoint import StepCheckpointer
     from gracepoint.multihost.protocol import Member
 
-    save: Any = Checkpointer.save
+    save: Any = StepCheckpointer.save
 
-    def save_until(self: Checkpointer, step: int, *args: Any, on_stage: Callable[[str], None], **options: Any) -> Any:
+    def save_until(
+        self: StepCheckpointer, step: int, *args: Any, on_stage: Callable[[str], None], **options: Any
+    ) -> Any:
         print("saves", step, flush=True)
 
         def reached(stage: str) -> None:
@@ -88,7 +90,7 @@ def die_at(point: str) -> None:
         case "frozen":  # training is held here, and the others do not know where
             Member._publish = publish  # type: ignore[assignment,method-assign]
         case "written" | "durable" | "committed":  # in the save; after the done-record; after the commit
-            Checkpointer.save = save_until  # type: ignore[method-assign]
+            StepCheckpointer.save = save_until  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -100,7 +102,8 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint import leaving, multihost
+    from gracepoint import multihost
+    from gracepoint.preemption import process_exit
 
     multihost.initialize(
         place.coordinator,
@@ -110,7 +113,7 @@ def main() -> None:
         recoverable=OPTIONS["recoverable"],
     )
     if OPTIONS["failed_s"] is not None:
-        leaving.FAILED_S = OPTIONS["failed_s"]
+        process_exit.FAILED_S = OPTIONS["failed_s"]
     dying = OPTIONS["who"] == place.process_index
     if dying:
         die_at(OPTIONS["when"])

@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from gracepoint.checkpoint import Checkpointer, WriteOptions, verify
-from gracepoint.gang import SingleProcess
+from gracepoint.checkpoint import StepCheckpointer, WriteOptions, verify
+from gracepoint.process_group import SingleProcess
 from tests.multiprocess.launcher import here
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def main(directory: str) -> None:
     sharding = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), jax.sharding.PartitionSpec("x"))
     shape = (STATE_BYTES // 4 // 1024, 1024)
     state = {"w": jax.device_put(jnp.full(shape, 7.0), sharding)}
-    engine = Checkpointer(directory, gang=SingleProcess(), attempt="job-0-a")
+    engine = StepCheckpointer(directory, gang=SingleProcess(), attempt="job-0-a")
     engine.prepare(state, in_background=False)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + LEFT_BYTES, resource.RLIM_INFINITY))
     try:
@@ -60,7 +60,7 @@ def main_in_group(directory: str, procs: Path) -> None:
     shape = (STATE_BYTES // 4 // 1024, 1024)
     state = {"w": jnp.full(shape, 7.0)}
     for name, options in WAYS.items():
-        engine = Checkpointer(f"{directory}/{name}", gang=SingleProcess(), attempt="job-0-a", options=options)
+        engine = StepCheckpointer(f"{directory}/{name}", gang=SingleProcess(), attempt="job-0-a", options=options)
         engine.prepare(state, in_background=False)
         if name == "page cache":
             for device in engine._saver._writer._express._direct:

@@ -279,7 +279,7 @@ def permuted() -> None:
         Settings(), process_count=count, pods_per_job=count, completion_index=pod_index, pod_name=f"gpt-w-0-{pod_index}"
     )
     meeting = multihost.meet(settings)
-    expected = multihost.Member(process_index, service_id, pod_index, f"gpt-w-0-{pod_index}")
+    expected = multihost.ProcessNames(process_index, service_id, pod_index, f"gpt-w-0-{pod_index}")
     assert meeting.me == meeting.members[process_index] == expected
     assert meeting.of_service_id(service_id) == meeting.of_pod_index(pod_index) == expected
     assert [m.process_index for m in meeting.members] == list(range(count))

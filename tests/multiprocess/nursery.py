@@ -30,8 +30,8 @@ _PRELOADED = (
     "jax.numpy",
     "jax.experimental.multihost_utils",
     "tensorstore",
-    "gracepoint.session",
-    "gracepoint.emergency",
+    "gracepoint.session.session",
+    "gracepoint.preemption.emergency",
     "gracepoint.checkpoint",
     "gracepoint.multihost",
 )

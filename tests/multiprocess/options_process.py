@@ -14,17 +14,9 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import (
-    ArrayHandler,
-    AsyncCheckpointer,
-    NumpyHandler,
-    ParamInfo,
-    ScalarHandler,
-    WriteOptions,
-    commit,
-    pulling,
-    snapshot,
-)
+from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, NumpyHandler, ParamInfo, ScalarHandler, WriteOptions
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
 from gracepoint.errors import CheckpointError
 from tests.multiprocess.checkpoint_process import assert_same_here
 from tests.multiprocess.launcher import here
@@ -77,14 +69,14 @@ def check_formats(folder: Path) -> None:
 def check_slices(folder: Path) -> None:
     """From devices each process takes its part of a replicated array, and no more."""
     taken: list[tuple[int, int]] = []
-    start = pulling.start
+    start = device_to_host.start
 
     def noting(pull: Any, data: Any, options: Any) -> Any:
         taken.append((pull.bytes, data.nbytes))
         return start(pull, data, options)
 
     with pytest.MonkeyPatch.context() as patch, AsyncCheckpointer(options=FORMATS["devices"]) as checkpointer:
-        patch.setattr(snapshot, "start", noting)
+        patch.setattr(host_snapshot, "start", noting)
         checkpointer.save(folder, {"replicated": make_state()["replicated"]})
         checkpointer.wait_until_finished()
     assert taken == [(2048, 4096)], taken

@@ -19,9 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
 from gracepoint.checkpoint import AsyncCheckpointer
-from gracepoint.checkpoint.checkpointer import Checkpointer
-from gracepoint.checkpoint.functions import restore, save
-from gracepoint.checkpoint.manager import CheckpointManager
+from gracepoint.checkpoint.api import restore, save
+from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import get_barrier_sync_fn
 from tests.multiprocess.launcher import here
@@ -141,13 +141,13 @@ def steps_by_the_clock(root: Path, me: int, count: int) -> None:
 def a_session_by_the_clock(root: Path, me: int, count: int) -> None:
     """The session's periodic saves, by real clocks; the processes' steps take different times."""
     rng, saved = random.Random(me), []
-    real = Checkpointer.save_in_background
+    real = StepCheckpointer.save_in_background
 
-    def save_in_background(self: Checkpointer, step: int, *arguments: Any, **options: Any) -> None:
+    def save_in_background(self: StepCheckpointer, step: int, *arguments: Any, **options: Any) -> None:
         saved.append(step)
         real(self, step, *arguments, **options)
 
-    Checkpointer.save_in_background = save_in_background  # type: ignore[method-assign]
+    StepCheckpointer.save_in_background = save_in_background  # type: ignore[method-assign]
     with gracepoint.attach(root / "session", save_every_s=0.3, keep_last=1) as session:
         state, first = session.restore(like=state_on(list(range(count)), 0))
         for step in range(first + 1, first + 200):

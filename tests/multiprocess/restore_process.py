@@ -16,19 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, sources, stored
-from gracepoint.checkpoint.args import SingleReplicaArrayRestoreArgs
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.joined import Joining
+from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.handlers.registry import ParamInfo
+from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
+from gracepoint.checkpoint.leaf_args import SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.single_replica import SingleReplica
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.records import File
-from gracepoint.checkpoint.restore_tree import RestoreOptions, read_tree
-from gracepoint.checkpoint.single_replica import SingleReplica
-from gracepoint.checkpoint.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.together import Together
-from gracepoint.checkpoint.type_handlers import ParamInfo
+from gracepoint.checkpoint.process_groups import GroupFactory
+from gracepoint.checkpoint.reading import array_source, stored_tree
+from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
-from gracepoint.gang import Gang
+from gracepoint.process_group import ProcessGroup
 from tests.multiprocess.launcher import here
 
 TIMEOUT_S = 60.0
@@ -108,18 +109,18 @@ class Job:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        joined = Joining().join(timeout_s=TIMEOUT_S)
-        self.gang: Gang = joined.gang
+        joined = GroupFactory().join(timeout_s=TIMEOUT_S)
+        self.gang: ProcessGroup = joined.gang
         self.attempt = joined.attempt
-        self.engine = Checkpointer(str(root), gang=self.gang, attempt=self.attempt, options=RAW)
+        self.engine = StepCheckpointer(str(root), gang=self.gang, attempt=self.attempt, options=RAW)
         self._calls = 0
 
     def deadline(self) -> Deadline:
         return Deadline.after(TIMEOUT_S, time.monotonic)
 
-    def together(self) -> Together:
+    def together(self) -> ReplicaAgreement:
         self._calls += 1
-        return Together(self.gang, f"test/{self.attempt}/{self._calls}")
+        return ReplicaAgreement(self.gang, f"test/{self.attempt}/{self._calls}")
 
     def save(self, step: str) -> None:
         state = make_state() | {"replicated": replicated_state()}
@@ -145,13 +146,13 @@ class Job:
 
     def restore_by_one_replica(self, step: str, primary: str) -> None:
         opened: list[str] = []
-        read_checked = sources.read_checked
+        read_checked = array_source.read_checked
 
-        def noted(path: Path, file: File, out: memoryview) -> None:
+        def noted(path: Path, file: StoredFile, out: memoryview) -> None:
             opened.append(str(path))
             read_checked(path, file, out)
 
-        sources.read_checked = noted
+        array_source.read_checked = noted
         like = {"replicated": replicated_state()}
         args = jax.tree.map(lambda leaf: SingleReplicaArrayRestoreArgs(sharding=leaf.sharding), like)
         try:
@@ -164,7 +165,7 @@ class Job:
                 together=self.together(),
             )
         finally:
-            sources.read_checked = read_checked
+            array_source.read_checked = read_checked
         assert_same_here(found, like)
         chunks = [path for path in opened if "/default/replicated." in path]
         assert len(set(chunks)) == len(chunks)
@@ -172,7 +173,7 @@ class Job:
 
     def damaged_for_one(self, step: str, what: str, process: str) -> None:
         """One process finds damage: all say so, and none waits for the devices of the others."""
-        module = sources if what == "chunk" else stored
+        module = array_source if what == "chunk" else stored_tree
         read_checked = module.read_checked
 
         def damaged(path: Path, *rest: Any) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.checkpoint import AsyncCheckpointer, catalog
-from gracepoint.checkpoint.integrity import verify
-from gracepoint.checkpoint.layout import Layout
+from gracepoint.checkpoint import AsyncCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace
 from tests.multiprocess.disk import Crash, Disk, Tree
@@ -138,7 +139,7 @@ def test_the_recording_is_complete(recorded: Run) -> None:
 def test_after_a_crash_at_any_point_a_restore_gives_the_old_step_or_the_new_one_whole(
     recorded: Run, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)  # nobody writes any more, we know
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody writes any more, we know
     crashes = recorded.disk.crashes(ignoring=is_read_by_nobody)
     steps = {restored_after(crash, recorded, memory_folder / str(n)) for n, crash in enumerate(crashes)}
     begun = {step for step, position in recorded.begun.items() if position < sys.maxsize}
@@ -188,7 +189,7 @@ def newest(reached: Mapping[int, int], position: int) -> int:
 def test_after_a_crash_at_any_point_a_path_that_is_replaced_holds_the_old_tree_or_the_new_one_whole(
     tmp_path: Path, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)
     run = record(PATH, tmp_path)
     assert run.disk.tree() == run.left
     crashes = run.disk.crashes(ignoring=is_read_by_nobody)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import catalog
+from gracepoint.checkpoint.steps import listing
 from tests.multiprocess.launcher import Process, Processes
 from tests.unit.checkpoint.support import engine
 
@@ -153,7 +153,7 @@ def hold(rows: Sequence[Death], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 survived(gang, row, at)
             except AssertionError as error:
                 raise AssertionError(f"{row}\n{gang.output()}") from error
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)  # whoever died is dead, we know
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # whoever died is dead, we know
     for number, (gang, row) in enumerate(zip(gangs, rows, strict=True)):
         expected = row.restores
         if expected is None:

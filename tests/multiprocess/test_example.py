@@ -14,7 +14,7 @@ TRAIN = Path(__file__).parents[2] / "examples" / "transformer" / "train.py"
 SCRIPT = """
 import os, runpy, signal, sys
 import jax
-from gracepoint.session import Session
+from gracepoint.session.session import Session
 from tests.multiprocess.launcher import here
 
 here().initialize_jax()

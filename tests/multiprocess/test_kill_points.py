@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.checkpoint import catalog
+from gracepoint.checkpoint.steps import listing
 from tests.multiprocess import checkpoint_process
 from tests.multiprocess.launcher import Processes
 from tests.multiprocess.test_checkpoint import SCRIPT, expect, restore_here, run
@@ -63,7 +63,7 @@ def one_step(tmp_path: Path) -> Path:
 def test_killed_at_any_point_the_next_start_finds_the_old_step_or_the_new_one_whole(
     one_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)  # whoever was killed is dead, we know
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # whoever was killed is dead, we know
     kills = sorted(KILLS, key=lambda kill: kill[1] == "1")  # only the survivors of these wait: all together
     for number in range(0, len(kills), AT_ONCE):
         batch = {tmp_path / f"{number}-{n}": kill for n, kill in enumerate(kills[number : number + AT_ONCE])}

@@ -46,10 +46,10 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint import leaving
+    from gracepoint.preemption import process_exit
 
     if OPTIONS["failed_s"] is not None:
-        leaving.FAILED_S = OPTIONS["failed_s"]
+        process_exit.FAILED_S = OPTIONS["failed_s"]
     directory = sys.argv[1]
     session = gracepoint.attach(
         directory,
@@ -140,7 +140,7 @@ def misbehave(me: int, step: int) -> None:
     if OPTIONS["fail"] == [me, step]:
         raise RuntimeError("the user's own error")
     if OPTIONS["kill_self_in_freeze"] == me:
-        from gracepoint.emergency import Emergency
+        from gracepoint.preemption.emergency import Emergency
 
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)

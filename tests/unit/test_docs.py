@@ -17,10 +17,10 @@ import yaml
 import gracepoint
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_PREFIX, LABEL_POLICY, Env
-from gracepoint_operator.admission.contract import Refused, release_contract
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.policy import Checkpoint, CheckpointPolicySpec
+from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -110,7 +110,7 @@ def test_the_example_jobset_is_admitted_under_the_example_policy_and_finds_its_c
     jobset, policy, claim = (yaml.safe_load(text(Path(f"examples/{n}.yaml"))) for n in ("jobset", "policy", "claim"))
     assert jobset["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
     result = release_contract(jobset, CheckpointPolicy.of(policy).spec)
-    assert not isinstance(result, Refused), result
+    assert not isinstance(result, ContractViolation), result
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     mount = pod["containers"][0]["volumeMounts"][0]["mountPath"]

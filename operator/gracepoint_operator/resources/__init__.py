@@ -11,7 +11,7 @@ from gracepoint_operator.resources.policy import (
     CheckpointPolicy,
     CheckpointPolicySpec,
     CheckpointPolicyStatus,
-    Deadline,
+    DeadlinePolicy,
     JobSetForecast,
     LastSave,
     PolicyInForce,
@@ -34,7 +34,7 @@ from gracepoint_operator.resources.preemption import (
     RequestReference,
     RequestSpec,
     RequestStatus,
-    StageTiming,
+    StageTime,
 )
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "CheckpointPolicyStatus",
     "Condition",
     "ConditionStatus",
-    "Deadline",
+    "DeadlinePolicy",
     "JobSetForecast",
     "JobSetReference",
     "Laggard",
@@ -65,6 +65,6 @@ __all__ = [
     "RequestSpec",
     "RequestStatus",
     "SignalKind",
-    "StageTiming",
+    "StageTime",
     "Training",
 ]

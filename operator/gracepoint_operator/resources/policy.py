@@ -110,7 +110,7 @@ class Checkpoint(Model):
         return value
 
 
-class Deadline(Model):
+class DeadlinePolicy(Model):
     """How careful the plan for an emergency save is."""
 
     margin: Annotated[float, Field(ge=1, le=10)] = 1.25
@@ -155,7 +155,7 @@ class ExitBreaker(Model):
     """The time within which those exits are counted."""
 
 
-class EvictionHold(Model):
+class EvictionHoldPolicy(Model):
     """How long an eviction waits for the save that it brings about."""
 
     enabled: bool = True
@@ -177,7 +177,7 @@ class PolicyInForce(Model):
     signals: list[SignalKind] = Field(default=list(SignalKind), max_length=16, json_schema_extra=LIST_SET)
     """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
     the next disruption."""
-    eviction_hold: EvictionHold = EvictionHold()
+    eviction_hold: EvictionHoldPolicy = EvictionHoldPolicy()
     """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
     counts for the next disruption."""
     exit_breaker: ExitBreaker = ExitBreaker()
@@ -198,7 +198,7 @@ class CheckpointPolicySpec(PolicyInForce):
     )
     """Clouds whose metadata server each pod watches by itself, so that it hears of its machine's end while the
     operator is down. Auto, alone: the pod finds out. Empty: none. An edit counts for JobSets created later."""
-    deadline: Deadline = Deadline()
+    deadline: DeadlinePolicy = DeadlinePolicy()
     """How careful the emergency plan is. An edit counts for JobSets created later."""
     after_save: AfterSave = AfterSave()
     """How processes leave. An edit counts for JobSets created later."""

@@ -125,7 +125,7 @@ class Acknowledgements(Model):
     """At most 50 of the pods that have not acknowledged to any replica, sorted; also those that are gone since."""
 
 
-class StageTiming(Model):
+class StageTime(Model):
     """When a stage was reached. Absent stage: not reached, or nobody reported it."""
 
     stage: Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z][A-Za-z]*$")]
@@ -177,7 +177,7 @@ class PreemptionStatus(Model):
     """Processes that took part."""
     acknowledgements: Acknowledgements | None = None
     """Receipts of the notice over all replicas."""
-    timings: Annotated[list[StageTiming], Field(max_length=32, json_schema_extra=list_map("stage"))] | None = None
+    timings: Annotated[list[StageTime], Field(max_length=32, json_schema_extra=list_map("stage"))] | None = None
     """When which stage was reached."""
     choice: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     """What all processes chose to do with the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gracepoint.wire.messages import Confidence
-from gracepoint_operator.signals.rows import Cause, Deadline, Match, On, Row, Time, TimeFormat, ValueMatch
+from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, Time, TimeFormat, ValueMatch
 from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
 
 _NTH = "aws-node-termination-handler"
@@ -20,7 +20,7 @@ def _aks_event(event: str, lead_s: float, confidence: Confidence, cause: Cause, 
         cause=cause,
         confidence=confidence,
         cancelable=True,
-        deadline=Deadline(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=lead_s),
+        deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=lead_s),
         about=about,
     )
 
@@ -33,7 +33,7 @@ _GKE = (
         cause=Cause.SPOT_TERMINATION,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(grace_cap_seconds=GKE_SPOT_GRACE_S),
+        deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
         about="The machine is being ended. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by "
         "default; a longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
     ),
@@ -63,7 +63,7 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=LIKELY,
         cancelable=True,
-        deadline=Deadline(time=Time(format=TimeFormat.EPOCH_SECONDS)),
+        deadline=DeadlineRule(time=Time(format=TimeFormat.EPOCH_SECONDS)),
         about="Days ahead: the value is when the maintenance starts, and it may be moved "
         "(cloud.google.com/kubernetes-engine/docs/how-to/view-maintenance-events).",
     ),
@@ -74,7 +74,7 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=LIKELY,
         cancelable=True,
-        deadline=Deadline(
+        deadline=DeadlineRule(
             time=Time(
                 format=TimeFormat.JSON,
                 json_fields=["windowStartTime", "startTimeWindow.earliest"],
@@ -133,7 +133,7 @@ _KARPENTER = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(row="karpenter-termination-time"),
+        deadline=DeadlineRule(row="karpenter-termination-time"),
         about="The node is being drained: until the NodeClaim's termination time, where one is set; pods that are "
         "evicted before that are told so by their eviction (karpenter.sh/docs/concepts/disruption).",
     ),
@@ -147,7 +147,7 @@ _KARPENTER = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(time=Time(format=TimeFormat.RFC3339)),
+        deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339)),
         about="When the NodeClaim's terminationGracePeriod is over: pods are deleted so that they are gone by then, "
         "whatever their disruption budgets and do-not-disrupt say.",
     ),
@@ -158,7 +158,7 @@ _KARPENTER = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
+        deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
         limit=True,
         about="The node is so old that it is drained; known from its start. Never: no signal.",
     ),
@@ -172,7 +172,7 @@ _AUTOSCALER = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(grace_cap_seconds=600.0),
+        deadline=DeadlineRule(grace_cap_seconds=600.0),
         about="The node is being drained with the pods' grace period, at most --max-graceful-termination-sec, 600 s.",
     ),
     Row(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gracepoint_operator.signals.rows import Cause, Deadline, Match, On, Row, TaintMatch, Time, TimeFormat
+from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, TaintMatch, Time, TimeFormat
 from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
 
 #: For pods that are not critical, when their kubelet shuts down gracefully.
@@ -62,7 +62,7 @@ _NODES = (
         cause=Cause.NODE_SHUTDOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(grace_cap_seconds=KUBELET_SHUTDOWN_S),
+        deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
         about="Graceful node shutdown: the machine goes down, and pods get their grace period, at most the kubelet's "
         "shutdownGracePeriod, which the API does not tell. What the example of 30 s, 10 s of them for critical pods, "
         "leaves the others is assumed (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
@@ -83,7 +83,7 @@ _NODES = (
         cause=Cause.NODE_TAINT,
         confidence=SURE,
         cancelable=True,
-        deadline=Deadline(tolerated=True),
+        deadline=DeadlineRule(tolerated=True),
         tolerable=True,
         about="The pod is deleted once its tolerationSeconds are over, at once without, and then has its grace period "
         "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
@@ -153,7 +153,7 @@ _JOBS = (
         cause=Cause.TIME_LIMIT,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
+        deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
         limit=True,
         about="The Job's pods are deleted when its time is over; known from the start.",
     ),
@@ -164,7 +164,7 @@ _JOBS = (
         cause=Cause.TIME_LIMIT,
         confidence=SURE,
         cancelable=False,
-        deadline=Deadline(
+        deadline=DeadlineRule(
             time=Time(
                 format=TimeFormat.SECONDS,
                 since="status.conditions.Admitted.lastTransitionTime",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gracepoint_operator.resources.reference import put_between
 from gracepoint_operator.signals.catalogue import BUILT_IN
-from gracepoint_operator.signals.rows import Deadline, Match, Row, TimeFormat
+from gracepoint_operator.signals.rows import DeadlineRule, Match, Row, TimeFormat
 
 START, END = "<!-- rows: generated from the catalogue -->\n", "<!-- end of rows -->\n"
 
@@ -85,7 +85,7 @@ def _by_when(row: Row) -> str:
     return f"{told}; else {plain}"
 
 
-def _assumed(rule: Deadline) -> str:
+def _assumed(rule: DeadlineRule) -> str:
     """Where no time is told."""
     if rule.after_seconds is None:
         plain = (

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gracepoint_operator.objects import Taint, parse_time, read_taint
+from gracepoint_operator.kube.objects import Taint, parse_time, read_taint
 from gracepoint_operator.signals.rows import On, Row, Time, TimeFormat
 
 Body = Mapping[str, Any]

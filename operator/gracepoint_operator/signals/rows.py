@@ -185,7 +185,7 @@ class Time(Model):
         return self
 
 
-class Deadline(Model):
+class DeadlineRule(Model):
     """By when the pod will be gone.
 
     The time that the object tells, where it tells one that is not past; else so long after the signal began.
@@ -214,7 +214,7 @@ class Row(Model):
     """sure: the pod will die. likely: it probably will; the gang saves and leaves as well. hint: the gang prepares."""
     cancelable: bool
     """True: when it goes away before the gang has frozen, the gang is told to go on."""
-    deadline: Deadline = Deadline()
+    deadline: DeadlineRule = DeadlineRule()
     tolerable: bool = False
     """A pod that tolerates the taint for good stays, so that it means nothing to it."""
     limit: bool = False

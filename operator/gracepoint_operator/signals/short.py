@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gracepoint.wire.messages import Confidence
-from gracepoint_operator.signals.rows import ConditionMatch, Deadline, FieldMatch, Match, On, TaintMatch
+from gracepoint_operator.signals.rows import ConditionMatch, DeadlineRule, FieldMatch, Match, On, TaintMatch
 
 SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
 
@@ -21,5 +21,5 @@ def field(on: On, path: str, *values: str) -> Match:
     return Match(kind=on, field=FieldMatch(path=path, values=list(values)))
 
 
-def after(seconds: float, *, tolerated: bool = False) -> Deadline:
-    return Deadline(after_seconds=seconds, tolerated=tolerated)
+def after(seconds: float, *, tolerated: bool = False) -> DeadlineRule:
+    return DeadlineRule(after_seconds=seconds, tolerated=tolerated)

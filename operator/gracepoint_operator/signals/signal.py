@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from gracepoint.wire.messages import Confidence
-from gracepoint_operator.objects import Pod
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals.reading import Mark
 from gracepoint_operator.signals.rows import Cause, On

@@ -8,22 +8,22 @@ From the outside in: ``functions``, ``async_checkpointer`` and ``manager`` (the 
 docs/checkpoint.md says how it is used, docs/checkpoint-format.md what is promised.
 """
 
-from gracepoint.checkpoint.args import ArrayRestoreArgs, RestoreArgs, SaveArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
-from gracepoint.checkpoint.checkpointer import Checkpointer
-from gracepoint.checkpoint.dispatch import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.functions import all_steps, latest_step, restore, save
-from gracepoint.checkpoint.handlers import ArrayHandler, NumpyHandler, ScalarHandler, default_handlers
-from gracepoint.checkpoint.integrity import Damage, Report, verify
-from gracepoint.checkpoint.manager import CheckpointManager
-from gracepoint.checkpoint.measures import Saved, SaveStats
+from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
+from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, NumpyHandler, ScalarHandler, default_handlers
+from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+from gracepoint.checkpoint.handlers.registry import HandlerRegistry, ParamInfo, TypeHandler
+from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
+from gracepoint.checkpoint.handlers.string_handler import StringHandler
+from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
+from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, RestoreOptions
 from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
 from gracepoint.checkpoint.options import SaveCallback, TransferPriority, WriteOptions
-from gracepoint.checkpoint.restore_tree import PLACEHOLDER, RestoreOptions
-from gracepoint.checkpoint.restoring import Reshard, Restored
-from gracepoint.checkpoint.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.string_handler import StringHandler
-from gracepoint.checkpoint.type_handlers import HandlerRegistry, ParamInfo, TypeHandler
+from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
 
 __all__ = [
     "PLACEHOLDER",
@@ -31,7 +31,6 @@ __all__ = [
     "ArrayRestoreArgs",
     "AsyncCheckpointer",
     "CheckpointManager",
-    "Checkpointer",
     "Damage",
     "Dispatcher",
     "HandlerRegistry",
@@ -39,7 +38,6 @@ __all__ = [
     "LeafMetadata",
     "NumpyHandler",
     "ParamInfo",
-    "Report",
     "Reshard",
     "RestoreArgs",
     "RestoreOptions",
@@ -51,10 +49,12 @@ __all__ = [
     "ScalarHandler",
     "SingleReplicaArrayHandler",
     "SingleReplicaArrayRestoreArgs",
+    "StepCheckpointer",
     "StringHandler",
     "TransferPriority",
     "TreeMetadata",
     "TypeHandler",
+    "VerificationReport",
     "WriteOptions",
     "all_steps",
     "default_handlers",

@@ -13,22 +13,23 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from gracepoint.checkpoint import at_path, tidying
-from gracepoint.checkpoint.at_exit import AtExit
-from gracepoint.checkpoint.callback import call_back
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.joined import Joined, Joining
-from gracepoint.checkpoint.layout import Layout
-from gracepoint.checkpoint.measures import SaveStats
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import restore_path
+from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.restore_tree import DEFAULTS, RestoreOptions
-from gracepoint.checkpoint.saver import Saver
-from gracepoint.checkpoint.saving import Save
-from gracepoint.checkpoint.sync_fn import SyncFnBarrier
+from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.saving.at_exit import AtExit
+from gracepoint.checkpoint.saving.commit_callback import call_back
+from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_metrics import SaveStats
+from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
+from gracepoint.checkpoint.steps import cleanup
+from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError
-from gracepoint.gang import Gang
 from gracepoint.multihost.utilities import BarrierSyncFn
+from gracepoint.process_group import ProcessGroup
 
 _ABANDON_S = 10.0
 
@@ -50,7 +51,7 @@ class AsyncCheckpointer:
         post_finalization_callback: Callable[[], None] | None = None,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
-        gang: Gang | None = None,
+        gang: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches neither files nor JAX's backend.
@@ -84,9 +85,9 @@ class AsyncCheckpointer:
         self._options = options
         self._host_memory_limit_bytes = host_memory_limit_bytes
         self._clock = clock
-        self._joining = Joining(active_processes, gang)
-        self._joined: Joined | None = None
-        self._saver: Saver | None = None
+        self._joining = GroupFactory(active_processes, gang)
+        self._joined: JoinedGroup | None = None
+        self._saver: SaveExecutor | None = None
         self._last_save: SaveStats | None = None
         self._restores = 0
         self._closed = False
@@ -192,8 +193,8 @@ class AsyncCheckpointer:
         self.wait_until_finished()
         joined, _ = self._join()
         self._restores += 1
-        paths = at_path.paths_of(path)
-        return at_path.restore(
+        paths = restore_path.paths_of(path)
+        return restore_path.restore(
             paths,
             paths.step(None),
             like,
@@ -218,7 +219,7 @@ class AsyncCheckpointer:
         """
         self.wait_until_finished()
         return metadata_of(
-            at_path.folder_of(at_path.paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock)
+            restore_path.folder_of(restore_path.paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock)
         )
 
     def check_for_errors(self) -> None:
@@ -270,13 +271,13 @@ class AsyncCheckpointer:
         self._at_exit.forget()
         self._last_save, self._saver = self.last_save, None
 
-    def _join(self) -> tuple[Joined, Saver]:
+    def _join(self) -> tuple[JoinedGroup, SaveExecutor]:
         if self._joined is None or self._saver is None:
             joined = self._joining.join(timeout_s=self._timeout_s)
             if self._primary_host is not None:
                 joined.rank(self._primary_host)  # raises where it takes no part
             self._joined = joined
-            self._saver = Saver(
+            self._saver = SaveExecutor(
                 joined.gang,
                 joined.attempt,
                 clock=self._clock,
@@ -286,14 +287,14 @@ class AsyncCheckpointer:
             )
         return self._joined, self._saver
 
-    def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[Save, Saver, Layout]:
+    def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         joined, saver = self._join()
-        paths = at_path.paths_of(path)
+        paths = restore_path.paths_of(path)
         save = saver.begin(paths, None, replace=force, barrier=self._barrier(joined))
         with save.failing_together():
-            at_path.check_target(
+            restore_path.check_target(
                 save,
                 joined.gang,
                 make_way=lambda: saver.wait_until_finished(None),
@@ -302,13 +303,13 @@ class AsyncCheckpointer:
             )
         return save, saver, paths
 
-    def _barrier(self, joined: Joined) -> SyncFnBarrier | None:
+    def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
         if self._barrier_sync_fn is None:
             return None
         committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 
-    def _after_commit(self, save: Save, paths: Layout) -> None:
+    def _after_commit(self, save: SaveOperation, paths: Layout) -> None:
         """Runs in the thread of the save."""
         joined, _ = self._join()
         if self._callback is not None:
@@ -320,4 +321,4 @@ class AsyncCheckpointer:
                 timeout_s=self._timeout_s,
             )
         if joined.gang.process_index == 0:
-            tidying.tidy_beside(save.temporary, paths)
+            cleanup.tidy_beside(save.temporary, paths)

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint import sharding_file
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.restore_tree import in_time
-from gracepoint.checkpoint.stored import StoredLeaf, open_tree
+from gracepoint.checkpoint.format import sharding_file
+from gracepoint.checkpoint.loading.restore_tree import in_time
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_tree
+from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 
 

@@ -6,18 +6,11 @@ No name here loads JAX before it is called.
 from gracepoint.multihost.agreement import Agreement, Observer
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.broadcast import broadcast_one_to_all
-from gracepoint.multihost.cluster import Meeting, Member, join, meet, raise_jax_notice
+from gracepoint.multihost.cluster import Meeting, ProcessNames, join, meet, raise_jax_notice
 from gracepoint.multihost.distributed import initialize, shutdown
 from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.multihost.state import State, global_state
-from gracepoint.multihost.store import (
-    InMemoryStore,
-    JaxStore,
-    KeyExists,
-    KeyTimeout,
-    KeyValueStore,
-    StoreUnavailable,
-)
+from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
     get_barrier_sync_fn,
@@ -38,8 +31,8 @@ __all__ = [
     "KeyTimeout",
     "KeyValueStore",
     "Meeting",
-    "Member",
     "Observer",
+    "ProcessNames",
     "State",
     "StoreGang",
     "StoreUnavailable",

@@ -25,12 +25,12 @@ import time
 from typing import Protocol
 
 from gracepoint.errors import AgreementError, GracepointError
-from gracepoint.gang import Gang
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Entry, Gone, Notice, Retract
+from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Broken, Event
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import KeyValueStore, StoreUnavailable
+from gracepoint.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Agreement:
         observer: Told of what happens; knows the time.
     """
 
-    def __init__(self, store: KeyValueStore, gang: Gang, observer: Observer) -> None:
+    def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer) -> None:
         self._store = store
         self._gang = gang
         self._observer = observer
@@ -104,11 +104,11 @@ class Agreement:
         Raises:
             StoreUnavailable: The store could not be reached, also when tried again.
         """
-        notice = Notice(self._me, origin, remaining_s, text, drill, once)
+        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once)
 
         def said(there: Entry) -> bool:
             return (
-                isinstance(there, Notice)
+                isinstance(there, NoticeEntry)
                 and (there.origin, there.drill) == (origin, drill)
                 and abs(there.remaining_s - remaining_s) <= _SAME_S
             )

@@ -31,7 +31,7 @@ from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
 
 
 class StoreGang:
-    """``gracepoint.gang.Gang`` on a store.
+    """``gracepoint.process_group.ProcessGroup`` on a store.
 
     Args:
         store: Shared by all processes of the attempt, and by no other attempt.

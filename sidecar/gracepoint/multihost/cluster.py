@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint.errors import AgreementError, SettingsError
-from gracepoint.gang import Gang, SingleProcess
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.detection import Place
 from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, join_cluster
 from gracepoint.multihost.state import global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX, Env
 
@@ -36,7 +36,7 @@ _meetings = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class ProcessNames:
     """The names of one process."""
 
     process_index: int  # jax.process_index()
@@ -49,21 +49,21 @@ class Member:
 class Meeting:
     """What the processes know of each other after ``meet``."""
 
-    gang: Gang
+    gang: ProcessGroup
     store: KeyValueStore
     attempt: str  # unique per start of the gang, the same in all processes
-    members: tuple[Member, ...]  # by process_index
+    members: tuple[ProcessNames, ...]  # by process_index
     client: Any | None  # JAX's coordination-service client; None for a single process
 
     @property
-    def me(self) -> Member:
+    def me(self) -> ProcessNames:
         return self.members[self.gang.process_index]
 
-    def of_service_id(self, service_id: int) -> Member:
+    def of_service_id(self, service_id: int) -> ProcessNames:
         """The process that joined the coordination service as ``service_id``."""
         return next(m for m in self.members if m.service_id == service_id)
 
-    def of_pod_index(self, pod_index: int) -> Member:
+    def of_pod_index(self, pod_index: int) -> ProcessNames:
         """The process in the JobSet's training pod ``pod_index``.
 
         Raises:
@@ -144,7 +144,7 @@ def meet(settings: Settings) -> Meeting:
     job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
     if state.client is None or state.num_processes == 1:
         attempt = f"{job}-{secrets.token_hex(4)}"
-        me = Member(0, 0, _pod_index(settings), settings.pod_name)
+        me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), None)
 
     count = state.num_processes
@@ -154,11 +154,11 @@ def meet(settings: Settings) -> Meeting:
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
     hall = StoreGang(JaxStore(state.client, f"gracepoint/meeting/{_meetings}"), state.process_id, count)
-    me = Member(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
+    me = ProcessNames(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
     nonce = secrets.token_hex(4) if state.process_id == 0 else None
     attempt = f"{job}-{hall.broadcast('nonce', nonce, timeout_s=_MEETING_TIMEOUT_S)}"
     words = hall.gather("members", json.dumps(dataclasses.asdict(me)), timeout_s=_MEETING_TIMEOUT_S)
-    members = sorted((Member(**json.loads(w)) for w in words), key=lambda m: m.process_index)
+    members = sorted((ProcessNames(**json.loads(w)) for w in words), key=lambda m: m.process_index)
     if [m.process_index for m in members] != list(range(count)):
         raise AgreementError(f"expected the process indices 0 to {count - 1} once each, found {members}")
     store = JaxStore(state.client, f"gracepoint/{attempt}")

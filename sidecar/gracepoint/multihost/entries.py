@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Notice:
+class NoticeEntry:
     """Something is going to end this gang; or the newest word on what was told before, as when a deadline moves.
 
     Attributes:
@@ -42,7 +42,7 @@ class Retract:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class StartEntry:
     """It is time: the freeze begins, and the entry's number becomes the epoch's.
 
     Attributes:
@@ -101,9 +101,9 @@ class Closing:
     by: int
 
 
-Entry = Notice | Retract | Start | Agreed | Failed | Ended | Finished | Gone | Closing
+Entry = NoticeEntry | Retract | StartEntry | Agreed | Failed | Ended | Finished | Gone | Closing
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Notice, Retract, Start, Agreed, Failed, Ended, Finished, Gone, Closing)
+    kind.__name__: kind for kind in (NoticeEntry, Retract, StartEntry, Agreed, Failed, Ended, Finished, Gone, Closing)
 }
 
 

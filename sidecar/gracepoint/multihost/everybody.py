@@ -12,11 +12,11 @@ import threading
 from typing import Any
 
 from gracepoint.errors import ClusterError
-from gracepoint.gang import Gang
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.multihost.state import global_state
 from gracepoint.multihost.store import JaxStore, KeyValueStore
+from gracepoint.process_group import ProcessGroup
 from gracepoint.wire.names import Env
 
 
@@ -25,7 +25,7 @@ class Everybody:
     """All processes of JAX's cluster."""
 
     client: Any
-    gang: Gang
+    gang: ProcessGroup
     store: KeyValueStore
     keys: BarrierKeys
 

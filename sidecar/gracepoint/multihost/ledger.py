@@ -26,9 +26,9 @@ from gracepoint.multihost.entries import (
     Failed,
     Finished,
     Gone,
-    Notice,
+    NoticeEntry,
     Retract,
-    Start,
+    StartEntry,
 )
 
 
@@ -53,14 +53,14 @@ class Epoch:
 class Noticed:
     """A notice stands, or has moved."""
 
-    notice: Notice
+    notice: NoticeEntry
 
 
 @dataclasses.dataclass(frozen=True)
 class Retracted:
     """A notice stands no longer."""
 
-    notice: Notice
+    notice: NoticeEntry
     by: int
     reason: str
 
@@ -69,7 +69,7 @@ class Retracted:
 class Moot:
     """Notices that nothing is done about, as training has ended. ``by`` is a process that is there to say so."""
 
-    notices: tuple[Notice, ...]
+    notices: tuple[NoticeEntry, ...]
     by: int
 
 
@@ -118,7 +118,7 @@ class Ledger:
         failed: Why an epoch that was no drill came to nothing, so that all leave.
     """
 
-    standing: Mapping[str, Notice] = dataclasses.field(default_factory=dict)
+    standing: Mapping[str, NoticeEntry] = dataclasses.field(default_factory=dict)
     changed: int = -1
     epoch: Epoch | None = None
     finished: bool = False
@@ -129,11 +129,11 @@ class Ledger:
     def hear(self, number: int, entry: Entry) -> tuple[Ledger, tuple[Event, ...]]:
         """The state after one more entry, and what has come of it; nothing where it is void."""
         match entry:
-            case Notice():
+            case NoticeEntry():
                 return self._noticed(number, entry)
             case Retract():
                 return self._retracted(number, entry)
-            case Start():
+            case StartEntry():
                 return self._started(number, entry)
             case Agreed(ordinals=ordinals) if self._undecided(entry.epoch):
                 assert self.epoch is not None
@@ -159,7 +159,7 @@ class Ledger:
         found = self.epoch
         return self.failed is None and found is not None and (found.number, found.agreed) == (epoch, None)
 
-    def _noticed(self, number: int, notice: Notice) -> tuple[Ledger, tuple[Event, ...]]:
+    def _noticed(self, number: int, notice: NoticeEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if notice.origin in self._dealt_with:
             return self, ()
         if self.finished and self.epoch is None:
@@ -174,7 +174,7 @@ class Ledger:
         after = dataclasses.replace(self._dropping([notice]), changed=number)
         return after, (Retracted(notice, entry.by, entry.reason),)
 
-    def _started(self, number: int, entry: Start) -> tuple[Ledger, tuple[Event, ...]]:
+    def _started(self, number: int, entry: StartEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if not self.standing or entry.heard != self.changed:
             return self, ()
         if self.epoch is not None or self.finished or self.failed is not None:
@@ -209,7 +209,7 @@ class Ledger:
         dealt_with = [n for n in self.standing.values() if n.origin in epoch.origins]
         return dataclasses.replace(self._dropping(dealt_with), epoch=None)
 
-    def _dropping(self, notices: list[Notice] | tuple[Notice, ...]) -> Ledger:
+    def _dropping(self, notices: list[NoticeEntry] | tuple[NoticeEntry, ...]) -> Ledger:
         origins = {n.origin for n in notices}
         return dataclasses.replace(
             self,

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 
 from gracepoint.multihost.barriers import named
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, Start
+from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry
 from gracepoint.multihost.ledger import Broken, Event, Ledger, Opened, Settled
 from gracepoint.multihost.store import KeyValueStore
 
@@ -171,8 +171,10 @@ class Member:
         ledger = self.ledger
         if ledger.epoch is None:
             if ledger.standing and not ledger.finished and start_in_s <= 0:
-                start = Start(self._process_index, ledger.changed)
-                self._bell.ring(start, unless=lambda there: isinstance(there, Start) and there.heard == start.heard)
+                start = StartEntry(self._process_index, ledger.changed)
+                self._bell.ring(
+                    start, unless=lambda there: isinstance(there, StartEntry) and there.heard == start.heard
+                )
         elif self._undecided() is not None:
             self._complete(in_time=time_left_s > 0)
 

@@ -2,24 +2,24 @@
 goes back.
 """
 
-from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
-from gracepoint.receivers.subscription import Subscriber
+from gracepoint.receivers.subscription import OperatorSubscriber
 
 __all__ = [
-    "Channel",
     "ChannelError",
     "Disruption",
     "Hints",
     "Mailbox",
     "MetadataWatchers",
     "Operator",
+    "OperatorConnection",
+    "OperatorSubscriber",
     "Sender",
     "SigtermReceiver",
-    "Subscriber",
 ]

@@ -30,7 +30,7 @@ class ChannelError(GracepointError, ConnectionError):
         self.status = status
 
 
-class Channel:
+class OperatorConnection:
     """One connection at a time to the operator.
 
     Args:

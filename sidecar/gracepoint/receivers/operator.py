@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gracepoint.gang import Gang
-from gracepoint.receivers.channel import Channel
+from gracepoint.process_group import ProcessGroup
+from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
-from gracepoint.receivers.subscription import Subscriber
+from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Subscription
 from gracepoint.wire.names import Env
@@ -39,7 +39,7 @@ class Operator:
         for field in ("namespace", "pod_name", "pod_uid", "jobset_uid"):
             settings.required(field, because=f"{Env.OPERATOR_URL} is set")
         self.sender = Sender(self._channel(), clock)
-        self._subscriber: Subscriber | None = None
+        self._subscriber: OperatorSubscriber | None = None
 
     @classmethod
     def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
@@ -50,7 +50,7 @@ class Operator:
         return cls(settings, clock)
 
     def subscribe(
-        self, session: str, gang: Gang, mailbox: Mailbox, library_version: str, hints: Hints | None = None
+        self, session: str, gang: ProcessGroup, mailbox: Mailbox, library_version: str, hints: Hints | None = None
     ) -> None:
         """Starts to listen."""
         settings = self._settings
@@ -66,7 +66,7 @@ class Operator:
             library_version=library_version,
             takes_hints=hints is not None,
         )
-        self._subscriber = Subscriber(
+        self._subscriber = OperatorSubscriber(
             self._channel(),
             who,
             mailbox,
@@ -92,13 +92,13 @@ class Operator:
         self.stop_listening()
         self.sender.close()
 
-    def _channel(self) -> Channel:
+    def _channel(self) -> OperatorConnection:
         settings = self._settings
         assert settings.operator_url is not None
-        return Channel(settings.operator_url, settings.ca_certificate, settings.token_file)
+        return OperatorConnection(settings.operator_url, settings.ca_certificate, settings.token_file)
 
 
-def receipt_after_s(gang: Gang) -> float:
+def receipt_after_s(gang: ProcessGroup) -> float:
     """How long after a notice this process sends its receipt.
 
     A gang is told at once. Its receipts, of which none is urgent, come when all have been told, and one after another:

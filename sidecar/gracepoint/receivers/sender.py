@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 
 from gracepoint.receivers.backoff import Backoff
-from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION
 
@@ -67,7 +67,7 @@ class Sender:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, channel: Channel, clock: Callable[[], float]) -> None:
+    def __init__(self, channel: OperatorConnection, clock: Callable[[], float]) -> None:
         self._channel = channel
         self._clock = clock
         self._changed = threading.Condition()

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from gracepoint.errors import WireError
 from gracepoint.receivers.backoff import Backoff
-from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Hint, Mode, Notice, Retraction, Subscription
@@ -36,7 +36,7 @@ _MOST_UNREADABLE = 20
 _JOIN_S = 1.0
 
 
-class Subscriber:
+class OperatorSubscriber:
     """Reads notices into the mailbox.
 
     Args:
@@ -49,7 +49,7 @@ class Subscriber:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: OperatorConnection,
         who: Subscription,
         mailbox: Mailbox,
         acknowledge: Callable[[Acknowledgement], None],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.checkpoint import planner
-from gracepoint.checkpoint.snapshot import Snapshot
+from gracepoint.checkpoint.saving import save_planner
+from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot
 
 
 @pytest.fixture
@@ -13,10 +13,10 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The memory for snapshots that is reserved from here on."""
     made: list[object] = []
 
-    class Noted(Snapshot):
+    class Noted(HostSnapshot):
         def __init__(self, *form: object) -> None:
             super().__init__(*form)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(planner, "Snapshot", Noted)
+    monkeypatch.setattr(save_planner, "HostSnapshot", Noted)
     return made

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Checkpointer, Restored, Saved
-from gracepoint.gang import Gang, SingleProcess
+from gracepoint.checkpoint import Restored, Saved, StepCheckpointer
 from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.process_group import ProcessGroup, SingleProcess
 
 Result = TypeVar("Result")
 State = Any
@@ -99,19 +99,21 @@ def assert_same(found: State, expected: State) -> None:
         assert bits(leaf) == bits(expected_leaves[path]), jax.tree_util.keystr(path)
 
 
-def engine(root: Path, gang: Gang | None = None, *, attempt: str = "job-0-a", **options: Any) -> Checkpointer:
-    return Checkpointer(str(root), gang=gang or SingleProcess(), attempt=attempt, **options)
+def engine(
+    root: Path, gang: ProcessGroup | None = None, *, attempt: str = "job-0-a", **options: Any
+) -> StepCheckpointer:
+    return StepCheckpointer(str(root), gang=gang or SingleProcess(), attempt=attempt, **options)
 
 
 def save(
-    checkpointer: Checkpointer, step: int, state: State, host_state: dict[str, Any] | None = None, **options: Any
+    checkpointer: StepCheckpointer, step: int, state: State, host_state: dict[str, Any] | None = None, **options: Any
 ) -> Saved:
     """Saves as in an emergency."""
     options = {"timeout_s": 30.0, "on_stage": lambda stage: None, **options}
     return checkpointer.save(step, state, host_state or {}, **options)
 
 
-def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: Gang | None = None) -> Restored | None:
+def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None) -> Restored | None:
     """Restores in a new engine, as the next start does."""
     checkpointer = engine(root, gang, attempt=attempt)
     restored = checkpointer.restore(like, timeout_s=30)
@@ -119,7 +121,7 @@ def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: Gang | N
     return restored
 
 
-def in_gang(count: int, function: Callable[[Gang], Result]) -> list[Result]:
+def in_gang(count: int, function: Callable[[ProcessGroup], Result]) -> list[Result]:
     """Runs ``function`` in one thread for each process of a gang; raises the first one's error, if any."""
     outcomes = outcomes_in_gang(count, function)
     for outcome in outcomes:
@@ -128,7 +130,7 @@ def in_gang(count: int, function: Callable[[Gang], Result]) -> list[Result]:
     return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
-def outcomes_in_gang(count: int, function: Callable[[Gang], Result]) -> list[Result | BaseException]:
+def outcomes_in_gang(count: int, function: Callable[[ProcessGroup], Result]) -> list[Result | BaseException]:
     """Runs ``function`` in one thread for each process of a gang; returns results and errors by process."""
     store = InMemoryStore()
     outcomes: list[Any] = [None] * count

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import catalog, commit, functions
-from gracepoint.checkpoint.args import SaveArgs
+from gracepoint.checkpoint import api
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.layout import Layout
-from gracepoint.checkpoint.saver import Saver
-from gracepoint.checkpoint.writer import Writer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.leaf_args import SaveArgs
+from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     BarrierError,
     CheckpointCorrupt,
@@ -34,7 +35,8 @@ from gracepoint.errors import (
     SaveFailed,
     SettingsError,
 )
-from gracepoint.gang import Gang
+from gracepoint.process_group import ProcessGroup
+from tests.unit.checkpoint.steps.test_commit import DyingGang
 from tests.unit.checkpoint.support import (
     assert_same,
     engine,
@@ -45,7 +47,6 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
-from tests.unit.checkpoint.test_commit import DyingGang
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def break_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Writer, "write", no_space)
+    monkeypatch.setattr(ChunkWriter, "write", no_space)
 
 
 def names(folder: Path) -> list[str]:
@@ -132,7 +133,7 @@ def test_what_is_there_is_not_replaced_unless_told_so(tmp_path: Path, checkpoint
 def test_a_save_that_shall_replace_another_and_fails_leaves_the_other_whole(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    functions.save(tmp_path / "a", small_state(1))
+    api.save(tmp_path / "a", small_state(1))
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state(2), force=True)
@@ -221,7 +222,7 @@ def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) 
         timeout=100,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
-    assert functions.restore(tmp_path / "a")["w"].shape == (1 << 22,)
+    assert api.restore(tmp_path / "a")["w"].shape == (1 << 22,)
 
 
 @pytest.mark.parametrize("path", ["relative/path", "gs://bucket/path", "/"])
@@ -279,7 +280,7 @@ def test_listeners_hear_how_long_callers_were_blocked_and_what_went_on_in_the_ba
 
 
 def test_several_that_are_alive_at_once_never_meet_each_others_keys(tmp_path: Path) -> None:
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         made = [AsyncCheckpointer(gang=gang) for _ in range(3)]
         for number in range(2):
             for name, checkpointer in zip("abc", made, strict=True):
@@ -292,7 +293,7 @@ def test_several_that_are_alive_at_once_never_meet_each_others_keys(tmp_path: Pa
 
 
 def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         with AsyncCheckpointer(gang=gang) as checkpointer:
             checkpointer.save(tmp_path / f"process-{gang.process_index}", small_state())
             checkpointer.wait_until_finished()
@@ -304,7 +305,7 @@ def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_come_is_named_when_the_time_is_over(tmp_path: Path) -> None:
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         if gang.process_index == 0:
             with AsyncCheckpointer(gang=gang, timeout_s=3) as checkpointer:
                 checkpointer.save(tmp_path / "a", small_state())
@@ -316,9 +317,9 @@ def test_a_process_that_does_not_come_is_named_when_the_time_is_over(tmp_path: P
 
 
 def test_what_stands_in_the_way_is_found_by_all_processes_alike(tmp_path: Path) -> None:
-    functions.save(tmp_path / "a", small_state())
+    api.save(tmp_path / "a", small_state())
 
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         with AsyncCheckpointer(gang=gang) as checkpointer:
             checkpointer.save(tmp_path / "a", small_state())
 
@@ -331,7 +332,7 @@ def test_the_callback_is_called_where_it_should_be_before_anybody_knows_of_the_c
 ) -> None:
     called: list[int] = []
 
-    def run(gang: Gang) -> list[int]:
+    def run(gang: ProcessGroup) -> list[int]:
         def callback() -> None:
             assert (tmp_path / "a").is_dir()
             called.append(gang.process_index)
@@ -347,7 +348,7 @@ def test_the_callback_is_called_where_it_should_be_before_anybody_knows_of_the_c
 
 
 def test_a_callback_that_fails_is_an_error_of_the_save_in_all_processes(tmp_path: Path) -> None:
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         def callback() -> None:
             raise ZeroDivisionError("in the callback")
 
@@ -357,7 +358,7 @@ def test_a_callback_that_fails_is_an_error_of_the_save_in_all_processes(tmp_path
     for error in outcomes_in_gang(2, run):
         assert isinstance(error, SaveFailed)
         assert "in the callback" in str(error)
-    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state())
 
 
 class SyncFn:
@@ -379,7 +380,7 @@ class SyncFn:
 def test_a_barrier_of_the_callers_own_is_used_twice_a_save_with_unique_keys(tmp_path: Path) -> None:
     sync = SyncFn(2)
 
-    def run(gang: Gang) -> None:
+    def run(gang: ProcessGroup) -> None:
         with AsyncCheckpointer(gang=gang, barrier_sync_fn=sync, primary_host=1) as checkpointer:
             for name in ("a", "b"):
                 checkpointer.save(tmp_path / name, small_state())
@@ -398,7 +399,7 @@ def test_a_barrier_of_the_callers_own_that_fails_fails_the_save_unless_it_is_dur
     with AsyncCheckpointer(barrier_sync_fn=fail) as checkpointer:
         checkpointer.save(tmp_path / "a", small_state())
         checkpointer.wait_until_finished()  # all one processes' parts are on the disk
-    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state())
 
 
 @pytest.mark.parametrize(
@@ -450,9 +451,9 @@ def test_damage_and_misfits_are_told_with_the_leaf(tmp_path: Path, checkpointer:
 
 
 def test_all_processes_restore_or_none_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions.save(tmp_path / "a", small_state())
+    api.save(tmp_path / "a", small_state())
 
-    def run(gang: Gang) -> Any:
+    def run(gang: ProcessGroup) -> Any:
         like = small_state() if gang.process_index else {"w": jnp.zeros(3)}
         with AsyncCheckpointer(gang=gang) as checkpointer:
             return checkpointer.restore(tmp_path / "a", like)
@@ -466,7 +467,7 @@ def leave_uncommitted(path: Path, *processes: int) -> None:
     """Leaves what two processes' save of ``small_state(3)`` leaves if these wrote their part and all were killed."""
     paths = Layout(path.parent, name=path.name)
     for process in processes:
-        saver = Saver(DyingGang(process), "local-dead", clock=time.monotonic)
+        saver = SaveExecutor(DyingGang(process), "local-dead", clock=time.monotonic)
         deadline = Deadline.after(30, time.monotonic)
         with pytest.raises(SystemExit):
             saver.now(saver.begin(paths, None), small_state(3), {}, deadline=deadline, on_stage=lambda _: None)
@@ -484,7 +485,7 @@ def test_a_save_that_all_finished_and_nobody_committed_is_committed_by_the_resto
 def test_a_save_that_somebody_did_not_finish_is_no_checkpoint(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "QUIET_S", 0.0)
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)
     leave_uncommitted(tmp_path / "a", 1)
     with pytest.raises(CheckpointNotFound):
         checkpointer.restore(tmp_path / "a")
@@ -500,7 +501,7 @@ def test_left_overs_of_one_path_are_not_those_of_another(tmp_path: Path, checkpo
 def test_what_is_still_being_written_by_another_is_waited_for(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, real = threading.Event(), Writer.write
+    go, real = threading.Event(), ChunkWriter.write
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         try:
@@ -508,19 +509,19 @@ def test_what_is_still_being_written_by_another_is_waited_for(
         finally:
             assert go.wait(30)
 
-    monkeypatch.setattr(Writer, "write", slowly)
+    monkeypatch.setattr(ChunkWriter, "write", slowly)
     with AsyncCheckpointer() as other:
         other.save(tmp_path / "a", small_state(5))
         while not any(tmp_path.glob("a.gracepoint-tmp.*")):
             threading.Event().wait(0.01)
-        live = catalog._is_live
+        live = listing._is_live
 
         def look(*arguments: Any) -> bool:
             found = live(*arguments)
             go.set()  # it goes on only when it was found alive
             return found
 
-        monkeypatch.setattr(catalog, "_is_live", look)
+        monkeypatch.setattr(listing, "_is_live", look)
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(5))
 
 
@@ -545,10 +546,10 @@ def test_prepared_for_other_save_args_is_not_prepared(tmp_path: Path, reserved: 
 def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.planner.Snapshot", None)
-    functions.save(tmp_path / "a", small_state())
-    assert_same(functions.restore(tmp_path / "a", small_state()), small_state())
+    monkeypatch.setattr("gracepoint.checkpoint.saving.save_planner.HostSnapshot", None)
+    api.save(tmp_path / "a", small_state())
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state())
     with pytest.raises(CheckpointExists):
-        functions.save(tmp_path / "a", small_state())
-    functions.save(tmp_path / "a", small_state(2), force=True)
-    assert_same(functions.restore(tmp_path / "a", small_state()), small_state(2))
+        api.save(tmp_path / "a", small_state())
+    api.save(tmp_path / "a", small_state(2), force=True)
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state(2))

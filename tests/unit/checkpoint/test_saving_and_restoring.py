@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import Checkpointer
+from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
-from gracepoint.gang import Gang
 from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.support import (
     assert_same,
     engine,
@@ -146,7 +146,7 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gracepoint.checkpoint.planner.Snapshot", lambda *parts: made.append(parts))
+    monkeypatch.setattr("gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts: made.append(parts))
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []
     engine(tmp_path).prepare(small_state())
@@ -156,7 +156,7 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
 def test_a_directory_that_is_a_disk_of_each_process_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.sharing._APPEARS_S", 0.1)
+    monkeypatch.setattr("gracepoint.checkpoint.steps.directory_checks._APPEARS_S", 0.1)
     found = outcomes_in_gang(
         3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).check_shared(timeout_s=30)
     )
@@ -245,7 +245,7 @@ def test_the_leaves_of_a_gang_are_written_by_all_its_processes(tmp_path: Path) -
 
 
 def test_copies_that_differ_between_processes_fail_the_save_in_all(tmp_path: Path) -> None:
-    def run(gang: Gang) -> Any:
+    def run(gang: ProcessGroup) -> Any:
         return save(engine(tmp_path, gang), 1, {"same": 1, "other": gang.process_index})
 
     outcomes = outcomes_in_gang(2, run)
@@ -278,7 +278,7 @@ def test_a_state_without_host_state_is_restored_by_any_number_of_processes(tmp_p
 def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(gang: Gang) -> list[str]:
+    def run(gang: ProcessGroup) -> list[str]:
         checkpointer = engine(tmp_path, gang)
         if gang.process_index == 1:
             monkeypatch.setattr(checkpointer._saver._writer, "write", _no_space)
@@ -318,7 +318,7 @@ def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, mon
 
 
 def test_a_state_that_one_process_cannot_save_fails_the_save_in_all(tmp_path: Path) -> None:
-    def run(gang: Gang) -> Any:
+    def run(gang: ProcessGroup) -> Any:
         host_state = {"data": object() if gang.process_index == 1 else 1}
         return save(engine(tmp_path, gang), 1, small_state(), host_state)
 
@@ -368,16 +368,16 @@ def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_at_once(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    from gracepoint.gang import SingleProcess
+    from gracepoint.process_group import SingleProcess
 
     options: dict[str, Any] = {"directory": str(tmp_path), "attempt": "a", **arguments}
     with pytest.raises(SettingsError, match=message):
-        Checkpointer(options.pop("directory"), gang=SingleProcess(), **options)
+        StepCheckpointer(options.pop("directory"), gang=SingleProcess(), **options)
 
 
 def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
-    checkpointer = Checkpointer(f"file://{tmp_path}/with%20space", gang=engine(tmp_path)._gang, attempt="a")
+    checkpointer = StepCheckpointer(f"file://{tmp_path}/with%20space", gang=engine(tmp_path)._gang, attempt="a")
     save(checkpointer, 1, small_state())
     assert (folder / "1").is_dir()
 

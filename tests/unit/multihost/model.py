@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Gone, Notice, Retract
+from gracepoint.multihost.entries import Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Event, Noticed, Opened
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import InMemoryStore
@@ -194,7 +194,7 @@ class World:
         return self._writes
 
     def tell(self, by: int, origin: str, remaining_s: float, *, drill: bool = False) -> None:
-        self.processes[by].bell.ring(Notice(by, origin, remaining_s, "", drill, once=True))
+        self.processes[by].bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, once=True))
 
     def take_back(self, by: int, origin: str) -> None:
         self.processes[by].bell.ring(Retract(by, origin, "taken back"))

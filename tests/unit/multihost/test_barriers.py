@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
-from gracepoint.gang import SingleProcess
 from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.process_group import SingleProcess
 from tests.unit.multihost.gangs import gangs, together
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint.wire.names import TOKEN_AUDIENCE
-from gracepoint_operator import kinds, kube
-from gracepoint_operator.kube import APPLY_PATCH, JsonObject
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import APPLY_PATCH, JsonObject
 from tests.unit.operator.objects import Clock, stamp
 
 
-class MemoryApi(kube.Kube):
+class MemoryApi(client.KubeClient):
     """Objects by path.
 
     Attributes:
@@ -32,7 +32,7 @@ class MemoryApi(kube.Kube):
         self.objects: dict[str, JsonObject] = {}
         self.tokens: dict[str, JsonObject] = {}
         self.calls: list[str] = []
-        self.failing: list[kube.KubeError] = []
+        self.failing: list[client.KubeError] = []
 
     def close(self) -> None:
         pass
@@ -93,7 +93,7 @@ class MemoryApi(kube.Kube):
             return {"items": self.of(kinds.Kind(prefix, plural)), "metadata": {}}
         target = path.removesuffix("/status")
         if target not in self.objects:
-            raise kube.NotFound(f"{method} {path}: not there")
+            raise client.NotFound(f"{method} {path}: not there")
         if method == "GET":
             return self.objects[target]
         stored = copy.deepcopy(self.objects[target])
@@ -101,7 +101,7 @@ class MemoryApi(kube.Kube):
             return self._delete(target, body["preconditions"])
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted not in (None, stored["metadata"]["resourceVersion"]):
-            raise kube.Conflict(f"{method} {path}: version {wanted} is not the newest")
+            raise client.Conflict(f"{method} {path}: version {wanted} is not the newest")
         whole = [part for part in body if part not in ("metadata", "status")]
         parts = ["status"] if path.endswith("/status") else whole
         if content_type == APPLY_PATCH:
@@ -114,7 +114,7 @@ class MemoryApi(kube.Kube):
     def _create(self, path: str, body: JsonObject) -> JsonObject:
         target = f"{path}/{body['metadata']['name']}"
         if target in self.objects:
-            raise kube.Conflict(f"POST {path}: {body['metadata']['name']} exists")
+            raise client.Conflict(f"POST {path}: {body['metadata']['name']} exists")
         body.pop("status", None)
         body["metadata"]["uid"] = f"uid-{body['metadata']['name']}"
         body["metadata"]["creationTimestamp"] = stamp(self._clock())
@@ -124,7 +124,7 @@ class MemoryApi(kube.Kube):
     def _delete(self, target: str, preconditions: JsonObject) -> JsonObject:
         meta = self.objects[target]["metadata"]
         if any(meta[field] != wanted for field, wanted in preconditions.items()):
-            raise kube.Conflict(f"DELETE {target}: found {meta}, expected {preconditions}")
+            raise client.Conflict(f"DELETE {target}: found {meta}, expected {preconditions}")
         return self.objects.pop(target)
 
     def _stored(self, body: JsonObject) -> JsonObject:

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from gracepoint.wire.messages import Acknowledgement, Notice, Phase, Retraction
-from gracepoint_operator import kinds, kube
-from gracepoint_operator.kube import JsonObject
-from gracepoint_operator.subscribers import Subscriber
+from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Clock
@@ -58,7 +58,7 @@ class LoggingApi(MemoryApi):
         self.log.append(("DELETED", body))
 
 
-class FusedApi(kube.Kube):
+class FusedApi(client.KubeClient):
     """A replica's way to the API server."""
 
     def __init__(self, shared: LoggingApi, fuse: Fuse) -> None:

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from gracepoint.wire.messages import Frame, Phase, Report, StageTiming, Subscription
-from gracepoint_operator import kinds
-from gracepoint_operator.core import Core
-from gracepoint_operator.kube import JsonObject
-from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.subscribers import Subscriber
+from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.observability.metrics import Metrics
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Body, Clock
@@ -47,7 +47,7 @@ class Replica:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
-        self.core = Core(api, self.metrics, clock, name, write_interval_s=0.02, sightings=sightings)
+        self.core = Controller(api, self.metrics, clock, name, write_interval_s=0.02, sightings=sightings)
 
     def see(self, kind: kinds.Kind, body: Body) -> None:
         """The cluster changed: the API has it, and the watch brings it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gracepoint_operator import kinds
-from gracepoint_operator.decide import Check, Decision, End, Move, Reached, Start, decide
-from gracepoint_operator.epochs import Epoch
-from gracepoint_operator.world import World
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.preemption import PreemptionRecord
 from tests.unit.operator import objects
 from tests.unit.operator.objects import Body, Clock
 
@@ -15,7 +15,7 @@ class Scene:
 
     def __init__(self, **policy: object) -> None:
         self.clock = Clock()
-        self.world = World(self.clock)
+        self.world = ClusterCache(self.clock)
         self.listed(kinds.POLICIES, objects.policy(**policy))
         self.listed(kinds.JOBSETS, objects.jobset())
         self.listed(kinds.JOBS, objects.job())
@@ -40,10 +40,10 @@ class Scene:
     def decisions(self) -> list[Decision]:
         return decide(self.world.gang(objects.JOBSET_UID), self.clock())
 
-    def start(self) -> Start:
+    def start(self) -> StartPreemption:
         """The one decision that there must be: a new epoch."""
         (decision,) = self.decisions()
-        assert isinstance(decision, Start), decision
+        assert isinstance(decision, StartPreemption), decision
         return decision
 
     def move(self) -> Move:
@@ -77,7 +77,7 @@ class Scene:
     def new_pod(self, index: int, attempt: int = 1, *, on: str = "node-2") -> Body:
         return objects.pod(index, attempt=attempt, on=on, created_at=self.clock())
 
-    def recorded(self, **preemption: object) -> Epoch:
+    def recorded(self, **preemption: object) -> PreemptionRecord:
         """A Preemption that the API has."""
         body = objects.preemption(**preemption)  # type: ignore[arg-type]
         self.seen(kinds.PREEMPTIONS, body)

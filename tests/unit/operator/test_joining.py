@@ -8,20 +8,20 @@ import itertools
 
 import pytest
 
-from gracepoint_operator.epochs import Epoch
+from gracepoint_operator.model.preemption import PreemptionRecord
 from tests.unit.operator import objects
 from tests.unit.operator.objects import NOW
 
 
-def version(moves: int, deadline_at: float, *, attempted_at: float | None = None) -> Epoch:
-    epoch = Epoch.of(objects.preemption(deadline_at=deadline_at))
+def version(moves: int, deadline_at: float, *, attempted_at: float | None = None) -> PreemptionRecord:
+    epoch = PreemptionRecord.of(objects.preemption(deadline_at=deadline_at))
     attempted = None if attempted_at is None else datetime.datetime.fromtimestamp(attempted_at, datetime.UTC)
     change = {"moves": moves, "signal": f"move {moves} to {deadline_at}", "eviction_attempted_at": attempted}
     return dataclasses.replace(epoch, spec=epoch.spec.model_copy(update=change))
 
 
-def all_orders(*versions: Epoch) -> list[Epoch]:
-    def joined(order: tuple[Epoch, ...]) -> Epoch:
+def all_orders(*versions: PreemptionRecord) -> list[PreemptionRecord]:
+    def joined(order: tuple[PreemptionRecord, ...]) -> PreemptionRecord:
         first, *others = order
         for other in others:
             first = first.joined(other)
@@ -40,7 +40,7 @@ def all_orders(*versions: Epoch) -> list[Epoch]:
     ],
 )
 def test_the_version_that_was_moved_more_often_counts_then_the_earlier_deadline(
-    versions: tuple[Epoch, ...], deadline_at: float
+    versions: tuple[PreemptionRecord, ...], deadline_at: float
 ) -> None:
     for epoch in all_orders(*versions):
         assert epoch.spec.deadline.timestamp() == deadline_at

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator import kinds
-from gracepoint_operator.decide import End, Start
-from gracepoint_operator.epochs import Epoch, epoch_name
+from gracepoint_operator.decisions.decide import End, StartPreemption
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
 from tests.unit.operator import objects
 from tests.unit.operator.objects import NOW, Body, stamp
@@ -130,9 +130,9 @@ def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
     assert scene.decisions() == []
 
 
-def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> Epoch:
+def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> PreemptionRecord:
     name = epoch_name(spec.job_set.name, spec.job_set.uid, spec.epoch)
-    return Epoch(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
+    return PreemptionRecord(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
 
 
 def test_a_node_claim_of_another_node_or_of_none_yet_says_nothing() -> None:
@@ -143,7 +143,7 @@ def test_a_node_claim_of_another_node_or_of_none_yet_says_nothing() -> None:
     assert scene.world.put(kinds.NODE_CLAIMS, homeless, listed=False) == set()
     assert scene.decisions() == []
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
-    assert isinstance(scene.start(), Start)
+    assert isinstance(scene.start(), StartPreemption)
 
 
 def test_a_node_claim_that_is_gone_says_nothing_any_more() -> None:
@@ -259,7 +259,7 @@ def test_a_gang_that_is_to_train_on_to_its_time_limit_leaves_when_its_node_goes(
     end, start = scene.decisions()
     assert isinstance(end, End)
     assert (end.phase, end.epoch.spec.epoch) == (Phase.RETRACTED, 1)
-    assert isinstance(start, Start)
+    assert isinstance(start, StartPreemption)
     assert (start.spec.epoch, start.spec.exits, start.spec.deadline.timestamp()) == (2, True, NOW + 15)
 
 

@@ -10,15 +10,16 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from gracepoint.wire.messages import Ping
-from gracepoint_operator import kinds, kube, policy_status
-from gracepoint_operator.epochs import Epoch, epoch_name
-from gracepoint_operator.identity import Gate, Reason, RequestRefused
-from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.objects import read_pod
-from gracepoint_operator.receipts import Receipts
-from gracepoint_operator.scribe import Key, Scribe
-from gracepoint_operator.subscribers import Outgoing, Subscriber, Subscribers
-from gracepoint_operator.world import World
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
+from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.decisions import policy_status
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.objects import read_pod
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.acknowledgements import Acknowledgements
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NAMESPACE, NOW, Clock
@@ -37,7 +38,7 @@ async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> No
         await asyncio.sleep(0)
         written.append(state)
 
-    scribe = Scribe("test", write, Metrics(), interval_s=0.01)
+    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
     for state in range(100):
         scribe.touch(KEY)
         if state % 40 == 0:
@@ -48,14 +49,18 @@ async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> No
 
 
 async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_is_counted() -> None:
-    errors: list[kube.KubeError] = [kube.Unavailable("busy"), kube.Conflict("newer"), kube.Refused("bad")]
+    errors: list[client.KubeError] = [
+        client.Unavailable("busy"),
+        client.Conflict("newer"),
+        client.RequestRejected("bad"),
+    ]
     metrics = Metrics()
 
     async def write(key: Key) -> None:
         if errors:
             raise errors.pop(0)
 
-    scribe = Scribe("test", write, metrics, interval_s=0.01)
+    scribe = WriteQueue("test", write, metrics, interval_s=0.01)
     scribe.touch(KEY)
     await until(lambda: not errors, "three attempts")
     await scribe.close(5)
@@ -67,10 +72,10 @@ async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
 
     async def write(key: Key) -> None:
         if key == KEY:
-            raise kube.Unavailable("busy")
+            raise client.Unavailable("busy")
         written.append(key)
 
-    scribe = Scribe("test", write, Metrics(), interval_s=0.01)
+    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
     scribe.touch(KEY)
     scribe.touch(("team-a", "two"))
     await until(lambda: written, "the other key")
@@ -99,16 +104,16 @@ async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> Non
 
 
 @pytest.fixture
-def gate() -> tuple[Gate, MemoryApi, World, Clock]:
+def gate() -> tuple[Authenticator, MemoryApi, ClusterCache, Clock]:
     clock = Clock()
-    api, world = MemoryApi(clock), World(clock)
+    api, world = MemoryApi(clock), ClusterCache(clock)
     world.put(kinds.PODS, objects.pod(0), listed=True)
     api.bind_token("good", NAMESPACE, "uid-pod-0-0")
-    return Gate(api, world, clock), api, world, clock
+    return Authenticator(api, world, clock), api, world, clock
 
 
 async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_time(
-    gate: tuple[Gate, MemoryApi, World, Clock],
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, world, clock = gate
     for _ in range(3):
@@ -120,37 +125,37 @@ async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_
     world.drop("uid-pod-0-0")
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit("Bearer good", "uid-pod-0-0")
-    assert refusal.value.reason is Reason.UNKNOWN_POD
+    assert refusal.value.reason is AuthenticationFailure.UNKNOWN_POD
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic Z29vZA=="])
 async def test_a_header_without_a_bearer_token_is_refused_unasked(
-    gate: tuple[Gate, MemoryApi, World, Clock], header: str
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], header: str
 ) -> None:
     checks, api, *_ = gate
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit(header, "uid-pod-0-0")
-    assert (refusal.value.status, refusal.value.reason, api.calls) == (401, Reason.NO_TOKEN, [])
+    assert (refusal.value.status, refusal.value.reason, api.calls) == (401, AuthenticationFailure.NO_TOKEN, [])
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (404, kube.NotFound),
-        (409, kube.Conflict),
-        (403, kube.Refused),
-        (422, kube.Refused),
-        (429, kube.Unavailable),
-        (500, kube.Unavailable),
-        (0, kube.Unavailable),
+        (404, client.NotFound),
+        (409, client.Conflict),
+        (403, client.RequestRejected),
+        (422, client.RequestRejected),
+        (429, client.Unavailable),
+        (500, client.Unavailable),
+        (0, client.Unavailable),
     ],
 )
 def test_errors_of_the_client_leave_the_border_as_ours_with_the_servers_words(
-    status: int, expected: type[kube.KubeError]
+    status: int, expected: type[client.KubeError]
 ) -> None:
     error = ApiException(status=status, reason="Because")
     error.body = '{"kind": "Status", "message": "pods are not there"}'
-    translated = kube._of_status("GET /api/v1/pods", error)
+    translated = client._of_status("GET /api/v1/pods", error)
     assert type(translated) is expected
     assert "GET /api/v1/pods" in str(translated)
     assert "pods are not there" in str(translated)
@@ -182,15 +187,17 @@ def test_a_twin_that_saw_the_signal_a_moment_earlier_changes_only_what_may_move(
 
 
 async def test_a_caller_that_names_no_living_pod_costs_the_api_server_nothing(
-    gate: tuple[Gate, MemoryApi, World, Clock],
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, *_ = gate
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit("Bearer anything", "uid-nobody")
-    assert (refusal.value.reason, api.calls) == (Reason.UNKNOWN_POD, [])
+    assert (refusal.value.reason, api.calls) == (AuthenticationFailure.UNKNOWN_POD, [])
 
 
-async def test_a_bad_token_is_remembered_for_seconds(gate: tuple[Gate, MemoryApi, World, Clock]) -> None:
+async def test_a_bad_token_is_remembered_for_seconds(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
     checks, api, _, clock = gate
     for _attempt in range(3):
         with pytest.raises(RequestRefused, match="invalid bearer token"):
@@ -202,7 +209,9 @@ async def test_a_bad_token_is_remembered_for_seconds(gate: tuple[Gate, MemoryApi
     assert len(api.calls) == 2
 
 
-async def test_a_token_of_absurd_length_is_not_reviewed(gate: tuple[Gate, MemoryApi, World, Clock]) -> None:
+async def test_a_token_of_absurd_length_is_not_reviewed(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
     checks, api, *_ = gate
     with pytest.raises(RequestRefused, match="found 5000 characters"):
         await checks.admit("Bearer " + "x" * 5000, "uid-pod-0-0")
@@ -210,7 +219,7 @@ async def test_a_token_of_absurd_length_is_not_reviewed(gate: tuple[Gate, Memory
 
 
 async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
-    gate: tuple[Gate, MemoryApi, World, Clock], monkeypatch: pytest.MonkeyPatch
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks, api, world, _ = gate
     for index in range(1, 20):
@@ -218,7 +227,7 @@ async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
     under_way: list[str] = []
     go_on = asyncio.Event()
 
-    async def review(token: str, audience: str) -> kube.JsonObject:
+    async def review(token: str, audience: str) -> client.JsonObject:
         under_way.append(token)
         await go_on.wait()
         return {"error": "bad"}
@@ -236,7 +245,7 @@ async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
 
 
 async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refused(
-    gate: tuple[Gate, MemoryApi, World, Clock],
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, world, _ = gate
     world.put(kinds.JOBSETS, objects.jobset(), listed=True)
@@ -250,7 +259,7 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
 
 
 async def test_a_latency_is_observed_once_however_often_a_pod_reconnects() -> None:
-    receipts, pod = Receipts(), read_pod(objects.pod())
+    receipts, pod = Acknowledgements(), read_pod(objects.pod())
     assert [receipts.told(KEY, pod, at) for at in (1.0, 9.0)] == [True, False]
     assert [receipts.acknowledged(KEY, pod, at) for at in (2.0, 9.0)] == [True, False]
     assert receipts.told_at(KEY, pod.uid) == 1.0
@@ -262,7 +271,7 @@ def test_the_last_save_of_a_policy_may_be_a_snapshot_that_was_promoted() -> None
     for number, (phase, step) in enumerate([("Committed", 40), ("Promoted", 70), ("Failed", 90)], start=1):
         body = objects.preemption(number, phase=phase, ended_at=NOW + number)
         body["status"]["step"] = step
-        epochs.append(Epoch.of(body))
+        epochs.append(PreemptionRecord.of(body))
     saved = policy_status.last_save(epochs, None)
     assert saved is not None
     assert (saved.step, saved.preemption) == (70, epochs[1].name)

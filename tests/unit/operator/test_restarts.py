@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator import core, kinds
-from gracepoint_operator.kube import JsonObject
+from gracepoint_operator import controller
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.client import JsonObject
 from tests.unit.operator import objects
 from tests.unit.operator.mortal import Fuse, LoggingApi, Process, Team, taint, team
 from tests.unit.operator.objects import JOBSET_UID, Clock
@@ -92,7 +93,7 @@ async def played(story: Story, fuses: list[Fuse]) -> None:
 async def test_a_replica_that_is_killed_after_any_step_changes_nothing(
     story: Story, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_LAST_WRITES_S", 0.0)  # whoever is killed writes nothing more
+    monkeypatch.setattr(controller, "_LAST_WRITES_S", 0.0)  # whoever is killed writes nothing more
     whole = Fuse(None)
     await played(story, [whole, *(Fuse(None) for _ in range(replicas - 1))])
     assert whole.steps > 20

@@ -8,10 +8,11 @@ import kopf
 import pytest
 from kopf._cogs.structs import references
 
-from gracepoint_operator import handlers, kinds
-from gracepoint_operator.core import Core
-from gracepoint_operator.refresh import sweep
-from gracepoint_operator.world import World
+from gracepoint_operator import watches
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import kinds
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Clock
@@ -31,7 +32,7 @@ def test_kueues_workloads_are_watched_in_the_version_that_the_cluster_prefers(
     group: str, version: str, preferred: bool, watched: bool
 ) -> None:
     registry = kopf.OperatorRegistry()
-    handlers.watch_all(registry, cast(Core, None))
+    watches.watch_all(registry, cast(Controller, None))
     plural = "workloads" if group.startswith("kueue") else "nodeclaims"
     resource = references.Resource(group, version, plural, preferred=preferred)
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
@@ -41,7 +42,7 @@ def test_kueues_workloads_are_watched_in_the_version_that_the_cluster_prefers(
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 async def test_kueues_workloads_are_listed_in_the_version_that_the_cluster_prefers(version: str) -> None:
     clock = Clock()
-    api, world = MemoryApi(clock), World(clock)
+    api, world = MemoryApi(clock), ClusterCache(clock)
     await sweep(api, world, world.drop)
     assert world.uids(kinds.WORKLOADS) == set(), "a cluster without Kueue"
     api.objects[kinds.WORKLOADS.prefix] = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}"}}

@@ -30,14 +30,7 @@ from gracepoint.wire.messages import (
     Resumption,
     Subscription,
 )
-from gracepoint.wire.names import (
-    PATH_ACKNOWLEDGE,
-    PATH_FORECAST,
-    PATH_REPORT,
-    PATH_RESUMPTION,
-    PATH_SUBSCRIBE,
-    Env,
-)
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_SUBSCRIBE, Env
 
 _TYPES: dict[str, type[Message]] = {
     PATH_SUBSCRIBE: Subscription,

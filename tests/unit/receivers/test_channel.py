@@ -11,10 +11,10 @@ import pytest
 import trustme
 
 from gracepoint.multihost import InMemoryStore, StoreGang
-from gracepoint.receivers import Channel, ChannelError, Disruption, Mailbox, Sender, Subscriber
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.operator import receipt_after_s
-from gracepoint.reporting import Reporter
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
@@ -49,11 +49,11 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def channel(server: OperatorServer, token: Path) -> Iterator[Callable[[], Channel]]:
-    made: list[Channel] = []
+def channel(server: OperatorServer, token: Path) -> Iterator[Callable[[], OperatorConnection]]:
+    made: list[OperatorConnection] = []
 
-    def make() -> Channel:
-        made.append(Channel(server.url, server.ca_certificate, str(token)))
+    def make() -> OperatorConnection:
+        made.append(OperatorConnection(server.url, server.ca_certificate, str(token)))
         return made[-1]
 
     yield make
@@ -62,7 +62,7 @@ def channel(server: OperatorServer, token: Path) -> Iterator[Callable[[], Channe
 
 
 @pytest.fixture
-def sender(channel: Callable[[], Channel]) -> Iterator[Sender]:
+def sender(channel: Callable[[], OperatorConnection]) -> Iterator[Sender]:
     sender = Sender(channel(), time.monotonic)
     yield sender
     sender.close()
@@ -71,14 +71,14 @@ def sender(channel: Callable[[], Channel]) -> Iterator[Sender]:
 class Listener:
     """A subscriber with what came of it."""
 
-    def __init__(self, channel: Channel, who: Subscription = WHO) -> None:
+    def __init__(self, channel: OperatorConnection, who: Subscription = WHO) -> None:
         self.heard = Heard()
         self.receipts: list[Acknowledgement] = []
-        self.subscriber = Subscriber(channel, who, self.heard, self.receipts.append)
+        self.subscriber = OperatorSubscriber(channel, who, self.heard, self.receipts.append)
 
 
 @pytest.fixture
-def listener(channel: Callable[[], Channel]) -> Iterator[Listener]:
+def listener(channel: Callable[[], OperatorConnection]) -> Iterator[Listener]:
     listener = Listener(channel())
     yield listener
     listener.subscriber.close()
@@ -162,7 +162,7 @@ def test_a_stream_that_ends_is_opened_again_with_a_renewed_token(
 
 
 def test_a_stream_that_falls_silent_is_given_up_after_three_heartbeats(
-    server: OperatorServer, channel: Callable[[], Channel]
+    server: OperatorServer, channel: Callable[[], OperatorConnection]
 ) -> None:
     server.heartbeat_s = 0.1
     listener = Listener(channel())
@@ -177,7 +177,9 @@ def test_a_stream_that_falls_silent_is_given_up_after_three_heartbeats(
         listener.subscriber.close()
 
 
-def test_a_refused_subscription_is_tried_again(server: OperatorServer, channel: Callable[[], Channel]) -> None:
+def test_a_refused_subscription_is_tried_again(
+    server: OperatorServer, channel: Callable[[], OperatorConnection]
+) -> None:
     server.refuse[PATH_SUBSCRIBE] = 503
     listener = Listener(channel())
     try:
@@ -189,7 +191,9 @@ def test_a_refused_subscription_is_tried_again(server: OperatorServer, channel: 
 
 
 @pytest.mark.parametrize("state", ["connected", "not yet", "waiting to try again"])
-def test_closing_is_quick_in_every_state(server: OperatorServer, channel: Callable[[], Channel], state: str) -> None:
+def test_closing_is_quick_in_every_state(
+    server: OperatorServer, channel: Callable[[], OperatorConnection], state: str
+) -> None:
     if state == "waiting to try again":
         server.refuse[PATH_SUBSCRIBE] = 503
     listener = Listener(channel())
@@ -205,13 +209,13 @@ def test_closing_is_quick_in_every_state(server: OperatorServer, channel: Callab
 
 def test_a_server_with_a_certificate_of_somebody_else_is_refused(server: OperatorServer, token: Path) -> None:
     other = trustme.CA().cert_pem.bytes().decode()
-    channel = Channel(server.url, other, str(token))
+    channel = OperatorConnection(server.url, other, str(token))
     with pytest.raises(ChannelError, match="CERTIFICATE_VERIFY_FAILED"):
         channel.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
 
 
 def test_a_missing_token_is_an_error_of_the_channel(server: OperatorServer, tmp_path: Path) -> None:
-    channel = Channel(server.url, server.ca_certificate, str(tmp_path / "nowhere"))
+    channel = OperatorConnection(server.url, server.ca_certificate, str(tmp_path / "nowhere"))
     with pytest.raises(ChannelError, match="nowhere"):
         channel.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
 
@@ -290,7 +294,7 @@ def test_a_full_queue_never_blocks_training(
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_made_anew_at_once(
-    channel: Callable[[], Channel], server: OperatorServer
+    channel: Callable[[], OperatorConnection], server: OperatorServer
 ) -> None:
     kept = channel()
     kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
@@ -323,7 +327,7 @@ def _resumption(step: int) -> Resumption:
 
 
 def test_a_message_that_is_held_back_is_overtaken_and_comes_when_it_is_due(
-    server: OperatorServer, channel: Callable[[], Channel]
+    server: OperatorServer, channel: Callable[[], OperatorConnection]
 ) -> None:
     now_s = [0.0]
     sender = Sender(channel(), lambda: now_s[0])

@@ -10,7 +10,7 @@ import pytest
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.receivers.metadata import aws, azure, gce
 from gracepoint.receivers.metadata.board import HORIZON_S, Board, Event, Look
-from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 
 NOW_S = 1_800_000_000.0
 
@@ -219,7 +219,7 @@ def test_amazons_dates_and_states_are_read(day: str, state: str, count: int) -> 
             '{"Events": [{"EventType": "Reboot", "Resources": ["vm"], "NotBefore": "soon"}]}',
             id="events, no date",
         ),
-        pytest.param(lambda t: azure.read_name(Answer(200, t, {}, 0.0)), "", id="no name"),
+        pytest.param(lambda t: azure.read_name(MetadataResponse(200, t, {}, 0.0)), "", id="no name"),
     ],
 )
 def test_what_is_not_understood_is_not_taken_for_nothing(read: object, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint.receivers import Channel, Subscriber, subscription
+from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscription
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement, Ping, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
@@ -63,15 +63,15 @@ def server() -> Iterator[OperatorServer]:
 
 
 @pytest.fixture
-def subscribe(tmp_path: Path, heard: Heard, server: OperatorServer) -> Iterator[Callable[..., Subscriber]]:
+def subscribe(tmp_path: Path, heard: Heard, server: OperatorServer) -> Iterator[Callable[..., OperatorSubscriber]]:
     """Subscribes; ends with the test, and before the server does."""
     token = tmp_path / "token"
     token.write_text("a token\n")
-    made: list[Subscriber] = []
+    made: list[OperatorSubscriber] = []
 
-    def start(url: str, ca_certificate: str, receipts: list[Acknowledgement] | None = None) -> Subscriber:
+    def start(url: str, ca_certificate: str, receipts: list[Acknowledgement] | None = None) -> OperatorSubscriber:
         acknowledge = (lambda receipt: None) if receipts is None else receipts.append
-        made.append(Subscriber(Channel(url, ca_certificate, str(token)), WHO, heard, acknowledge))
+        made.append(OperatorSubscriber(OperatorConnection(url, ca_certificate, str(token)), WHO, heard, acknowledge))
         return made[-1]
 
     yield start
@@ -156,7 +156,7 @@ HELLO = '{"type":"hello","version":1,"replica":"replica-a","heartbeat_s":100.0}\
 )
 def test_a_server_that_is_not_the_operator_is_left_and_tried_again_with_growing_pauses(
     says: bytes,
-    subscribe: Callable[..., Subscriber],
+    subscribe: Callable[..., OperatorSubscriber],
     pauses: list[str],
     heard: Heard,
     caplog: pytest.LogCaptureFixture,
@@ -187,7 +187,7 @@ def test_a_server_that_is_not_the_operator_is_left_and_tried_again_with_growing_
 def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(
     says: bytes,
     tls: bool,
-    subscribe: Callable[..., Subscriber],
+    subscribe: Callable[..., OperatorSubscriber],
     pauses: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(
 
 
 def test_an_operator_that_is_down_for_long_is_told_of_once_and_found_again(
-    subscribe: Callable[..., Subscriber],
+    subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],
     caplog: pytest.LogCaptureFixture,
@@ -220,7 +220,7 @@ def test_an_operator_that_is_down_for_long_is_told_of_once_and_found_again(
 
 
 def test_a_second_outage_is_told_of_again(
-    subscribe: Callable[..., Subscriber],
+    subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],
     heard: Heard,
@@ -239,7 +239,7 @@ def test_a_second_outage_is_told_of_again(
 
 
 def test_a_notice_that_is_told_again_after_a_reconnection_is_the_same_notice(
-    subscribe: Callable[..., Subscriber], server: OperatorServer, pauses: list[str], heard: Heard
+    subscribe: Callable[..., OperatorSubscriber], server: OperatorServer, pauses: list[str], heard: Heard
 ) -> None:
     receipts: list[Acknowledgement] = []
     subscribe(server.url, server.ca_certificate, receipts)
@@ -257,7 +257,7 @@ def test_a_notice_that_is_told_again_after_a_reconnection_is_the_same_notice(
 
 
 def test_an_operator_with_a_certificate_of_the_new_authority_is_trusted_where_both_are_told(
-    subscribe: Callable[..., Subscriber], server: OperatorServer
+    subscribe: Callable[..., OperatorSubscriber], server: OperatorServer
 ) -> None:
     before = trustme.CA().cert_pem.bytes().decode()
     subscriber = subscribe(server.url, before + server.ca_certificate)
@@ -265,7 +265,7 @@ def test_an_operator_with_a_certificate_of_the_new_authority_is_trusted_where_bo
 
 
 def test_an_operator_with_a_certificate_of_another_authority_is_not_trusted_and_that_is_said(
-    subscribe: Callable[..., Subscriber],
+    subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],
     caplog: pytest.LogCaptureFixture,

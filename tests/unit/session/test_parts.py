@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.forecast import Forecaster, Pace, figures
-from gracepoint.leaving import Leaving
 from gracepoint.multihost import InMemoryStore
-from gracepoint.runahead import LIMIT, RunAhead
-from gracepoint.stages import Stages, summary
+from gracepoint.preemption.forecast import Forecaster, Pace, figures
+from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.run_ahead import LIMIT, RunAhead
+from gracepoint.preemption.stages import Stages, summary
 from tests.unit.multihost.gangs import together
 
 
@@ -135,7 +135,7 @@ def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             assert not thread.is_alive()
 
 
-_started: list[Leaving] = []
+_started: list[ProcessExit] = []
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +147,8 @@ def _watch_no_longer() -> Iterator[None]:
 
 def leaving(
     store: InMemoryStore, service_id: int, count: int, end: End, overdue: Callable[[], None] = lambda: None
-) -> Leaving:
-    member = Leaving(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+) -> ProcessExit:
+    member = ProcessExit(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
     member.start()
     _started.append(member)
     return member
@@ -158,7 +158,7 @@ def test_the_host_of_the_coordination_service_leaves_last() -> None:
     store, ends = InMemoryStore(), [End() for _ in range(3)]
     members = [leaving(store, i, 3, end) for i, end in enumerate(ends)]
 
-    def leave(member: Leaving, after_s: float) -> None:
+    def leave(member: ProcessExit, after_s: float) -> None:
         member.decide(77)
         time.sleep(after_s)
         member.leave()
@@ -185,7 +185,7 @@ def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
 
 def test_the_watchdog_ends_a_process_that_is_stuck_with_the_logs_lock_in_its_hand() -> None:
     end, handler = End(), logging.StreamHandler(io.StringIO())
-    log = logging.getLogger("gracepoint.leaving")
+    log = logging.getLogger("gracepoint.preemption.process_exit")
     log.addHandler(handler)
     assert handler.lock is not None
     handler.lock.acquire()
@@ -212,7 +212,7 @@ def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
 
 def test_the_watchdog_ends_a_process_with_the_code_that_its_last_word_decides() -> None:
     end = End()
-    member: list[Leaving] = []
+    member: list[ProcessExit] = []
 
     def saved_in_the_background() -> None:
         member[0].decide(77)
@@ -234,7 +234,7 @@ def test_the_watchdog_keeps_to_what_was_decided() -> None:
 
 
 def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint.leaving.FAILED_S", 0.1)
+    monkeypatch.setattr("gracepoint.preemption.process_exit.FAILED_S", 0.1)
     end = End()
     leaving(InMemoryStore(), 1, 2, end).hurry(1)
     assert end.ended.wait(10)

@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 
 import gracepoint
-from gracepoint import session as session_module
-from gracepoint.checkpoint.deadline import Deadline
-from gracepoint.checkpoint.writer import Writer
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
-from gracepoint.forecast import Figures
-from gracepoint.leaving import Leaving
 from gracepoint.multihost import distributed
 from gracepoint.multihost.current import reached_preemption_hook
+from gracepoint.preemption.forecast import Figures
+from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.receivers import Disruption
+from gracepoint.session import session as session_module
 from gracepoint.wire.names import Env
 
 
@@ -50,7 +50,7 @@ def _the_process_would_have_ended(session: gracepoint.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _nobody_ends_the_test_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leaving, "start", lambda self: None)
+    monkeypatch.setattr(ProcessExit, "start", lambda self: None)
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -464,16 +464,16 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
     step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
     session._checkpointer.wait_until_finished(30)
-    write, over = Writer.write, threading.Event()
+    write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
         deadline = next(each for each in arguments if isinstance(each, Deadline))
-        monkeypatch.setattr(Writer, "write", write)
+        monkeypatch.setattr(ChunkWriter, "write", write)
         while not over.wait(0.01) and not (ends and deadline.passed()):
             pass
         raise SaveFailed("it hung")
 
-    monkeypatch.setattr(Writer, "write", hang)
+    monkeypatch.setattr(ChunkWriter, "write", hang)
     session.step(step + 1, state_of(step + 1))
     is_due = session._checkpointer.is_due
 
@@ -498,12 +498,12 @@ def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
     step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
     session._checkpointer.wait_until_finished(30)
-    write = Writer.write
+    write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Writer, "write", fail)
+    monkeypatch.setattr(ChunkWriter, "write", fail)
     session.step(step + 1, state_of(step + 1))  # its save fails in the background
     session._standby.mailbox.post(notice(remaining_s=3600.0))
     wait_until(lambda: session._standby.agreement.noticed)
@@ -511,7 +511,7 @@ def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_
     assert "a periodic save failed; a preemption is under way" in caplog.text
     session._standby.mailbox.post(notice(remaining_s=10.0))
     wait_until(lambda: session._standby.agreement.in_epoch)
-    monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr(ChunkWriter, "write", write)
     assert train_until_preempted(session, first=step + 3).saved
 
 
@@ -548,7 +548,7 @@ def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> Non
 
 
 def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broke_off, write = threading.Event(), Writer.write
+    broke_off, write = threading.Event(), ChunkWriter.write
 
     def write_late(*arguments: Any, **keywords: Any) -> Any:
         assert broke_off.wait(30)
@@ -557,7 +557,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
         session._checkpointer.wait_until_finished(30)
-        monkeypatch.setattr(Writer, "write", write_late)
+        monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()
         raise ZeroDivisionError("the user's own")

@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     REBALANCE,
     SCALE_DOWN,
     SPOT_TERMINATION,
-    Group,
+    WatchGroup,
     expected_ok,
     parsed,
     rfc2822_s,
@@ -53,7 +53,7 @@ class Imds:
         self._client = client
         self._token: str | None = None
 
-    def get(self, item: str) -> Answer:
+    def get(self, item: str) -> MetadataResponse:
         """The item's answer, whatever its status but 401.
 
         Raises:
@@ -108,7 +108,7 @@ class Item:
         return Look(self._read(expected_ok(self._name, answer)), answer.server_time_s)
 
 
-def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[Group]:
+def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[WatchGroup]:
     """The four items, for one thread.
 
     Args:
@@ -124,7 +124,7 @@ def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -
         "autoscaling/target-lifecycle-state": read_lifecycle_state,
     }
     items = [Item(imds, name, functools.partial(read, lead_s=grace_period_s)) for name, read in readers.items()]
-    return [Group("aws", client, items)]
+    return [WatchGroup("aws", client, items)]
 
 
 def read_instance_action(text: str, lead_s: float) -> Sequence[Event]:

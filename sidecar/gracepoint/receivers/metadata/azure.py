@@ -19,13 +19,13 @@ import re
 from collections.abc import Callable, Sequence
 
 from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     SCALE_DOWN,
     SPOT_TERMINATION,
-    Group,
+    WatchGroup,
     expected_ok,
     parsed,
     rfc2822_s,
@@ -71,7 +71,7 @@ class ScheduledEvents:
         return Look(read_events(text, self._vm, self._grace_period_s), answer.server_time_s)
 
 
-def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[Group]:
+def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[WatchGroup]:
     """The list, for one thread.
 
     Args:
@@ -79,10 +79,10 @@ def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -
         grace_period_s: What is assumed to be left of an event that has started.
     """
     client = new_client()
-    return [Group("azure", client, [ScheduledEvents(client, grace_period_s=grace_period_s)])]
+    return [WatchGroup("azure", client, [ScheduledEvents(client, grace_period_s=grace_period_s)])]
 
 
-def read_name(answer: Answer) -> str:
+def read_name(answer: MetadataResponse) -> str:
     """The VM's name.
 
     Raises:

@@ -28,7 +28,7 @@ class MetadataError(GracepointError, ConnectionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class MetadataResponse:
     """What the server said.
 
     Attributes:
@@ -62,7 +62,9 @@ class MetadataClient:
         self._socket: socket.socket | None = None
         self._interrupted = threading.Event()
 
-    def request(self, path: str, headers: Mapping[str, str], *, timeout_s: float, method: str = "GET") -> Answer:
+    def request(
+        self, path: str, headers: Mapping[str, str], *, timeout_s: float, method: str = "GET"
+    ) -> MetadataResponse:
         """Asks, and follows one redirection on the same server (a directory that was named without its slash).
 
         Args:
@@ -88,7 +90,7 @@ class MetadataClient:
             with contextlib.suppress(OSError):  # not connected any more: nobody is blocked
                 held.shutdown(socket.SHUT_RDWR)
 
-    def _request(self, path: str, headers: Mapping[str, str], timeout_s: float, method: str) -> Answer:
+    def _request(self, path: str, headers: Mapping[str, str], timeout_s: float, method: str) -> MetadataResponse:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         try:
             connection.connect()
@@ -100,7 +102,7 @@ class MetadataClient:
             response = connection.getresponse()
             text = response.read(_MOST_BYTES).decode(errors="replace")
             found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, text, found, self._server_time_s(found))
+            return MetadataResponse(response.status, text, found, self._server_time_s(found))
         except (OSError, http.client.HTTPException, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise MetadataError(f"{method} {path} at {self._host}:{self._port}: {what}") from error

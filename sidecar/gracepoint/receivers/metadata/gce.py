@@ -26,12 +26,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     SPOT_TERMINATION,
-    Group,
+    WatchGroup,
     expected_ok,
     parsed,
     rfc3339_s,
@@ -87,7 +87,7 @@ class Key:
         self._etag = answer.headers.get("etag")  # only of what was understood: else the next request tells it again
         return Look(events, answer.server_time_s)
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> MetadataResponse:
         if self._etag is None:
             return self._client.request(ROOT + self._path, HEADERS, timeout_s=READY_TIMEOUT_S)
         joint = "&" if "?" in self._path else "?"
@@ -95,7 +95,7 @@ class Key:
         return self._client.request(ROOT + self._path + wait, HEADERS, timeout_s=_WAIT_S + READY_TIMEOUT_S)
 
 
-def groups(new_client: Callable[[], MetadataClient], *, preempted_s: float, grace_period_s: float) -> list[Group]:
+def groups(new_client: Callable[[], MetadataClient], *, preempted_s: float, grace_period_s: float) -> list[WatchGroup]:
     """The three keys, each on its own, as each is waited on.
 
     Args:
@@ -109,17 +109,17 @@ def groups(new_client: Callable[[], MetadataClient], *, preempted_s: float, grac
         return read_upcoming_maintenance(text, lambda: _is_migrated(upcoming), grace_period_s)
 
     return [
-        Group(
+        WatchGroup(
             "gce-preempted",
             preempted,
             [Key(preempted, "instance/preempted", lambda text: read_preempted(text, preempted_s))],
         ),
-        Group(
+        WatchGroup(
             "gce-maintenance-event",
             maintenance,
             [Key(maintenance, "instance/maintenance-event", read_maintenance_event)],
         ),
-        Group(
+        WatchGroup(
             "gce-upcoming-maintenance",
             upcoming,
             [Key(upcoming, "instance/upcoming-maintenance?alt=json", read_upcoming, unset=frozenset({404, 503}))],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gracepoint.receivers.metadata.board import Look
-from gracepoint.receivers.metadata.client import Answer, MetadataClient, MetadataError
+from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 
 #: How long an answer may take that the server has ready.
 READY_TIMEOUT_S = 10.0
@@ -22,7 +22,7 @@ SCALE_DOWN = "ScaleDown"
 REBALANCE = "Rebalance"
 
 
-class Source(Protocol):
+class MetadataSource(Protocol):
     """One place of a metadata server that is looked at again and again."""
 
     @property
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class WatchGroup:
     """What one thread looks at in turn.
 
     Attributes:
@@ -49,10 +49,10 @@ class Group:
 
     name: str
     client: MetadataClient
-    sources: Sequence[Source]
+    sources: Sequence[MetadataSource]
 
 
-def expected_ok(what: str, answer: Answer) -> str:
+def expected_ok(what: str, answer: MetadataResponse) -> str:
     """The body of an answer.
 
     Raises:

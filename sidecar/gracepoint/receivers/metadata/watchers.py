@@ -16,7 +16,7 @@ from gracepoint.receivers.metadata import aws, azure, gce
 from gracepoint.receivers.metadata.board import Board
 from gracepoint.receivers.metadata.client import MetadataClient, MetadataError
 from gracepoint.receivers.metadata.detect import detect
-from gracepoint.receivers.metadata.source import Group
+from gracepoint.receivers.metadata.source import WatchGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import METADATA_AUTO
 
@@ -37,7 +37,7 @@ class Watcher:
         boards: One for each source.
     """
 
-    def __init__(self, group: Group, boards: Sequence[Board]) -> None:
+    def __init__(self, group: WatchGroup, boards: Sequence[Board]) -> None:
         self._group = group
         self._boards = boards
         self._closed = threading.Event()
@@ -181,7 +181,7 @@ class MetadataWatchers:
                 self._watchers.append(Watcher(group, boards))
         log.info("watching the cloud's metadata cloud=%s", cloud)
 
-    def _groups(self, cloud: str) -> list[Group]:
+    def _groups(self, cloud: str) -> list[WatchGroup]:
         grace_s = self._grace_period_s
         if cloud == "gce":
             preempted_s = min(gce.PREEMPTED_POD_S, grace_s) if self._in_pod else gce.PREEMPTED_VM_S

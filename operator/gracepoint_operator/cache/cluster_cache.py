@@ -1,0 +1,365 @@
+"""What this replica knows of the cluster: the one place of state, rebuildable from the watches.
+
+Owned by the core's event loop: every method is called there and nowhere else, so there is no lock and no
+await. kopf's handlers, which run in another thread, only hand raw objects over (``core.Core.feed``).
+
+Beside the objects themselves it is remembered since when what may be a signal is seen (``sightings``), and
+which version of each object that was (``versions``).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gracepoint_operator import signals
+from gracepoint_operator.cache.first_seen import FirstSeen
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, discard
+from gracepoint_operator.cache.resource_versions import ResourceVersions
+from gracepoint_operator.cache.signal_index import SignalIndex
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.objects import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.model import evictions
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
+from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
+
+
+class ClusterCache:
+    """The objects that were seen, indexed by JobSet.
+
+    Args:
+        clock: Seconds since the epoch.
+        rows: The disruption catalogue, in the order in which rows are tried.
+    """
+
+    def __init__(self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN) -> None:
+        self._clock = clock
+        self.nodes: dict[str, Node] = {}
+        self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
+        self.pods: dict[str, Pod] = {}
+        self.jobs: dict[str, Job] = {}
+        self.jobsets: dict[str, JobSet] = {}
+        self.policies: dict[Key, CheckpointPolicy] = {}
+        self._archive = PreemptionStore()
+        self.epochs = self._archive.epochs
+        self.requests = self._archive.requests
+        self._pod_uids: dict[Key, str] = {}
+        self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
+        self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._sightings = FirstSeen(clock)
+        self._markings = SignalIndex(rows, self._sightings)
+        self._versions = ResourceVersions(clock)
+        self._checked: set[str] = set()
+        self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
+        self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
+        self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
+            kinds.NODES: self._put_node,
+            kinds.NODE_CLAIMS: self._put_node_claim,
+            kinds.WORKLOADS: self._put_workload,
+            kinds.PODS: self._put_pod,
+            kinds.JOBS: self._put_job,
+            kinds.JOBSETS: self._put_jobset,
+            kinds.POLICIES: self._put_policy,
+            kinds.PREEMPTIONS: self._put_preemption,
+        }
+
+    def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
+        """Takes an object in; returns the UIDs of the JobSets that it may matter to.
+
+        Args:
+            kind: One of those that are watched (``refresh.SELECTORS``).
+            body: The object as the API gives it.
+            listed: It comes from a listing: what is on it may be older than now.
+            fresh: The API was asked for it just now.
+
+        Raises:
+            pydantic.ValidationError: A policy or preemption is not of this version's schema.
+        """
+        meta = body["metadata"]
+        if not self._versions.take(meta, fresh=fresh):
+            return set()
+        self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
+        return self._readers[kind](body, listed)
+
+    def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
+        """Kind, namespace and name of a known object."""
+        return self._places.get(uid)
+
+    def drop(self, uid: str, version: int = 0) -> set[str]:
+        """Forgets an object that is gone; returns the UIDs of the JobSets that it may matter to.
+
+        Args:
+            uid: The object's.
+            version: Its resourceVersion when it went; 0 where that is not known.
+        """
+        self._versions.drop(uid, version)
+        self._sightings.forget(uid)
+        attached_to = self._markings.forget(uid)
+        self._doomed.discard(uid)
+        if uid not in self._places:
+            return set()
+        kind, namespace, name = self._places.pop(uid)
+        if kind is kinds.NODES:
+            if name in self.nodes and self.nodes[name].uid == uid:
+                del self.nodes[name]
+                self.disrupted_nodes.discard(name)
+            return self._on_node(name)
+        if kind is kinds.NODE_CLAIMS:
+            return self._on_node(attached_to)
+        if kind is kinds.WORKLOADS:
+            return {attached_to} & self.jobsets.keys()
+        if kind is kinds.PODS:
+            return self._drop_pod(uid)
+        if kind is kinds.JOBS and uid in self.jobs:
+            job = self.jobs.pop(uid)
+            discard(self._jobs_of, job.jobset_uid, uid)
+            return {job.jobset_uid}
+        if kind is kinds.JOBSETS:
+            self.jobsets.pop(uid, None)
+            return {uid}
+        if (kind, namespace, name) in self._places.values():
+            return set()  # made anew under its name before the news of the old one's deletion came
+        if kind is kinds.POLICIES:
+            self.policies.pop((namespace, name), None)
+            return self._of_policy((namespace, name))
+        if (wanted := self._archive.drop_request((namespace, name))) is not None:
+            return self._named(wanted)
+        jobset_uid = self._archive.drop_epoch((namespace, name))
+        return set() if jobset_uid is None else {jobset_uid}
+
+    def recall(self, seen: Mapping[str, float]) -> None:
+        """Takes what was seen of signs before this replica began; see ``recollection``."""
+        self._sightings.recall(seen)
+
+    def forget_recalled(self) -> None:
+        """Everything is listed."""
+        self._sightings.forget_recalled()
+
+    def untold_since(self) -> dict[str, float]:
+        """Since when those signs are there which concern a pod and of which the API does not tell that."""
+        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.jobsets.keys()
+        about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
+        about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
+        about |= self._markings.attached_to([*nodes, *gangs])
+        untold = {mark.id for mark in self._markings.on(about) if not (mark.is_exact or mark.row.limit)}
+        return {mark: at for mark, at in self._sightings.since(about).items() if mark in untold}
+
+    def uids(self, kind: kinds.Kind) -> set[str]:
+        """UIDs of the known objects of a kind."""
+        return {uid for uid, place in self._places.items() if place[0] is kind}
+
+    def put_epoch(self, epoch: PreemptionRecord) -> None:
+        self._archive.put_epoch(epoch)
+
+    def epochs_of(self, jobset_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
+        """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
+        return self._archive.epochs_of(jobset_uid, namespace)
+
+    def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
+        """The pods of the gang that were there when the epoch began; none once its next life has begun."""
+        jobset = self.jobsets.get(epoch.spec.job_set.uid)
+        if jobset is None:
+            return []
+        pods = (self.pods[uid] for uid in self._pods_of.get(jobset.uid, ()))
+        return [
+            pod
+            for pod in pods
+            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == jobset.restarts
+            if epoch.includes(pod)
+        ]
+
+    def pod_named(self, namespace: str, name: str) -> Pod | None:
+        """The pod of a JobSet, where it is known."""
+        return self.pods.get(self._pod_uids.get((namespace, name), ""))
+
+    def may_be_of_jobset(self, namespace: str, pod_name: str) -> bool:
+        """True if the pod may be of a known JobSet, by its name: JobSet begins its Jobs' names with its own, and a Job
+        its pods'."""
+        names = (jobset.name for jobset in self.jobsets.values() if jobset.namespace == namespace)
+        return any(pod_name.startswith(f"{name}-") for name in names)
+
+    def see_eviction(self, pod: Pod) -> None:
+        """Somebody asked to evict the pod, just now."""
+        self._sightings.see_attempt(pod.uid, evictions.mark(pod.uid))
+
+    def doom(self, jobset_uid: str) -> None:
+        """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
+        if jobset_uid in self.jobsets:
+            self._doomed.add(jobset_uid)
+
+    def mark_gone(self, jobset_uid: str) -> None:
+        """The API was asked for this JobSet, and it is not there."""
+        self._archive.mark_gone(jobset_uid)
+
+    def mark_checked(self, pod_uids: Iterable[str]) -> None:
+        """Job and JobSet of these deleted pods were looked at afresh."""
+        self._checked |= set(pod_uids) & self.pods.keys()
+
+    def jobset_uids(self) -> set[str]:
+        """Every JobSet with anything to decide about."""
+        return self.jobsets.keys() | self.disrupted_jobset_uids()
+
+    def homeless_requests(self) -> list[PreemptionAsk]:
+        """Requests that nobody has answered, for JobSets that are not known."""
+        waiting = (request for request in self.requests.values() if request.is_open and request.status.phase is None)
+        return [item for item in waiting if not self._named((item.namespace, item.spec.job_set.name))]
+
+    def disrupted_jobset_uids(self) -> set[str]:
+        """The JobSets with an epoch under way."""
+        return self._archive.disrupted_jobset_uids()
+
+    def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
+        """The epochs of known JobSets that were made within so many seconds, or are not made yet.
+
+        Args:
+            within_s: The same in every call.
+        """
+        found = self._archive.latest(self._clock() - within_s)
+        return [epoch for epoch in found if self._is_of_known_jobset(epoch)]
+
+    def _is_of_known_jobset(self, epoch: PreemptionRecord) -> bool:
+        jobset = self.jobsets.get(epoch.spec.job_set.uid)
+        return jobset is not None and jobset.namespace == epoch.namespace
+
+    def gang(self, jobset_uid: str) -> GangSnapshot:
+        """The view on which is decided."""
+        jobset = self.jobsets.get(jobset_uid)
+        namespace = jobset.namespace if jobset is not None else None
+        if jobset is not None and jobset_uid in self._doomed:
+            jobset = dataclasses.replace(jobset, deleted=True)
+        pods = tuple(
+            self.pods[uid]
+            for uid in sorted(self._pods_of.get(jobset_uid, ()))
+            if namespace in (None, self.pods[uid].namespace)
+        )
+        nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
+        pod_uids = [pod.uid for pod in pods]
+        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ()))
+        jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
+        requests = () if jobset is None else self._archive.requests_for((jobset.namespace, jobset.name))
+        marked = {jobset_uid, *pod_uids, *(request.uid for request in requests)}
+        marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
+        # By the pods' own word, as a NodeClaim outlives its node.
+        marked |= self._markings.attached_to([jobset_uid, *(pod.node for pod in pods)])
+        return GangSnapshot(
+            jobset_uid=jobset_uid,
+            jobset=jobset,
+            jobset_gone=jobset is None and self._archive.is_gone(jobset_uid),
+            jobs=jobs,
+            pods=pods,
+            nodes=nodes,
+            policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
+            epochs=tuple(self.epochs_of(jobset_uid, namespace)),
+            requests=requests,
+            marks={pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in pods},
+            since=self._sightings.since(marked),
+            bound_at=self._sightings.bound_at(pod_uids),
+            checked=frozenset(pod_uids) & self._checked,
+        )
+
+    def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        node = read_node(body)
+        self.nodes[node.name] = node
+        marks = self._markings.see(On.NODE, body, listed=listed)
+        if any(map(signals.marks_node, marks)):
+            self.disrupted_nodes.add(node.name)
+        else:
+            self.disrupted_nodes.discard(node.name)
+        return self._on_node(node.name)
+
+    def _put_node_claim(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        self._markings.see(On.NODE_CLAIM, body, listed=listed)
+        node = (body.get("status") or {}).get("nodeName") or ""
+        before = self._markings.attach(body["metadata"]["uid"], node)
+        return self._on_node(node) | self._on_node(before)
+
+    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        self._markings.see(On.WORKLOAD, body, listed=listed)
+        meta = body["metadata"]
+        owner = next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        self._markings.attach(meta["uid"], owner)
+        return {owner} & self.jobsets.keys()
+
+    def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        pod = read_pod(body)
+        if not pod.jobset_uid:
+            return set()
+        self.pods[pod.uid] = pod
+        self._pod_uids[pod.namespace, pod.name] = pod.uid
+        self._pods_of[pod.jobset_uid].add(pod.uid)
+        if pod.node:
+            self._pods_on[pod.node].add(pod.uid)
+            self._sightings.see_bound(pod.uid, pod.bound_at, listed=listed)
+        self._markings.see(On.POD, body, listed=listed)
+        return {pod.jobset_uid}
+
+    def _drop_pod(self, uid: str) -> set[str]:
+        pod = self.pods.pop(uid, None)
+        if pod is None:
+            return set()
+        if self._pod_uids.get((pod.namespace, pod.name)) == uid:
+            del self._pod_uids[pod.namespace, pod.name]
+        discard(self._pods_of, pod.jobset_uid, uid)
+        discard(self._pods_on, pod.node, uid)
+        self._checked.discard(uid)
+        return {pod.jobset_uid}
+
+    def _put_job(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        job = read_job(body)
+        if not job.jobset_uid:
+            return set()
+        self._markings.see(On.JOB, body, listed=listed)
+        self.jobs[job.uid] = job
+        self._jobs_of[job.jobset_uid].add(job.uid)
+        return {job.jobset_uid}
+
+    def _put_jobset(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        jobset = read_jobset(body)
+        self._markings.see(On.JOB_SET, body, listed=listed)
+        self.jobsets[jobset.uid] = jobset
+        return {jobset.uid}
+
+    def _put_policy(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        policy = CheckpointPolicy.of(body)
+        key = (policy.namespace, policy.name)
+        self.policies[key] = policy
+        return self._of_policy(key)
+
+    def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        if PreemptionRequest.is_one(body["spec"]):
+            return self._put_request(PreemptionAsk.of(body), listed)
+        epoch = PreemptionRecord.of(body)
+        known = self.epochs.get(epoch.key)
+        self.put_epoch(epoch if known is None else known.joined(epoch))
+        return {epoch.spec.job_set.uid}
+
+    def _put_request(self, request: PreemptionAsk, listed: bool) -> set[str]:
+        wanted = self._archive.put_request(request)
+        self._sightings.see(request.uid, {request.mark: request.created_at}, listed=listed)
+        return self._named(wanted)
+
+    def _named(self, key: Key) -> set[str]:
+        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.name) == key}
+
+    def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
+        """The marks on everything that the pod depends on."""
+        node = self.nodes.get(pod.node)
+        attached = self._markings.attached_to([pod.node, pod.jobset_uid])
+        # Of the pod's namespace, or of none: anybody may write any owner.
+        attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
+        uids = [pod.uid, pod.jobset_uid, *sorted(attached)]
+        uids += [] if node is None else [node.uid]
+        uids += [] if job is None else [job.uid]
+        return self._markings.on(uids)
+
+    def _on_node(self, name: str) -> set[str]:
+        return {self.pods[uid].jobset_uid for uid in self._pods_on.get(name, ())}
+
+    def _of_policy(self, key: Key) -> set[str]:
+        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}

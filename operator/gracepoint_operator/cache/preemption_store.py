@@ -1,0 +1,109 @@
+"""The Preemptions that are known, records and requests, by the JobSets that they are about. No locks: see ``world``."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable
+from typing import TypeVar
+
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+
+Key = tuple[str, str]  # namespace, name
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V", bound=Hashable)
+
+
+class PreemptionStore:
+    """See the module.
+
+    Attributes:
+        epochs: The records.
+        requests: What somebody asked for.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[Key, PreemptionRecord] = {}
+        self.requests: dict[Key, PreemptionAsk] = {}
+        self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
+        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
+        self._under_way: set[Key] = set()
+        self._latest: set[Key] = set()  # at least those of the last while
+        self._without_jobset: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
+
+    def put_epoch(self, epoch: PreemptionRecord) -> None:
+        self.epochs[epoch.key] = epoch
+        self._epochs_of[epoch.spec.job_set.uid].add(epoch.key)
+        self._latest.add(epoch.key)
+        if epoch.phase.ended:
+            self._under_way.discard(epoch.key)
+        else:
+            self._under_way.add(epoch.key)
+
+    def put_request(self, request: PreemptionAsk) -> Key:
+        """Returns which JobSet it is for: namespace and name."""
+        self.requests[request.key] = request
+        wanted = (request.namespace, request.spec.job_set.name)
+        self._requests_for[wanted].add(request.key)
+        return wanted
+
+    def drop_epoch(self, key: Key) -> str | None:
+        """Returns the UID of the JobSet that it was about; None where it was not known."""
+        epoch = self.epochs.pop(key, None)
+        if epoch is None:
+            return None
+        self._under_way.discard(key)
+        self._latest.discard(key)
+        discard(self._epochs_of, epoch.spec.job_set.uid, key)
+        self._without_jobset &= self._epochs_of.keys()
+        return epoch.spec.job_set.uid
+
+    def drop_request(self, key: Key) -> Key | None:
+        """Returns which JobSet it was for; None where it was not known."""
+        request = self.requests.pop(key, None)
+        if request is None:
+            return None
+        wanted = (request.namespace, request.spec.job_set.name)
+        discard(self._requests_for, wanted, key)
+        return wanted
+
+    def epochs_of(self, jobset_uid: str, namespace: str | None) -> list[PreemptionRecord]:
+        """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
+        epochs = (self.epochs[key] for key in self._epochs_of.get(jobset_uid, ()))
+        return sorted(
+            (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
+        )
+
+    def requests_for(self, jobset: Key) -> tuple[PreemptionAsk, ...]:
+        """What somebody asked for the JobSet of that namespace and name, oldest first."""
+        found = (self.requests[key] for key in self._requests_for.get(jobset, ()))
+        return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
+
+    def disrupted_jobset_uids(self) -> set[str]:
+        """The JobSets with an epoch under way."""
+        return {self.epochs[key].spec.job_set.uid for key in self._under_way}
+
+    def latest(self, since_at: float) -> list[PreemptionRecord]:
+        """The epochs that were made after a time, which only grows from call to call, or are not made yet."""
+        for key in list(self._latest):
+            at = self.epochs[key].created_at
+            if at is not None and at <= since_at:
+                self._latest.discard(key)
+        return [self.epochs[key] for key in self._latest]
+
+    def mark_gone(self, jobset_uid: str) -> None:
+        """The API was asked for this JobSet, and it is not there."""
+        if jobset_uid in self._epochs_of:
+            self._without_jobset.add(jobset_uid)
+
+    def is_gone(self, jobset_uid: str) -> bool:
+        """True if it was."""
+        return jobset_uid in self._without_jobset
+
+
+def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
+    """Takes ``value`` out of the set at ``key``, and an empty set out of the index."""
+    values = index.get(key, set())
+    values.discard(value)
+    if not values:
+        index.pop(key, None)

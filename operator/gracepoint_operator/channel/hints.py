@@ -1,0 +1,77 @@
+"""Tells gangs of hints: signs that a disruption may be near, of which nothing is recorded.
+
+Runs on the core's event loop. Level-based like the deliverer: whenever a gang is decided about, each of its
+subscribers is told what it was not told yet, in one frame, however many nodes were cordoned at once. Which replica
+tells it, and how often a stream was lost in between, is no matter: a hint has the same name everywhere, by which the
+library knows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Sequence
+
+from gracepoint.wire.messages import Confidence, Hint, Mode
+from gracepoint_operator import signals
+from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.signals import Signal
+
+log = logging.getLogger(__name__)
+
+#: In one frame; the rest is of the same moment, and says nothing more.
+_MOST = 64
+
+
+def hints_for(gang: GangSnapshot) -> list[Signal]:
+    """The hints for a gang, of the kinds that its policy names, which came after its pods were bound."""
+    if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
+        return []
+    found = []
+    for pod in gang.members:
+        bound_at = gang.bound_at.get(pod.uid)
+        for signal in signals.of_pod(pod, gang.marks[pod.uid]):
+            if signal.confidence is not Confidence.HINT or signal.kind not in gang.policy.spec.signals:
+                continue
+            if bound_at is not None and gang.since[signal.mark] >= bound_at:
+                found.append(signal)
+    return found
+
+
+class HintNotifier:
+    """See the module.
+
+    Args:
+        subscribers: Whom this replica can tell.
+    """
+
+    def __init__(self, subscribers: Subscribers) -> None:
+        self._subscribers = subscribers
+
+    def tell(self, gang: GangSnapshot) -> None:
+        """Gives every subscriber of the gang the hints that it lacks."""
+        found = hints_for(gang)
+        marks = {signal.mark for signal in found}
+        names = {pod.uid for pod in gang.members}
+        for subscriber in self._subscribers.of_jobset(gang.jobset_uid):
+            subscriber.hinted &= marks  # a sign that goes away and comes again is told again
+            new = [signal for signal in found if signal.mark not in subscriber.hinted]
+            if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in names:
+                subscriber.hinted |= {signal.mark for signal in new}
+                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST]), lambda: None))
+                log.info("hint", extra=about(pod=subscriber.hello.pod_name, signal=new[0].text, hints=len(new)))
+
+
+def _frame(subscriber: Subscriber, new: Sequence[Signal]) -> Hint:
+    return Hint(
+        hints=sorted({hashlib.sha256(signal.mark.encode()).hexdigest()[:16] for signal in new}),
+        pod_uid=subscriber.hello.pod_uid,
+        session=subscriber.hello.session,
+        jobset_uid=subscriber.hello.jobset_uid,
+        cause=new[0].cause,
+        signal=new[0].text,
+        nodes=sorted({signal.node for signal in new if signal.node}),
+    )

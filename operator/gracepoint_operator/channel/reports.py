@@ -1,0 +1,234 @@
+"""Takes the gangs' messages in: receipts, reports, forecasts, word of having come back.
+
+Everything here runs on the core's event loop, each message in the task of its request, and waits for the API only
+where a message cannot be placed by what is known, and shortly for a gang's last word to be written. What else follows
+from a message is handed to the deliverer and the recorders, neither of which is waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import tenacity
+
+from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
+from gracepoint_operator import signals
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.resync import look_afresh
+from gracepoint_operator.channel.notifier import Notifier
+from gracepoint_operator.decisions import preemption_spec, preemption_status
+from gracepoint_operator.decisions.effective_signals import Timed
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+
+log = logging.getLogger(__name__)
+
+_TWIN_S = 2.0
+_TWIN_POLL_S = 0.1
+_LAST_WORD_S = 1.0  # the gang has better to do than to wait for an API server that is away
+
+
+class UnknownPreemption(Exception):
+    """A message names a preemption that is not there, or not of the pod's JobSet."""
+
+
+class ReportHandler:
+    """Listens.
+
+    Args:
+        api: Asked only where a message cannot be placed by what is known.
+        world: What is known; epochs are put into it.
+        deliverer: Tells of what a message changed.
+        receipts: Whom this replica told, and who acknowledged.
+        recorder: Writes Preemptions.
+        policies: Writes what gangs forecast.
+        metrics: Latencies.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        world: ClusterCache,
+        deliverer: Notifier,
+        receipts: Acknowledgements,
+        recorder: PreemptionWriter,
+        policies: PolicyWriter,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._deliverer = deliverer
+        self._receipts = receipts
+        self._recorder = recorder
+        self._policies = policies
+        self._metrics = metrics
+        self._clock = clock
+
+    async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption) -> None:
+        """Takes in a message of a live pod.
+
+        Raises:
+            UnknownPreemption: It names one that is not there.
+        """
+        match message:
+            case Acknowledgement():
+                self._acknowledged(pod, await self._find(pod, message.preemption))
+            case Report():
+                await self._report(pod, message)
+            case Forecast():
+                self._policies.forecast(message)
+            case Resumption():
+                self._resumed(pod, message)
+
+    def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
+        now = self._clock()
+        told_at = self._receipts.told_at(epoch.key, pod.uid)
+        if self._receipts.acknowledged(epoch.key, pod, now) and told_at is not None:
+            self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
+        self._recorder.touch(epoch)
+
+    async def _report(self, pod: Pod, report: Report) -> None:
+        if report.preemption:
+            epoch = await self._named(pod, report)
+        else:
+            placed = await self._place(pod, report)
+            if placed is None:
+                return
+            epoch = placed
+        now = self._clock()
+        told_at = self._receipts.told_at(epoch.key, pod.uid)
+        if told_at is not None:
+            notice_s = told_at - epoch.spec.observed_at.timestamp()
+        else:  # the twin told the pod, or nobody did
+            notice_s = epoch.timing("noticeSent") or 0.0
+        after = preemption_status.reported(epoch, report, notice_s, now)
+        if epoch.phase.ended and after.phase is not report.phase:
+            log.warning(
+                "report of a preemption that has ended",
+                extra=about(preemption=epoch.name, phase=epoch.phase, reported=report.phase),
+            )
+        self._deliverer.changed(dataclasses.replace(epoch, status=after))
+        if report.phase.ended:
+            # Whoever gets an answer leaves: a replica that dies now must not be the only one to know.
+            await self._recorder.settled(epoch, _LAST_WORD_S)
+
+    def _resumed(self, pod: Pod, message: Resumption) -> None:
+        # The gang may be disrupted again already, which is another epoch.
+        epochs = self._world.epochs_of(message.jobset_uid, pod.namespace)
+        left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
+        if left is not None and left.spec.mode is Mode.ENFORCE:
+            after = preemption_status.resumed(left, message, self._clock())
+            self._deliverer.changed(dataclasses.replace(left, status=after))
+
+    async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
+        """The epoch that a report names.
+
+        The gang was told of it by this operator. If all replicas ended before one of them had recorded that, the
+        gang's word is all that is left of it, and the record is made of that.
+        """
+        try:
+            return await self._find(pod, report.preemption)
+        except UnknownPreemption:
+            gang = await self._gang_afresh(pod)
+            if (known := self._world.epochs.get((pod.namespace, report.preemption))) is not None:
+                return known  # made meanwhile, by another report
+            if gang is None or self._known(pod) is not None:
+                raise
+            begun = self._begun(gang, pod, report, signals.TOLD_BEFORE)
+            if begun is None or begun.name != report.preemption:
+                raise
+            log.warning("a notice of which there was no record", extra=about(preemption=begun.name, pod=pod.name))
+        # Whom the signal was about, nobody can tell any more; the gang's primary process reports for all.
+        begun = dataclasses.replace(begun, spec=begun.spec.model_copy(update={"nodes": [], "pods": []}))
+        self._world.put_epoch(begun)
+        return begun
+
+    async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
+        """The epoch that a message names.
+
+        The twin may have told the pod a moment ago and be about to make the object: it is waited for shortly.
+        """
+        key = (pod.namespace, name)
+        soon = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(client.NotFound),
+            wait=tenacity.wait_fixed(_TWIN_POLL_S),
+            stop=tenacity.stop_after_delay(_TWIN_S),
+            reraise=True,
+        )
+        try:
+            epoch: PreemptionRecord = await soon(self._fetch, key)
+        except (client.NotFound, client.RequestRejected) as error:
+            raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
+        if epoch.spec.job_set.uid != pod.jobset_uid:
+            raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's JobSet")
+        return epoch
+
+    async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
+        if key not in self._world.epochs:
+            self._world.put(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, *key), listed=True)
+        if key not in self._world.epochs:
+            raise client.NotFound(f"{key}: it was deleted in between")
+        return self._world.epochs[key]
+
+    async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
+        """The epoch of a report that names none; None where the SIGTERM was ordinary life."""
+        if (known := self._known(pod)) is not None:
+            return known
+        gang = await self._gang_afresh(pod)
+        if (known := self._known(pod)) is not None:  # made meanwhile: by another report, or for a signal
+            return known
+        begun = None if gang is None else self._begun(gang, pod, report, signals.TOLD_BY_GANG)
+        if gang is None or begun is None or gang.is_ordinary_life(pod):
+            log.info("a gang ends in ordinary life", extra=about(pod=pod.name, phase=report.phase))
+            return None
+        self._world.put_epoch(begun)
+        return begun
+
+    async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
+        """The pod's gang after a fresh look at its JobSet and its Job; None where the JobSet is not known."""
+        jobset = self._world.jobsets.get(pod.jobset_uid)
+        if jobset is None:
+            return None
+        await look_afresh(self._api, self._world, jobset, [pod.job_name])
+        return self._world.gang(pod.jobset_uid)
+
+    def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
+        """A new epoch of which the gang alone knows; None where its JobSet is gone, or has no policy any more."""
+        if gang.jobset is None or gang.policy is None:
+            return None
+        # A report's stages count from the notice, of which nothing else is known.
+        told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
+        told_at = max(told_at, pod.created_at)
+        signal = signals.told_by_gang(pod, report.cause, text)
+        spec = preemption_spec.begun(gang.jobset, gang.policy, gang.epochs, [Timed(signal, told_at)], self._clock())
+        name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
+        return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.members), spec))
+
+    def _known(self, pod: Pod) -> PreemptionRecord | None:
+        """The epoch that a report without a name is about, if there is one. None that lets the gang train on."""
+        epochs = reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace))
+        latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
+        about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
+        return latest if about_it else None
+
+
+def _left_the_gang_training(epoch: PreemptionRecord) -> bool:
+    """True if the epoch ended and its gang went on: what the gang reports by itself later is another disruption.
+
+    One that only the gang knew of may have expired before the gang's last word, which is still about it.
+    """
+    return epoch.phase is Phase.RETRACTED or (
+        epoch.phase is Phase.EXPIRED and epoch.spec.signal not in signals.KNOWN_TO_GANG
+    )

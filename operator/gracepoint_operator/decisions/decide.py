@@ -1,0 +1,286 @@
+"""What to do about one JobSet, decided from a view of it and the time. Pure, and level-based.
+
+``decide`` looks only at how things are, never at what just happened, so it gives the same answer whichever
+event brought it about, after a restart of the operator, and in each replica. The rules, in order:
+
+* Which signals count stands in ``counting``. One that an earlier epoch of the same pods answered does not count again.
+* The earliest deadline wins. A signal during an open epoch joins it (``specs``), if it counts by the policy as that was
+  when the epoch began.
+* An epoch is retracted while nobody has frozen, if all signals may go away, did so, and not because the pod
+  or the node went away.
+* An epoch by which the gang trains on, as its time is limited, is retracted for one by which it has to leave.
+* A JobSet that is not seen any more is looked for, as it may only have lost its label; then the epoch goes on.
+* A drill that somebody asked for gives way: it begins only where no epoch is under way, and a disruption that comes
+  during one has an epoch of its own. What is still being looked at, or has to wait, disturbs none.
+* An epoch of signals that are not sure may have to wait (``throttle``).
+* An epoch that nobody ends expires some time after its deadline, or when the life after it is in danger.
+* Requests are answered (``answers``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.decisions import preemption_spec
+from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant
+from gracepoint_operator.decisions.request_answers import Answer, answers
+from gracepoint_operator.kube.objects import Named
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption import EndReason, PreemptionRecord, epoch_name
+from gracepoint_operator.resources import PreemptionSpec, RequestReference
+
+#: How long after the deadline the last word of a gang is waited for.
+EXPIRE_AFTER_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StartPreemption:
+    """A new epoch: tell the gang and make the Preemption. ``expected``: pods of the gang, now."""
+
+    namespace: str
+    name: str
+    spec: PreemptionSpec
+    expected: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Signals joined an epoch, or its deadline moved: tell the gang again."""
+
+    epoch: PreemptionRecord
+    spec: PreemptionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """The operator itself ends an epoch: ``phase`` is RETRACTED or EXPIRED."""
+
+    epoch: PreemptionRecord
+    phase: Phase
+    reason: EndReason
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """A stage that is seen in the cluster rather than reported was reached."""
+
+    epoch: PreemptionRecord
+    stage: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Look at the JobSet and these of its Jobs afresh, then decide again."""
+
+    jobset: Named
+    jobs: tuple[str, ...] = ()
+    pod_uids: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """An epoch would begin, and must not yet; decide again a little later."""
+
+
+Decision = StartPreemption | Move | End | Reached | Check | Wait | Answer
+
+
+def decide(
+    gang: GangSnapshot, now: float, holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False
+) -> list[Decision]:
+    """The decisions for one JobSet; empty where all is as it should be.
+
+    Args:
+        gang: Everything that is known of it.
+        now: Seconds since the epoch.
+        holds_back: Whether an epoch that would begin has to wait.
+    """
+    latest = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
+    policy = None if gang.policy is None else gang.policy.spec
+    decisions: list[Decision] = []
+    started: list[Decision] = []
+    if latest is not None and not latest.phase.ended:
+        fresh: list[Timed] = []
+        if not all(latest.includes(pod) for pod in gang.members):
+            timed = counting(gang, policy, now, drills=False)
+            fresh = [item for item in timed if not latest.includes(item.signal.pod)]
+        joined = _joining(gang, latest, now)
+        ending = _ending(gang, latest, now, outlived=bool(believed(gang, fresh)))
+        if ending is not None:
+            started = _started(gang, fresh, now, holds_back)
+        elif _gives_way(gang, latest, believed(gang, joined), now):
+            started = _started(gang, joined, now, holds_back)
+            if _begins(started):
+                message = "a disruption came by which the gang has to leave"
+                ending = End(latest, Phase.RETRACTED, EndReason.GAVE_WAY, message)
+        decisions += [ending] if ending is not None else _moved(latest, joined)
+    else:
+        timed = counting(gang, policy, now, drills=False)
+        started = _started(gang, timed if latest is None else _unanswered([latest], timed), now, holds_back)
+    under_way = latest is not None and not latest.phase.ended
+    decisions += _rehearsed(gang, now, quiet=not (started or under_way), disrupted=_begins(started) or under_way)
+    for epoch in gang.epochs:
+        if not (epoch.phase.ended or epoch is latest or epoch.is_rehearsal) and _is_late(epoch, now):
+            decisions.append(_expired(epoch))
+    decisions += started
+    decisions += _missed(gang)
+    if latest is not None:
+        decisions += _milestones(gang, latest)
+    adopted = [reference.uid for item in decisions for reference in _newly_adopted(item)]
+    decisions += [answer for answer in answers(gang) if answer.request.uid not in adopted]
+    return decisions
+
+
+def _newly_adopted(decision: Decision) -> Sequence[RequestReference]:
+    """The requests that a decision makes an epoch be about, which is answered when the epoch says so."""
+    match decision:
+        case StartPreemption():
+            return decision.spec.requests
+        case Move():
+            return [item for item in decision.spec.requests if item not in decision.epoch.spec.requests]
+        case _:
+            return []
+
+
+def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) -> list[Decision]:
+    """Drills that somebody asked for.
+
+    Args:
+        gang: Everything that is known of it.
+        now: Seconds since the epoch.
+        quiet: No other epoch is under way, and none may be about to begin.
+        disrupted: One is under way, or begins now.
+    """
+    current = next((epoch for epoch in gang.epochs if epoch.is_rehearsal and not epoch.phase.ended), None)
+    timed = counting(gang, None if gang.policy is None else gang.policy.spec, now, drills=True)
+    if current is None:
+        return _started(gang, _unanswered(gang.epochs, timed), now, drill=True) if quiet else []
+    outlived = any(not current.includes(item.signal.pod) for item in timed)
+    ending = _ending(gang, current, now, outlived=outlived)
+    if ending is None and disrupted and current.phase.rank < Phase.FROZEN.rank:
+        ending = End(current, Phase.RETRACTED, EndReason.GAVE_WAY, "a disruption came that is no drill")
+    return [ending] if ending is not None else _moved(current, _joining(gang, current, now))
+
+
+def _joining(gang: GangSnapshot, current: PreemptionRecord, now: float) -> list[Timed]:
+    """The signals for the pods of an epoch under way, by its own copy of the policy: editing that, or deleting it, or
+    taking the label from the JobSet, changes nothing in mid-flight."""
+    timed = counting(gang, current.spec.policy.spec, now, drills=current.is_rehearsal)
+    return [item for item in timed if current.includes(item.signal.pod)]
+
+
+def _begins(started: Iterable[Decision]) -> bool:
+    return any(isinstance(item, StartPreemption) for item in started)
+
+
+def _missed(gang: GangSnapshot) -> list[Decision]:
+    """Where the JobSet of an epoch under way is not known any more, it is looked for."""
+    if gang.jobset is not None or gang.jobset_gone:
+        return []
+    lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
+    return [Check(Named(epoch.namespace, epoch.spec.job_set.name, gang.jobset_uid)) for epoch in lost[:1]]
+
+
+def _unanswered(epochs: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
+    """Those of which none of these epochs was about, which ended.
+
+    What was known and too far ahead then, a time limit or a maintenance that was put off, is none of those.
+    """
+
+    def answered(epoch: PreemptionRecord, item: Timed) -> bool:
+        ended_at = epoch.ended_at or 0.0
+        was_far = item.request is None and item.signal.is_far(item.since_at, ended_at)
+        return epoch.includes(item.signal.pod) and (epoch.leaves or (item.since_at <= ended_at and not was_far))
+
+    return [item for item in timed if not any(answered(epoch, item) for epoch in epochs)]
+
+
+def _started(
+    gang: GangSnapshot,
+    timed: Sequence[Timed],
+    now: float,
+    holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False,
+    *,
+    drill: bool = False,
+) -> list[Decision]:
+    if not timed or gang.jobset is None or gang.policy is None:
+        return []
+    sound = believed(gang, timed)
+    if not sound:
+        pods = [item.signal.pod for item in timed]
+        jobs = tuple(sorted({pod.job_name for pod in pods}))
+        return [Check(gang.jobset, jobs, tuple(sorted({pod.uid for pod in pods})))]
+    if drill and gang.policy.spec.mode is Mode.OBSERVE:
+        return []
+    spec = preemption_spec.begun(gang.jobset, gang.policy, gang.epochs, sound, now, drill=drill)
+    if holds_back(spec):
+        return [Wait()]
+    name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
+    return [StartPreemption(gang.jobset.namespace, name, spec, len(gang.members))]
+
+
+def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Timed], now: float) -> bool:
+    return gang.policy is not None and preemption_spec.gives_way(current, gang.policy.spec, gang.epochs, timed, now)
+
+
+def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
+    spec = preemption_spec.moved(current, timed)
+    return [] if spec is None else [Move(current, spec)]
+
+
+def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outlived: bool) -> End | None:
+    before_freeze = current.phase.rank < Phase.FROZEN.rank
+    if before_freeze and (gang.jobset_gone or (gang.jobset is not None and gang.jobset.deleted)):
+        return End(current, Phase.RETRACTED, EndReason.JOBSET_DELETED, "the JobSet was deleted")
+    if before_freeze and gang.jobset is not None and gang.jobset.finished:
+        return End(current, Phase.RETRACTED, EndReason.JOBSET_FINISHED, "the JobSet finished")
+    if before_freeze and current.spec.cancelable and _signals_went_away(gang, current, now):
+        message = f"the signal went away: {current.spec.signal}"
+        return End(current, Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY, message)
+    if outlived:
+        message = "its pods were replaced before anybody said how it ended"
+        return End(current, Phase.EXPIRED, EndReason.PODS_REPLACED, message)
+    return _expired(current) if _is_late(current, now) else None
+
+
+def _is_late(epoch: PreemptionRecord, now: float) -> bool:
+    return now > epoch.spec.deadline.timestamp() + EXPIRE_AFTER_S
+
+
+def _expired(epoch: PreemptionRecord) -> End:
+    message = "the deadline passed and nobody said how it ended"
+    if epoch.spec.mode is Mode.OBSERVE:
+        message = "the deadline passed; observed only, nobody was told"
+    return End(epoch, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)
+
+
+def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
+    """True if the pods that were in danger are there, on nodes that are there, without any signal."""
+    pods = {pod.name: pod for pod in gang.members if current.includes(pod)}
+    for name in current.spec.pods:
+        pod = pods.get(name)
+        if pod is None or pod.finished or pod.deletion_at is not None or pod.node not in gang.nodes:
+            return False
+    policy, drills = current.spec.policy.spec, current.is_rehearsal
+    return not any(True for pod in pods.values() for _ in relevant(gang, pod, policy, now, drills=drills))
+
+
+def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
+    """The stages after the save that the cluster shows: pods left, pods back."""
+    if gang.jobset is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
+        return []
+    acknowledgements = latest.status.acknowledgements
+    old = [pod for pod in gang.pods if pod.policy and latest.includes(pod)]
+    new = [pod for pod in gang.members if not latest.includes(pod)]
+    reached: list[Decision] = []
+    exited = latest.timing("exited") is not None
+    if not exited and all(pod.finished for pod in old) and latest.created_at is not None:
+        exited = True
+        reached.append(Reached(latest, "exited"))
+    running = sum(pod.phase == "Running" for pod in new)
+    if exited and acknowledgements and running >= acknowledgements.expected and latest.timing("podsBack") is None:
+        reached.append(Reached(latest, "podsBack"))
+    return reached

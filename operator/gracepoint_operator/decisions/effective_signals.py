@@ -1,0 +1,117 @@
+"""Which signals count for a gang: whose, and which. Pure. The rules:
+
+* **Whose signals count**: live pods of the JobSet's current attempt that carry the policy's label, whose Job
+  and JobSet are neither finished nor deleted, while no pod of the gang has ended. A gang in
+  which a process has ended cannot agree on anything any more: what follows is its own clean-up.
+* **Which signals count**: kinds that the policy names, more certain than a hint. Not one beside the pod (on its
+  node, say) that was there when the pod was bound: the scheduler put the pod there all the same, and would again; and
+  none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it. A time limit was always there
+  before; it counts from when the gang runs, unless it was over when the pod was bound.
+* **A deleted pod is suspect**: a JobSet's restart, its end and its deletion look like that too, and watches
+  of different kinds are not in order with one another. It is believed after a fresh look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from gracepoint.wire.messages import Confidence, Mode
+from gracepoint_operator import signals
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.model import evictions
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.resources import PolicyInForce, SignalKind
+from gracepoint_operator.signals import Signal
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A signal, and when it began. ``request``: where it is one."""
+
+    signal: Signal
+    since_at: float
+    request: PreemptionAsk | None = None
+
+    @property
+    def deadline_at(self) -> float:
+        return self.signal.deadline_at(self.since_at)
+
+    @property
+    def is_told(self) -> bool:
+        """True if the deadline is a time that was told, and not one that is assumed."""
+        return self.signal.until_at == self.deadline_at
+
+
+def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, drills: bool) -> list[Timed]:
+    """The signals that count under a policy: those of disruptions, or requests for drills where disruptions are none.
+
+    Args:
+        gang: Everything that is known of it.
+        policy: Of the gang as it is now, or as it was when the epoch began that these would join. None: nothing counts.
+        now: Seconds since the epoch.
+        drills: Which of the two.
+    """
+    pods = gang.members
+    if policy is None or any(pod.finished for pod in pods):
+        return []
+    if drills and not any(request.is_drill(policy.mode) for request in gang.requests):
+        return []
+    timed, runs = [], all(pod.phase == "Running" for pod in pods)
+    for pod in pods:
+        if not gang.job_goes_on(pod):
+            continue
+        for signal, request in relevant(gang, pod, policy, now, drills=drills):
+            since_at = gang.since[signal.mark]
+            if _is_news(signal, since_at, gang.bound_at.get(pod.uid), runs):
+                timed.append(Timed(signal, since_at, request))
+    return timed
+
+
+def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool) -> bool:
+    """True if the pod was not put where it is in spite of the signal. ``runs``: all pods of the gang do."""
+    if signal.lasting:
+        return bound_at is not None and since_at >= bound_at
+    if signal.limit:
+        # Known before there are pods: an epoch of the first ones would be over with the next.
+        return runs and bound_at is not None and (signal.until_at or 0.0) > bound_at
+    return True
+
+
+def relevant(
+    gang: GangSnapshot, pod: Pod, policy: PolicyInForce, now: float, *, drills: bool
+) -> Iterator[tuple[Signal, PreemptionAsk | None]]:
+    """The signals for a pod under a policy, also those that were there before it; with the request, if it is one."""
+    found: list[tuple[Signal, PreemptionAsk | None]] = []
+    if not pod.finished:
+        for asked in gang.requests:
+            mine = asked.is_open and asked.is_for(gang.jobset_uid)
+            if mine and asked.is_drill(policy.mode) is drills:
+                found.append((asked.signal(pod), asked))
+    if not drills:
+        found += [(signal, None) for signal in signals.of_pod(pod, gang.marks[pod.uid])]
+        if evictions.mark(pod.uid) in gang.since and not pod.finished:
+            found.append((evictions.signal(pod, policy), None))
+    for signal, request in found:
+        far = request is None and signal.is_far(gang.since[signal.mark], now)
+        if signal.kind in policy.signals and signal.confidence is not Confidence.HINT and not far:
+            yield signal, request
+
+
+def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:
+    """Those that need no fresh look, or had it."""
+    return [
+        item for item in timed if item.signal.kind is not SignalKind.POD_DELETION or item.signal.pod.uid in gang.checked
+    ]
+
+
+def ends_pods(timed: Iterable[Timed]) -> bool:
+    """True if a pod is being ended already, or will be by an eviction that was asked for, whatever the gang does."""
+    kinds = {SignalKind.POD_DELETION, SignalKind.DISRUPTION_TARGET, SignalKind.EVICTION}
+    return any(item.signal.kind in kinds for item in timed)
+
+
+def mode_of(policy: PolicyInForce, timed: Iterable[Timed]) -> Mode:
+    """What a disruption's epoch asks of the gang. No pod that is being ended can train on."""
+    return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode

@@ -1,0 +1,137 @@
+"""What a policy's status says: conditions, forecasts, the last save; all reasons and messages in one place. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Set
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator import signals
+from gracepoint_operator.kube.objects import JobSet, Node, Pod
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, JobSetForecast, LastSave
+
+CONDITION_READY = "Ready"
+CONDITION_FITS_GRACE = "FitsGrace"
+CONDITION_INJECTED = "Injected"
+
+_FORECASTS = 50  # as many as the resource's schema allows
+
+
+def readiness(policy: CheckpointPolicy, now: float) -> Condition:
+    """The condition Ready of a policy that could be read."""
+    message = "every signal is told to the JobSets that name this policy"
+    if policy.spec.mode is Mode.OBSERVE:
+        message = "signals are recorded and nobody is told (mode Observe)"
+    elif not policy.spec.signals:
+        message = "no kind of signal counts (spec.signals is empty)"
+    return _condition(CONDITION_READY, ConditionStatus.TRUE, "Watching", message, policy, now)
+
+
+def injection(policy: CheckpointPolicy, jobsets: Iterable[JobSet], now: float) -> Condition:
+    """The condition Injected."""
+    bare = [jobset.name for jobset in jobsets if not jobset.injected]
+    if not bare:
+        message = "every JobSet was given at its creation what its pods need to be told"
+        return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
+    message = (
+        f"{len(bare)} JobSets were created before the policy or its label ({', '.join(bare[:5])}): their pods "
+        "cannot be told; delete and create them again"
+    )
+    return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
+
+
+def newest_forecasts(
+    ours: Iterable[JobSetForecast], theirs: Iterable[JobSetForecast], jobset_uids: Set[str]
+) -> list[JobSetForecast]:
+    """What two replicas were told as one, so that both say the same: of each JobSet that is there the newest."""
+    newest: dict[str, JobSetForecast] = {}
+    for item in sorted((*theirs, *ours), key=lambda item: item.time):
+        if item.uid in jobset_uids:
+            newest[item.uid] = item
+    kept = sorted(newest.values(), key=lambda item: item.time)[-_FORECASTS:]
+    return sorted(kept, key=lambda item: item.name)
+
+
+def fit(policy: CheckpointPolicy, worst: tuple[JobSetForecast, float] | None, now: float) -> Condition:
+    """The condition FitsGrace.
+
+    Args:
+        policy: Whose condition it is.
+        worst: Forecast and grace period of the gang with the least time to spare; None where no gang has sent a
+            forecast.
+        now: Seconds since the epoch.
+    """
+    if worst is None:
+        message = "no JobSet has saved yet, so that nothing can be predicted"
+        return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
+    forecast, grace_s = worst
+    need_s = needed_s(forecast)
+    said = (
+        f"JobSet {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
+        f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
+    )
+    if need_s <= grace_s:
+        return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
+    said += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
+    return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
+
+
+def needed_s(forecast: JobSetForecast) -> float:
+    """Seconds that an emergency would take."""
+    return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
+
+
+def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
+    """The shortest grace period that any of the pods gets; None for no pods."""
+    graces = []
+    for pod in pods:
+        node = nodes.get(pod.node)
+        spot = node is not None and node.spot
+        graces.append(min(pod.grace_s, signals.GKE_SPOT_GRACE_S) if spot else pod.grace_s)
+    return min(graces, default=None)
+
+
+def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> LastSave | None:
+    """The newest epoch that ended with a checkpoint; ``known``, where that one was newer and is not kept any more."""
+    ends = (Phase.COMMITTED, Phase.PROMOTED)
+    saved = [
+        LastSave(
+            preemption=epoch.name,
+            job_set=epoch.spec.job_set.name,
+            step=epoch.status.step,
+            time=_time(epoch.ended_at or 0.0),
+        )
+        for epoch in epochs
+        if epoch.phase in ends and epoch.status.step is not None
+    ]
+    return max([*saved, *([] if known is None else [known])], key=lambda save: save.time, default=None)
+
+
+def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:
+    """Our conditions over theirs; the time of one whose status did not change stays."""
+    joined = {condition.type: condition for condition in theirs}
+    for condition in ours:
+        known = joined.get(condition.type)
+        if known is not None and known.status is condition.status:
+            update = {"last_transition_time": known.last_transition_time}
+            condition = condition.model_copy(update=update)
+        joined[condition.type] = condition
+    return list(joined.values())
+
+
+def _condition(
+    kind: str, status: ConditionStatus, reason: str, message: str, policy: CheckpointPolicy, now: float
+) -> Condition:
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=_time(now).replace(microsecond=0),
+        observed_generation=policy.generation,
+    )
+
+
+def _time(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC)

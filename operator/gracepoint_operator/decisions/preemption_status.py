@@ -1,0 +1,311 @@
+"""What the cluster is told of a preemption: its status and the Events; all reasons and messages in one place. Pure.
+
+Stages of a Preemption's timings, seconds after the signal was first observed, in the order in which they
+usually come:
+
+    noticeSent   the notice was written to the streams of all pods of the gang
+    firstAck, lastAck                      the first, and all, acknowledged it
+    frozen, agreed, drained, written, durable, committed   as the primary process reports for the gang
+    exited       every pod of the gang has ended
+    podsBack     as many new pods are running
+    restored, training                     the new gang has restored; has passed its first step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable
+
+from gracepoint.wire.messages import Mode, Phase, Report, Resumption
+from gracepoint_operator.model import missing_acks
+from gracepoint_operator.model.preemption import CONDITION_ENDED, EndReason, PreemptionRecord, joined_status
+from gracepoint_operator.resources import (
+    Acknowledgements,
+    Condition,
+    ConditionStatus,
+    PreemptionSpec,
+    PreemptionStatus,
+    Replica,
+    StageTime,
+)
+from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
+
+#: Who writes the Events.
+EVENT_CONTROLLER = "gracepoint.dev/operator"
+
+REASON_RESUMED = "Resumed"
+REASON_MOVED = "DeadlineMoved"
+#: False: the gang is not told to leave, for the reason that stands there.
+CONDITION_EXITS = "Exits"
+REASON_EXIT_BREAKER = "ExitBreakerOpen"
+REASON_TIME_LIMIT = "TimeLimit"
+_REASONS = {
+    Phase.NOTICED: "PreemptionNoticed",
+    Phase.AGREED: "SaveAgreed",
+    Phase.COMMITTED: "CheckpointCommitted",
+    Phase.PROMOTED: "SnapshotPromoted",
+    Phase.RETRACTED: "PreemptionRetracted",
+    Phase.EXPIRED: "PreemptionExpired",
+    Phase.FAILED: "PreemptionFailed",
+}
+#: The reasons of all Events, in the order of the story.
+STORY = (
+    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_MOVED, "SaveAgreed"),
+    *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
+    REASON_RESUMED,
+)
+_WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """An Event to be."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def is_told(epoch: PreemptionRecord) -> bool:
+    """True if the operator tells the gang: it does not only watch, and did not hear of it from the gang."""
+    return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
+
+
+def note_of_phase(epoch: PreemptionRecord, phase: Phase) -> Note | None:
+    """The Event of having reached ``phase``; None where that is no news for people."""
+    reason = _REASONS.get(phase)
+    if reason is None:
+        return None
+    spec, status = epoch.spec, epoch.status
+    if phase is Phase.NOTICED:
+        text = _seen(spec)
+    elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
+        text = _reached(phase, status)
+    else:
+        text = status.message or str(phase)
+    return Note(reason, f"{epoch.name}: {text}", phase in _WARNINGS)
+
+
+def note_of_breaker(epoch: PreemptionRecord) -> Note:
+    """The Event of the gang's being told to save and to train on."""
+    exits = _exits(epoch.spec)
+    return Note(exits.reason, f"{epoch.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
+
+
+def note_of_move(epoch: PreemptionRecord) -> Note:
+    """The Event of a deadline that moved."""
+    seconds = (epoch.spec.deadline - epoch.spec.observed_at).total_seconds()
+    said = f"the deadline is now {seconds:.0f} s after the first signal: {epoch.spec.signal}"
+    return Note(REASON_MOVED, f"{epoch.name}: {said}")
+
+
+def note_of_resumption(epoch: PreemptionRecord) -> Note:
+    """The Event of having restored."""
+    return Note(REASON_RESUMED, f"{epoch.name}: training goes on from step {epoch.status.restored_step}")
+
+
+def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
+    """A new epoch's status."""
+    return PreemptionStatus(
+        phase=Phase.NOTICED,
+        message=_seen(spec),
+        acknowledgements=Acknowledgements(expected=expected, received=0),
+        conditions=None if spec.exits else [_exits(spec)],
+    )
+
+
+def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
+    """The status after the operator itself ended the epoch; unchanged where it had ended."""
+    after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
+    return joined_status(after, status)
+
+
+def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
+    """The status after a report of the primary process; unchanged where it is further on already.
+
+    Args:
+        epoch: As it was.
+        report: Its stages are in seconds after the reporting process had the notice.
+        notice_s: Seconds from the signal until that process was sent the notice.
+        now: When the report came.
+    """
+    message = (report.message or _reached(report.phase, report))[:1024]
+    after = PreemptionStatus(
+        phase=report.phase,
+        message=message,
+        ordinal=report.ordinal,
+        step=report.step,
+        bytes=report.bytes,
+        processes=len(report.participants) or report.process_count,
+        choice=None if report.choice is None else report.choice[:32] or None,
+        choice_reason=report.choice_reason[:1024] or None,
+        steps_lost=report.steps_lost,
+        seconds_to_spare=None if report.seconds_to_spare is None else round(report.seconds_to_spare, 3),
+        timings=[
+            StageTime(
+                stage=stage,
+                seconds=_seconds(notice_s + timing.max_s),
+                p50_seconds=_seconds(timing.p50_s),
+                max_seconds=_seconds(timing.max_s),
+                time=_time(now),
+            )
+            for stage, timing in report.stages.items()
+        ],
+        conditions=[_ended_condition(str(report.phase), message, now)] if report.phase.ended else None,
+    )
+    return joined_status(after, epoch.status)
+
+
+def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: float) -> PreemptionStatus:
+    """The status with a stage that was reached at ``at``; unchanged where the stage is there."""
+    timing = StageTime(stage=stage, seconds=_seconds(at - observed_at), time=_time(at))
+    return joined_status(PreemptionStatus(timings=[timing]), status)
+
+
+def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+    """The status after the new gang restored or trained again. The first to say so counts."""
+    stage = "training" if resumption.training else "restored"
+    status = with_stage(epoch.status, stage, epoch.spec.observed_at.timestamp(), now - max(0.0, resumption.age_s))
+    if status.restored_step is None and resumption.restored_step is not None:
+        status = status.model_copy(update={"restored_step": resumption.restored_step})
+    return status
+
+
+def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
+    """A replica's entry as it is to be: never less than what stands there.
+
+    A replica whose container was started again has its old name and has forgotten what it heard before.
+    """
+    before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
+    if before is None:
+        return own
+    told = missing_acks.unpacked([*before.told_pods, *own.told_pods])
+    heard = missing_acks.unpacked([*before.acknowledged_pods, *own.acknowledged_pods])
+    return Replica(
+        name=own.name,
+        told=max(before.told, own.told, len(told)),
+        acknowledged=max(before.acknowledged, own.acknowledged, len(heard)),
+        told_pods=missing_acks.packed(told),
+        acknowledged_pods=missing_acks.packed(heard),
+        told_at=_later(before.told_at, own.told_at),
+        acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
+    )
+
+
+def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: float) -> PreemptionStatus:
+    """The status with the receipts of all replicas, as their entries in it have them.
+
+    From nothing but the entries, and from what was there: as each writes its own first and then what they come to, of
+    one version, the last one to write sees them all, and no count is less than one before. A process that was
+    told by two replicas, and has acknowledged to both, is one.
+
+    Args:
+        status: As the API has it.
+        names: The pods of the gang as far as they are known; none where nobody is told.
+        observed_at: When the signal was first observed.
+    """
+    entries = status.replicas or []
+    before = status.acknowledgements or Acknowledgements(expected=0, received=0)
+    told = missing_acks.unpacked(line for entry in entries for line in entry.told_pods)
+    heard = missing_acks.unpacked(line for entry in entries for line in entry.acknowledged_pods)
+    received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
+    # Who lagged once is kept until it is heard of: a pod that is gone has sent no receipt either.
+    known = [*names, *(laggard.pod for laggard in before.laggards)]
+    after = Acknowledgements(
+        expected=max(before.expected, received),
+        received=received,
+        laggards=missing_acks.missing(known, told, heard),
+    )
+    status = status.model_copy(update={"acknowledgements": after})
+    told_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
+    if told_times and max([len(told), *(entry.told for entry in entries)]) >= after.expected:
+        status = with_stage(status, "noticeSent", observed_at, max(told_times))
+    heard_times = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
+    if heard_times and after.received >= after.expected:
+        status = with_stage(status, "lastAck", observed_at, max(heard_times))
+    return status
+
+
+def _seen(spec: PreemptionSpec) -> str:
+    """What the signal is, and what follows, in a sentence."""
+    seconds = (spec.deadline - spec.observed_at).total_seconds()
+    where = f" on {', '.join(spec.nodes[:5])}" if spec.nodes else ""
+    return f"{spec.cause}: {spec.signal}{where}, {seconds:.0f} s ahead; {_asked(spec)}"
+
+
+def _reached(phase: Phase, at: PreemptionStatus | Report) -> str:
+    """A phase that the gang has reached, in a sentence."""
+    step, spare_s = at.step, at.seconds_to_spare
+    match phase:
+        case Phase.FROZEN:
+            return "every process is held at its next sync point"
+        case Phase.AGREED:
+            # The step at that point is known when the processes have come there.
+            return f"all processes save at their sync point {at.ordinal}"
+        case Phase.DRAINED:
+            return f"all processes have reached step {step}, and their devices are idle"
+        case Phase.WRITTEN:
+            return f"every process has written its part of step {step}"
+        case Phase.DURABLE:
+            return f"all parts of step {step} are on stable storage"
+        case Phase.COMMITTED | Phase.PROMOTED:
+            lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
+            spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
+            return f"step {step} is saved{lost}{spare}"
+        case _:
+            return str(phase)
+
+
+def _asked(spec: PreemptionSpec) -> str:
+    """What the gang is asked for, in words."""
+    match spec.mode:
+        case Mode.OBSERVE:
+            return "observed only"
+        case Mode.DRILL:
+            return "a drill: the gang saves and trains on"
+        case Mode.ENFORCE:
+            return "the gang is told" if spec.exits else "the gang saves and trains on"
+
+
+def _exits(spec: PreemptionSpec) -> Condition:
+    breaker = spec.policy.spec.exit_breaker
+    if spec.cause == Cause.TIME_LIMIT:
+        reason = REASON_TIME_LIMIT
+        message = "the gang saves and trains on: its time is limited, and leaving would begin that anew"
+    else:
+        reason = REASON_EXIT_BREAKER
+        message = (
+            f"the gang saves and trains on: it has saved and left {breaker.saved_exits} times within "
+            f"{breaker.within_seconds} s (the policy's exitBreaker); find out what disrupts it wherever it starts"
+        )
+    return Condition(
+        type=CONDITION_EXITS,
+        status=ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        last_transition_time=spec.observed_at,
+    )
+
+
+def _ended_condition(reason: str, message: str, now: float) -> Condition:
+    return Condition(
+        type=CONDITION_ENDED,
+        status=ConditionStatus.TRUE,
+        reason=reason,
+        message=message,
+        last_transition_time=_time(now),
+    )
+
+
+def _seconds(value: float) -> float:
+    """Never below zero: clocks of two replicas may differ by a little."""
+    return round(max(value, 0.0), 4)
+
+
+def _later(one: datetime.datetime | None, other: datetime.datetime | None) -> datetime.datetime | None:
+    return max((at for at in (one, other) if at is not None), default=None)
+
+
+def _time(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC)

@@ -1,0 +1,94 @@
+"""What becomes of requests: the status of each, from the gang and its epochs. Pure, and level-based."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from gracepoint.wire.messages import Mode
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.resources import RequestPhase, RequestStatus, SignalKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A request's status is to be this."""
+
+    request: PreemptionAsk
+    status: RequestStatus
+
+
+def answers(gang: GangSnapshot) -> Iterator[Answer]:
+    """For each request about which there is something new to say."""
+    for request in gang.requests:
+        status = _status(gang, request)
+        if status is not None and status != request.status and not _is_final(request.status):
+            yield Answer(request, status)
+
+
+def without_jobset(request: PreemptionAsk) -> Answer:
+    """For a request whose JobSet is not there."""
+    name = request.spec.job_set.name
+    message = f"there is no JobSet {name} with a CheckpointPolicy in this namespace; expected spec.jobSet to name one"
+    return Answer(request, _superseded(message))
+
+
+def _is_final(status: RequestStatus) -> bool:
+    """Expired is the only end that another one may follow."""
+    return status.phase is not None and status.phase.ended and status.phase is not RequestPhase.EXPIRED
+
+
+def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
+    """None: not decided yet."""
+    epoch = next((epoch for epoch in reversed(gang.epochs) if request.reference in epoch.spec.requests), None)
+    if epoch is not None:
+        phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
+        message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
+        return RequestStatus(phase=phase, message=message, preemption=epoch.name)
+    if request.spec.retracted:
+        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was taken back before anybody was told")
+    reason = _why_not(gang, request)
+    return None if reason is None else _superseded(reason)
+
+
+def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
+    """Why nothing comes of it; None where something does, or may yet."""
+    if not request.is_for(gang.jobset_uid):
+        found = request.spec.job_set.uid
+        return f"spec.jobSet.uid: found {found!r}, expected {gang.jobset_uid!r}, which the JobSet of that name has"
+    if gang.policy is None:
+        return "the CheckpointPolicy that the JobSet names is not there"
+    policy = gang.policy.spec
+    if SignalKind.REQUEST not in policy.signals:
+        return f"the signals of the CheckpointPolicy {gang.policy.name} leave Request out"
+    drill = request.is_drill(policy.mode)
+    if drill and policy.mode is Mode.OBSERVE:
+        return f"the CheckpointPolicy {gang.policy.name} is of mode Observe: nobody is told, so nothing is rehearsed"
+    return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
+
+
+def _why_not_now(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
+    pods, since_at = gang.members, gang.since[request.mark]
+    if not pods:
+        return "no pod of the JobSet runs"
+    if any(pod.finished for pod in pods):
+        return "a pod of the gang has ended, so that its processes cannot agree any more"
+    for epoch in gang.epochs:
+        left = epoch.leaves and any(epoch.includes(pod) for pod in pods)
+        if left or since_at <= (epoch.ended_at or 0.0):
+            return f"the Preemption {epoch.name} came first and has ended, {epoch.phase}"
+    bound = [gang.bound_at.get(pod.uid) for pod in pods]
+    if all(at is not None and since_at < at for at in bound):
+        return "the pods started after it was made"
+    return None
+
+
+def _under_way(epochs: Iterable[PreemptionRecord]) -> str | None:
+    epoch = next((epoch for epoch in epochs if not epoch.phase.ended), None)
+    return None if epoch is None else f"the Preemption {epoch.name} is under way"
+
+
+def _superseded(message: str) -> RequestStatus:
+    return RequestStatus(phase=RequestPhase.SUPERSEDED, message=message)

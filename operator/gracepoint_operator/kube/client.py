@@ -1,0 +1,275 @@
+"""The Kubernetes API as the operator uses it: a few verbs on JSON objects.
+
+This is the one border to the ``kubernetes`` package. Its client is synchronous, so every call runs in a
+thread of a small pool that this class owns, with a timeout of its own; the caller's event loop never waits
+longer than that. Objects go in and come out as plain dicts. The package's exceptions, and urllib3's below
+it, leave this module only as the tree here:
+
+    KubeError
+    ├── NotFound        404: the object, or its whole kind, is not there
+    ├── Conflict        409 on a write: somebody else wrote in between
+    │   └── AlreadyExists   409 on a create
+    ├── Refused         any other 4xx: trying again does not help
+    └── Unavailable     5xx, 429, timeouts, broken connections: trying again may help
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import kubernetes.client
+import kubernetes.config
+import urllib3.exceptions
+from kubernetes.client.exceptions import ApiException
+
+from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
+
+JsonObject = dict[str, Any]
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+_CONNECT_TIMEOUT_S = 2.0
+_READ_TIMEOUT_S = 5.0
+_LIST_TIMEOUT_S = 30.0
+_LIST_CHUNK = 500
+_THREADS = 8
+
+
+class KubeError(Exception):
+    """The API server did not do what it was asked to."""
+
+
+class NotFound(KubeError):
+    """The object, or its whole kind, is not there."""
+
+
+class Conflict(KubeError):
+    """Somebody else wrote the object in between."""
+
+
+class AlreadyExists(Conflict):
+    """An object of that name is there already."""
+
+
+class RequestRejected(KubeError):
+    """The API server refuses the request; the same request will be refused again."""
+
+
+class Unavailable(KubeError):
+    """The API server could not be reached or was busy; the same request may succeed later."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Credentials:
+    """What another client needs to reach the same API server. Paths may be of temporary files."""
+
+    server: str
+    ca_path: str | None
+    insecure: bool
+    scheme: str | None
+    token: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+
+
+class KubeClient:
+    """Asynchronous calls to one API server; ``close`` ends its threads.
+
+    Args:
+        client: A configured client of the ``kubernetes`` package.
+        count: Called after each call with its method and its outcome: ``ok``, or the name of the error. From the
+            caller's thread.
+    """
+
+    def __init__(
+        self, client: kubernetes.client.ApiClient, count: Callable[[str, str], None] = lambda method, outcome: None
+    ) -> None:
+        self._client = client
+        self._count = count
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
+
+    @staticmethod
+    def connect(
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        count: Callable[[str, str], None] = lambda method, outcome: None,
+    ) -> KubeClient:
+        """Connects from inside the cluster, or by a kubeconfig file where one is named; ``count`` as above.
+
+        Raises:
+            KubeError: Neither gives a configuration.
+        """
+        configuration = type.__call__(kubernetes.client.Configuration)
+        try:
+            if kubeconfig is None and context is None:
+                kubernetes.config.load_incluster_config(client_configuration=configuration)
+            else:
+                kubernetes.config.load_kube_config(
+                    kubeconfig, context=context, client_configuration=configuration, persist_config=False
+                )
+        except kubernetes.config.ConfigException as error:
+            raise KubeError(
+                f"no configuration for the API server (kubeconfig {kubeconfig!r}, context {context!r}): "
+                f"{error}; run inside a cluster with a service account, or name a kubeconfig file"
+            ) from error
+        configuration.connection_pool_maxsize = _THREADS
+        configuration.retries = False  # the callers decide whether and when to try again
+        return KubeClient(kubernetes.client.ApiClient(configuration), count)
+
+    def credentials(self) -> Credentials:
+        """As of now: a service account's token is renewed on disk every hour."""
+        configuration = self._client.configuration
+        header = configuration.get_api_key_with_prefix("authorization") or ""
+        scheme, _, token = header.rpartition(" ")
+        return Credentials(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            scheme=scheme or None,
+            token=token or None,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+        )
+
+    def close(self) -> None:
+        """Ends the threads; calls that have not begun are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(
+        self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None
+    ) -> list[JsonObject]:
+        """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
+        if kind.any_version:
+            group = await self._call("GET", kind.prefix)
+            kind = kind.of_version(group["preferredVersion"]["groupVersion"])
+        items: list[JsonObject] = []
+        query: dict[str, str] = {"limit": str(_LIST_CHUNK)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        while True:
+            page = await self._call("GET", kind.path(namespace), query=query, timeout_s=_LIST_TIMEOUT_S)
+            items += page.get("items") or []
+            query["continue"] = page.get("metadata", {}).get("continue") or ""
+            if not query["continue"]:
+                return items
+
+    async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
+        try:
+            return await self._call("POST", kind.path(namespace), body=body)
+        except Conflict as error:
+            raise AlreadyExists(str(error)) from error
+
+    async def delete(self, kind: Kind, body: JsonObject) -> None:
+        """Deletes this very object, in the version that ``body`` is.
+
+        Raises:
+            NotFound: It is gone.
+            Conflict: There is another one, or another version.
+        """
+        meta = body["metadata"]
+        version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": version}
+        await self._call("DELETE", kind.path(meta.get("namespace"), meta["name"]), body=options)
+
+    async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
+        """Merge-patches the object itself, without its status."""
+        path = kind.path(namespace, name)
+        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def merge_status(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
+        """Merge-patches the status; with ``metadata.resourceVersion`` in ``body``, only that version."""
+        path = kind.path(namespace, name, "status")
+        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def apply_status(
+        self, kind: Kind, namespace: str, name: str, body: JsonObject, *, manager: str
+    ) -> JsonObject:
+        """Server-side apply of the status fields that ``manager`` owns."""
+        path = kind.path(namespace, name, "status")
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
+
+    async def review_token(self, token: str, audience: str) -> JsonObject:
+        """The status of a TokenReview: who the token is, or why it is none."""
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        review = await self._call("POST", TOKEN_REVIEWS.path(), body=body)
+        return cast(JsonObject, review.get("status") or {})
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: JsonObject | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = _READ_TIMEOUT_S,
+    ) -> JsonObject:
+        call = functools.partial(
+            self._client.call_api,
+            path,
+            method,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            _preload_content=False,
+            _request_timeout=(_CONNECT_TIMEOUT_S, timeout_s),
+        )
+        what = f"{method} {path}"
+        loop = asyncio.get_running_loop()
+        outcome = "Cancelled"
+        try:
+            answer = await loop.run_in_executor(self._threads, _translated, what, call)
+            outcome = "ok"
+            return answer
+        except KubeError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._count(method, outcome)
+
+
+def _translated(what: str, call: functools.partial[Any]) -> JsonObject:
+    """Runs in a thread of the pool."""
+    try:
+        return cast(JsonObject, json.loads(call().data))
+    except ApiException as error:
+        raise _of_status(what, error) from error
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _of_status(what: str, error: ApiException) -> KubeError:
+    status = int(error.status or 0)
+    message = f"{what}: HTTP {status} {error.reason}: {_message(error.body)}"
+    if status == 404:
+        return NotFound(message)
+    if status == 409:
+        return Conflict(message)
+    if 400 <= status < 500 and status != 429:
+        return RequestRejected(message)
+    return Unavailable(message)
+
+
+def _message(body: str | bytes | None) -> str:
+    """The API server's own words, where it sent a Status object."""
+    try:
+        return str(json.loads(body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return repr((body or b"")[:200])

@@ -1,0 +1,113 @@
+"""Writes to the API behind everybody's back: coalesced, at most so often, tried again, never waited for.
+
+One task for each key that has something to be written. ``touch`` only marks the key; its task calls
+``write``, which reads what is to be written at that moment, so that a hundred touches become one write. The
+task pauses between writes (an urgent touch ends the pause), tries again where the API server is unavailable
+or somebody wrote in between, for as long as that takes, and ends when there is nothing more to do. ``close``
+lets what is marked be written for a bounded time, then cancels.
+
+Lives on the core's event loop: no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import tenacity
+from pydantic import ValidationError
+
+from gracepoint_operator.kube import client
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+#: After so long without success it is said and counted, and then tried on: the last word must not get lost.
+_SAY_AFTER_S = 120.0
+
+
+class WriteQueue:
+    """Keyed writing.
+
+    Args:
+        what: What is written, for the log.
+        write: Writes one key as it now is.
+        metrics: Counts what could not be written.
+        interval_s: Pause between two writes of one key.
+    """
+
+    def __init__(self, what: str, write: Callable[[Key], Awaitable[None]], metrics: Metrics, interval_s: float) -> None:
+        self._what = what
+        self._write = write
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._marked: set[Key] = set()
+        self._urgent: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._awaited: dict[Key, list[asyncio.Event]] = {}  # set when what was marked before has been tried
+
+    def touch(self, key: Key, *, urgent: bool = False) -> None:
+        """There is something to write; ``urgent`` does not wait for the pause to end."""
+        self._marked.add(key)
+        if key not in self._tasks:
+            self._urgent[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key), name=f"scribe {self._what} {key}")
+        if urgent:
+            self._urgent[key].set()
+
+    async def settled(self, key: Key, timeout_s: float) -> None:
+        """Waits until what is marked now has been written, or ``timeout_s`` are over."""
+        if key in self._marked:
+            written = asyncio.Event()
+            self._awaited.setdefault(key, []).append(written)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await written.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """Writes what is marked, for at most ``timeout_s``; then stops."""
+        tasks = list(self._tasks.values())
+        for event in self._urgent.values():
+            event.set()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, key: Key) -> None:
+        try:
+            while key in self._marked:
+                self._marked.discard(key)
+                self._urgent[key].clear()
+                awaited = self._awaited.pop(key, [])
+                await self._attempt(key)
+                for written in awaited:
+                    written.set()
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._urgent[key].wait()
+        finally:
+            # No await between the last look at _marked and here: a touch after it starts a new task.
+            del self._tasks[key], self._urgent[key]
+
+    async def _attempt(self, key: Key) -> None:
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((client.Unavailable, client.Conflict)),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=5),
+            stop=tenacity.stop_after_delay(_SAY_AFTER_S),
+            reraise=True,
+        )
+        try:
+            await retrying(self._write, key)
+        except (client.KubeError, ValidationError) as error:
+            self._metrics.write_failures.inc()
+            log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
+            if isinstance(error, client.Unavailable | client.Conflict):
+                self._marked.add(key)

@@ -1,0 +1,74 @@
+"""Everything that matters to one JobSet, as one value. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+from gracepoint_operator.kube.objects import Job, JobSet, Node, Pod
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.signals import Mark
+
+
+@dataclasses.dataclass(frozen=True)
+class GangSnapshot:
+    """Everything that matters to one JobSet, read at one moment.
+
+    Attributes:
+        jobset: None where it is not known: it is gone, or has lost the label by which it is watched. In a namespace
+            that is being deleted it counts as deleted.
+        jobset_gone: It is none, and the API said so when it was asked.
+        jobs: Its Jobs by name.
+        pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
+        nodes: The nodes of those pods, by name.
+        epochs: Its Preemptions, oldest first.
+        requests: What somebody asked for it, oldest first.
+        marks: What may be a signal, by the UID of the pod that it concerns: on the pod, its node, Job, JobSet, ...
+        since: When each mark was first seen.
+        bound_at: When each pod was first seen bound, by UID.
+        checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
+    """
+
+    jobset_uid: str
+    jobset: JobSet | None
+    jobset_gone: bool
+    jobs: Mapping[str, Job]
+    pods: tuple[Pod, ...]
+    nodes: Mapping[str, Node]
+    policy: CheckpointPolicy | None
+    epochs: tuple[PreemptionRecord, ...]
+    requests: tuple[PreemptionAsk, ...]
+    marks: Mapping[str, Sequence[Mark]]
+    since: Mapping[str, float]
+    bound_at: Mapping[str, float]
+    checked: frozenset[str]
+
+    @functools.cached_property
+    def members(self) -> tuple[Pod, ...]:
+        """The pods of the current attempt; none where the JobSet is not to go on.
+
+        Ended ones too, but for those that their Job has put another pod in the place of.
+        """
+        jobset = self.jobset
+        if jobset is None or jobset.deleted or jobset.finished:
+            return ()
+        current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts]
+        taken = {(pod.job_name, pod.completion_index) for pod in current if not pod.finished}
+        return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
+
+    def job_goes_on(self, pod: Pod) -> bool:
+        """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down.
+
+        A Job of that name that JobSet has made after the deletion of this pod's own one is another.
+        """
+        job = self.jobs.get(pod.job_name)
+        if job is None or job.deleted or job.finished or pod.job_uid not in ("", job.uid):
+            return False
+        return job.completions is None or pod.completion_index < job.completions
+
+    def is_ordinary_life(self, pod: Pod) -> bool:
+        """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""
+        return all(pod.uid != member.uid for member in self.members) or not self.job_goes_on(pod)

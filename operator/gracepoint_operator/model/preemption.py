@@ -1,0 +1,197 @@
+"""One epoch: one disruption of one JobSet, as a Preemption object records it. Immutable values, pure code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.kube.objects import Pod, parse_time
+from gracepoint_operator.resources import Acknowledgements, Condition, Preemption, PreemptionSpec, PreemptionStatus
+
+#: Condition of a Preemption that is over; its lastTransitionTime is when.
+CONDITION_ENDED = "Ended"
+
+#: Ends after which every process of a gang leaves that was told to.
+_LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
+
+#: Ends that the operator decides by what it knows: a gang may have frozen meanwhile, or save late.
+_CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
+
+
+class EndReason(StrEnum):
+    """Why the operator itself ends an epoch: reason of its condition Ended. An end that the gang reports has its phase
+    there."""
+
+    SIGNAL_WENT_AWAY = "SignalWentAway"
+    GAVE_WAY = "GaveWay"  # to an epoch that asks for more
+    JOBSET_DELETED = "JobSetDeleted"
+    JOBSET_FINISHED = "JobSetFinished"
+    DEADLINE_PASSED = "DeadlinePassed"
+    PODS_REPLACED = "PodsReplaced"
+
+
+#: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
+MOVABLE = (
+    *("signal", "confidence", "cancelable", "nodes", "pods"),
+    *("deadline", "eviction_attempted_at", "requests", "moves"),
+)
+#: What an eviction that joins changes even where the deadline stays.
+_EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
+
+_T = TypeVar("_T")
+_NAME_LIMIT = 40  # of the JobSet's part, so that the whole fits into a label
+
+
+@dataclasses.dataclass(frozen=True)
+class PreemptionRecord:
+    """A Preemption as this replica knows it.
+
+    Attributes:
+        created_at: ``creationTimestamp``, by the API server's clock; None until the object was made.
+    """
+
+    namespace: str
+    name: str
+    created_at: float | None
+    spec: PreemptionSpec
+    status: PreemptionStatus
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> PreemptionRecord:
+        """Reads the object of the API server.
+
+        Raises:
+            pydantic.ValidationError: It is not of this version's schema.
+        """
+        read = Preemption.of(body)
+        created_at = parse_time(read.metadata.get("creationTimestamp"))
+        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.namespace, self.name)
+
+    @property
+    def phase(self) -> Phase:
+        return self.status.phase or Phase.NOTICED
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended; None while it is under way."""
+        if not self.phase.ended:
+            return None
+        ended = self._ended
+        return (self.spec.deadline if ended is None else ended.last_transition_time).timestamp()
+
+    @property
+    def end_reason(self) -> str:
+        """Why it ended: an ``EndReason``, or the phase that the gang reported; empty while it is under way."""
+        ended = self._ended
+        return "" if ended is None else ended.reason
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """True for a drill that somebody asked for, where disruptions are none."""
+        return self.spec.mode is Mode.DRILL and self.spec.policy.spec.mode is not Mode.DRILL
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """True if the gang is told to leave when it has saved."""
+        return self.spec.mode is Mode.ENFORCE and self.spec.exits
+
+    @property
+    def leaves(self) -> bool:
+        """True if every process of the gang leaves, or has left. Who is only observed leaves by a SIGTERM."""
+        trains_on = self.spec.mode is Mode.DRILL or not self.spec.exits
+        return self.phase in _LEAVING and not trains_on
+
+    def includes(self, pod: Pod) -> bool:
+        """True if the pod was there when the epoch began; a later one is of the life after it.
+
+        Both times are the API server's, so no clock is compared with another. They are whole seconds; a pod
+        of the same second is of the old life, as no gang saves, leaves and comes back within one.
+        """
+        return self.created_at is None or pod.created_at <= self.created_at
+
+    def joined(self, other: PreemptionRecord) -> PreemptionRecord:
+        """What this replica knows and what the API has, as one; ``other`` is the API's.
+
+        Of two versions of the spec the one that was moved more often counts, then the one with the earlier deadline;
+        the first attempt to evict is the earlier one, the phase the one further on; see ``joined_status``.
+        """
+        spec = other.spec
+        attempted = [at for at in (self.spec.eviction_attempted_at, spec.eviction_attempted_at) if at is not None]
+        if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in _EVICTED})
+        if (-self.spec.moves, self.spec.deadline) < (-spec.moves, spec.deadline):
+            # Only what joining signals may change: two replicas saw the first one at slightly different times,
+            # and the API server refuses any other observedAt than the one that stands there.
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
+        if attempted:
+            spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
+        status = joined_status(self.status, other.status)
+        return dataclasses.replace(other, spec=spec, status=status)
+
+    @property
+    def _ended(self) -> Condition | None:
+        return next((item for item in self.status.conditions or () if item.type == CONDITION_ENDED), None)
+
+    def timing(self, stage: str) -> float | None:
+        """Seconds from the signal until the stage was reached; None if it was not, or nobody said."""
+        return next((item.seconds for item in self.status.timings or () if item.stage == stage), None)
+
+
+def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
+    """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
+
+    The phase moves forward only, and an end is never replaced by another end, but for those of the operator itself:
+    a Committed or Promoted that comes after Expired or Retracted corrects it. Figures come from whoever is
+    further on; a stage keeps the entry of ``theirs``, which was there first (of two first acknowledgements,
+    the earlier one is the first); receipts never become fewer.
+    """
+    ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
+    figures = {**_given(behind), **_given(ahead)}
+    figures["acknowledgements"] = _joined_receipts(ours.acknowledgements, theirs.acknowledgements)
+    timings = _union(ours.timings, theirs.timings, lambda item: item.stage) or []
+    first = [item for item in (*(ours.timings or ()), *timings) if item.stage == "firstAck"]
+    timings = [item for item in timings if item.stage != "firstAck"]
+    timings += sorted(first, key=lambda item: item.seconds)[:1]
+    figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
+    figures["conditions"] = _union(behind.conditions, ahead.conditions, lambda item: item.type)
+    figures["replicas"] = theirs.replicas
+    return PreemptionStatus.model_construct(**figures)
+
+
+def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
+    if ours.phase is None or theirs.phase is None:
+        return theirs.phase is None
+    if theirs.phase.ended:
+        return theirs.phase in _CORRECTED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
+    return ours.phase.rank > theirs.phase.rank
+
+
+def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:
+    if ours is None or theirs is None:
+        return ours or theirs
+    more = ours if ours.received > theirs.received else theirs
+    return more.model_copy(update={"expected": max(ours.expected, theirs.expected)})
+
+
+def _given(status: PreemptionStatus) -> dict[str, Any]:
+    fields = {name: getattr(status, name) for name in PreemptionStatus.model_fields}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
+    items = {key(item): item for item in (*(ours or ()), *(theirs or ()))}
+    return list(items.values()) or None
+
+
+def epoch_name(jobset_name: str, jobset_uid: str, epoch: int) -> str:
+    """The deterministic name: every replica that decides the same makes the same object."""
+    short = re.sub(r"[^a-z0-9]+$", "", jobset_name[:_NAME_LIMIT])
+    return f"{short}-{jobset_uid[:8]}-{epoch}"

@@ -1,0 +1,4 @@
+"""Metrics and logs.
+
+Every room may call it; it calls none.
+"""

@@ -1,0 +1,84 @@
+"""Posts the Events that tell a preemption's story to people: on its JobSet, and on the Preemption itself.
+
+Called by the recorder's tasks, after the write that made it news. An Event's name is made of what it says, so that one
+which is posted again, by a twin or after a restart, is the same Event; and begins with its place in the story, as
+kubectl shows Events of this API in the order of their names. A failed one is logged: it is news, not state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+
+from gracepoint.wire import names
+from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.resources import Preemption
+
+log = logging.getLogger(__name__)
+
+#: As many as the API server takes.
+_NOTE_BYTES = 1024
+
+
+class Events:
+    """Posts.
+
+    Args:
+        api: The API server.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+    """
+
+    def __init__(self, api: KubeClient, clock: Callable[[], float], replica: str) -> None:
+        self._api = api
+        self._clock = clock
+        self._replica = replica
+
+    async def post(self, epoch: PreemptionRecord, uid: str, note: Note) -> None:
+        """One Event on each of the two.
+
+        Args:
+            epoch: What it is about.
+            uid: The UID of the Preemption object.
+            note: What is said.
+        """
+        job_set = epoch.spec.job_set
+        preemption = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, epoch.name, uid)
+        for regarding in (("jobset.x-k8s.io/v1alpha2", "JobSet", job_set.name, job_set.uid), preemption):
+            try:
+                await self._api.create(kinds.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
+            except client.AlreadyExists:
+                continue
+            except client.KubeError as error:
+                log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
+
+    def _event(
+        self, epoch: PreemptionRecord, note: Note, api_version: str, kind: str, name: str, uid: str
+    ) -> JsonObject:
+        said = hashlib.sha256("\n".join((kind, uid, note.reason, note.message)).encode()).hexdigest()[:12]
+        place = STORY.index(note.reason)
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"namespace": epoch.namespace, "name": f"{epoch.name}.{place:02}-{said}"},
+            "eventTime": format_time(self._clock()),
+            "reportingController": EVENT_CONTROLLER,
+            "reportingInstance": self._replica[:128],
+            "action": note.reason,
+            "reason": note.reason,
+            "note": note.message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+            "type": "Warning" if note.warning else "Normal",
+            "regarding": {
+                "apiVersion": api_version,
+                "kind": kind,
+                "namespace": epoch.namespace,
+                "name": name,
+                "uid": uid,
+            },
+        }

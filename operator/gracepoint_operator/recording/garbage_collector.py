@@ -1,0 +1,108 @@
+"""Deletes the Preemptions that ``retention`` finds, behind everybody's back.
+
+One task on the core's event loop, once in ``PASS_S`` and so many at most: one after the other, each after a fresh
+look, and only the very version that was looked at. Both replicas do so; whoever comes second finds nothing there.
+What is not deleted in one pass is in the next; ends when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions.retention import Due, Limits, due
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources import PreemptionRequest
+
+log = logging.getLogger(__name__)
+
+PASS_S = 30.0
+AT_MOST = 50
+
+
+class GarbageCollector:
+    """Keeps the number of Preemptions within limits.
+
+    Args:
+        api: The API server.
+        world: What is known of the cluster.
+        ready: Whether the cluster is known yet.
+        metrics: Counts what was deleted.
+        clock: Seconds since the epoch.
+        limits: What is kept.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        world: ClusterCache,
+        ready: Callable[[], bool],
+        metrics: Metrics,
+        clock: Callable[[], float],
+        limits: Limits,
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._ready = ready
+        self._metrics = metrics
+        self._clock = clock
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await asyncio.sleep(PASS_S)
+            if self._ready():
+                await self.prune()
+
+    async def prune(self) -> None:
+        """One pass."""
+        world = self._world
+        found = due(world.epochs.values(), world.requests.values(), world.jobsets, self._clock(), self._limits)
+        deleted = 0
+        for item in found:
+            try:
+                deleted += await self._delete(item)
+            except client.KubeError as error:
+                log.warning("could not delete a Preemption", extra=about(preemption=item.key, error=str(error)))
+                return
+            except ValidationError:
+                continue  # a newer version wrote it since, whose it is to delete
+            if deleted == AT_MOST:
+                return
+
+    async def _delete(self, item: Due) -> bool:
+        """False where it is not to be deleted any more, or the twin was first."""
+        namespace, name = item.key
+        try:
+            body = await self._api.get(kinds.PREEMPTIONS, namespace, name)
+            if not _has_ended(body) or (item.unless_lives is not None and await self._lives(*item.unless_lives)):
+                return False
+            await self._api.delete(kinds.PREEMPTIONS, body)
+        except (client.NotFound, client.Conflict):
+            return False
+        self._metrics.preemptions_deleted.labels(reason=item.reason).inc()
+        log.info("preemption deleted", extra=about(preemption=name, namespace=namespace, reason=item.reason))
+        return True
+
+    async def _lives(self, namespace: str, name: str, uid: str) -> bool:
+        """Asked of the API: a JobSet that lost its label is not watched any more, and may get it again."""
+        try:
+            return bool((await self._api.get(kinds.JOBSETS, namespace, name))["metadata"]["uid"] == uid)
+        except client.NotFound:
+            return False
+
+
+def _has_ended(body: JsonObject) -> bool:
+    if PreemptionRequest.is_one(body["spec"]):
+        return PreemptionAsk.of(body).has_ended
+    return PreemptionRecord.of(body).phase.ended

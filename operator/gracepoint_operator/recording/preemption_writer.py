@@ -1,0 +1,226 @@
+"""Writes Preemptions and their Events to the API.
+
+Runs as tasks of a scribe on the core's event loop. Each write first puts this replica's own entry into the
+object, joins what it then reads there with what is known here (which only ever adds: ``epochs.joined_status``)
+and writes the outcome under the version that was read. So replicas never undo one another, whoever's write moves
+a phase writes the Event, once, and the last one to write has seen the entries of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gracepoint.wire import names
+from gracepoint.wire.messages import Phase
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
+from gracepoint_operator.decisions.preemption_status import Note
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.model.preemption import PreemptionRecord, joined_status
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording import outcome_metrics
+from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.event_recorder import Events
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.resources import Preemption, Replica
+
+log = logging.getLogger(__name__)
+
+_API_VERSION = f"{names.GROUP}/{names.API_VERSION}"
+
+
+class PreemptionWriter:
+    """Keeps the API's record up to what this replica knows.
+
+    Args:
+        api: The API server.
+        world: What is known of the cluster and its epochs.
+        receipts: What this replica alone knows.
+        policies: Is told where an end is part of a policy's status.
+        metrics: Counts phases and failures.
+        clock: Seconds since the epoch.
+        replica: This replica's name, owner of its entries.
+        interval_s: Pause between two writes of one Preemption.
+
+    Attributes:
+        made: Namespaces and names of the Preemptions that this replica made, its twin did not.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        world: ClusterCache,
+        receipts: Acknowledgements,
+        policies: PolicyWriter,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        interval_s: float,
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._receipts = receipts
+        self._metrics = metrics
+        self._replica = replica
+        self.made: set[Key] = set()
+        self._policies = policies
+        self._events = Events(api, clock, replica)
+        self._scribe = WriteQueue("preemption", self._write, metrics, interval_s)
+
+    def touch(self, epoch: PreemptionRecord, *, urgent: bool = False) -> None:
+        """Something about the epoch is new; ``urgent``: it began or ended just now."""
+        self._scribe.touch(epoch.key, urgent=urgent)
+
+    async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
+        """Waits until what is known of the epoch now is written, for at most ``timeout_s``."""
+        await self._scribe.settled(epoch.key, timeout_s)
+
+    def follow(self, body: client.JsonObject) -> None:
+        """The record was written, by whomever: it is written again if it lacks what is known here."""
+        current = PreemptionRecord.of(body)
+        if current.status.phase is None:
+            return  # whoever made it is about to go on; if it died, the next sweep sees to that
+        joined = self._joined(current)
+        if joined is None:
+            return
+        if joined.spec != current.spec or self._own_entry(current) or self._changes(joined, current):
+            self._scribe.touch(current.key)
+
+    def forget(self, key: Key) -> None:
+        """The Preemption is gone."""
+        self.made.discard(key)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._scribe.close(timeout_s)
+
+    async def _write(self, key: Key) -> None:
+        namespace, name = key
+        epoch = self._world.epochs.get(key)
+        if epoch is None:
+            return
+        try:
+            body = await self._made(epoch)
+            joined = self._joined(found := PreemptionRecord.of(body))
+            if joined is not None and joined.spec != found.spec:
+                body = await self._api.merge(kinds.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
+                await self._announce_move(found, PreemptionRecord.of(body), str(body["metadata"]["uid"]))
+            entry = self._own_entry(found)
+            if entry is not None:
+                body = await self._apply(key, entry)
+        except client.NotFound:
+            return  # somebody deleted it; what follows from that is decided when the watch says so
+        current = PreemptionRecord.of(body)
+        joined = self._joined(current)
+        if joined is None:
+            return
+        changes = self._changes(joined, current)
+        if changes:
+            version = body["metadata"]["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version}, "status": changes}
+            written = PreemptionRecord.of(await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch))
+            known = self._world.epochs.get(key)
+            self._world.put_epoch(written if known is None else known.joined(written))
+            await self._announce(current, written, str(body["metadata"]["uid"]))
+
+    async def _made(self, epoch: PreemptionRecord) -> client.JsonObject:
+        """The object as the API has it; made, if it was not there. 409 means that the twin was first."""
+        if epoch.created_at is not None:
+            return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+        body = {
+            "apiVersion": _API_VERSION,
+            "kind": Preemption.kind_name,
+            "metadata": {
+                "namespace": epoch.namespace,
+                "name": epoch.name,
+                "labels": {
+                    names.LABEL_POLICY: epoch.spec.policy.name,
+                    names.JOBSET_LABEL_NAME: epoch.spec.job_set.name,
+                    names.JOBSET_LABEL_UID: epoch.spec.job_set.uid,
+                },
+            },
+            "spec": epoch.spec.to_json(),
+        }
+        try:
+            made = await self._api.create(kinds.PREEMPTIONS, epoch.namespace, body)
+        except client.AlreadyExists:
+            return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+        self.made.add(epoch.key)
+        return made
+
+    def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
+        """What the API has and what is known here; None where it has been forgotten here."""
+        known = self._world.epochs.get(current.key)
+        return None if known is None else known.joined(current)
+
+    def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
+        """The fields of the status that are to be written."""
+        wanted = joined.status
+        if wanted.acknowledgements is None:  # who made it died before its first status, and another replica goes on
+            wanted = joined_status(preemption_status.noticed(len(self._world.pods_at(joined)), joined.spec), wanted)
+        observed_at = joined.spec.observed_at.timestamp()
+        first_at = self._receipts.first_acknowledged_at(joined.key)
+        if first_at is not None:
+            wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
+        names = [pod.name for pod in self._world.pods_at(joined)] if preemption_status.is_told(joined) else []
+        wanted = preemption_status.acknowledged(wanted, names, observed_at)
+        return wanted.changes_since(current.status)
+
+    def _own_entry(self, current: PreemptionRecord) -> Replica | None:
+        """This replica's entry, if another one stands there."""
+        own = self._receipts.replica(current.key, self._replica)
+        if own.told == 0 and own.acknowledged == 0:
+            return None
+        entry = preemption_status.own_entry(current.status, own)
+        return None if entry in (current.status.replicas or ()) else entry
+
+    async def _apply(self, key: Key, entry: Replica) -> client.JsonObject:
+        body = {
+            "apiVersion": _API_VERSION,
+            "kind": Preemption.kind_name,
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "status": {"replicas": [entry.to_json()]},
+        }
+        manager = f"gracepoint-{self._replica}"[:128]
+        return await self._api.apply_status(kinds.PREEMPTIONS, key[0], key[1], body, manager=manager)
+
+    async def _announce_move(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
+        moved_s = abs((after.spec.deadline - before.spec.deadline).total_seconds())
+        if moved_s > DEADLINE_TOLERANCE_S and before.status.phase is not None:
+            await self._events.post(after, uid, preemption_status.note_of_move(after))
+
+    def _pods_live(self, epoch: PreemptionRecord) -> bool:
+        """True if a pod that the signals were about lives on."""
+        about_it = set(epoch.spec.pods)
+        return any(
+            pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
+            for pod in self._world.pods.values()
+            if not pod.finished and pod.deletion_at is None
+        )
+
+    async def _announce(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
+        notes: list[Note | None] = []
+        if before.status.phase is None and after.phase is not Phase.NOTICED:
+            notes.append(preemption_status.note_of_phase(after, Phase.NOTICED))
+        if before.phase.rank < Phase.AGREED.rank < after.phase.rank and after.status.ordinal is not None:
+            notes.append(preemption_status.note_of_phase(after, Phase.AGREED))
+        outcome_metrics.count_receipts(self._metrics, before, after)
+        if before.status.phase is not after.status.phase:
+            outcome_metrics.count(self._metrics, before, after, pods_live=self._pods_live(after))
+            notes.append(preemption_status.note_of_phase(after, after.phase))
+            log.info(
+                "preemption moved on",
+                extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
+            )
+            self._policies.touch(after.namespace, after.spec.policy.name)
+        if before.status.phase is None and not after.spec.exits:
+            notes.append(preemption_status.note_of_breaker(after))
+        if before.status.restored_step is None and after.status.restored_step is not None:
+            notes.append(preemption_status.note_of_resumption(after))
+        for note in notes:
+            if note is not None:
+                await self._events.post(after, uid, note)

@@ -1,0 +1,151 @@
+"""Answers whether an eviction may go on now; asked by the API server through the webhook.
+
+Each call is a task of the core's event loop, without state of its own; it ends with its answer. A pod that is of no
+gang by what is watched, and by its name of no JobSet that is, is answered without waiting for anything. For a pod of a
+gang the API is asked for the newest
+Preemption, as the twin may know of it first, and where none is under way for the budgets that may refuse the
+eviction anyway. All that is bounded by ``LOOK_WITHIN_S``; what is not known by then is decided by what the watches
+have brought. From there on nothing is waited for: the attempt is noted, decided about like every signal (``react``
+starts or moves the epoch and tells the gang), and held if that epoch is under way (``evictions.hold``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from gracepoint.wire.names import JOBSET_LABEL_UID
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import JobSet, Pod
+from gracepoint_operator.model import evictions
+from gracepoint_operator.model.evictions import Hold
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources import PolicyInForce, SignalKind
+from gracepoint_operator.webhooks import budgets
+
+log = logging.getLogger(__name__)
+
+#: All questions to the API for one answer. The webhook's own timeout is 1 s, the least that Kubernetes takes.
+LOOK_WITHIN_S = 0.6
+
+Take = Callable[[kinds.Kind, str | None, JsonObject], None]
+
+
+class EvictionHold:
+    """Holds evictions of a gang's pods while the gang saves.
+
+    Args:
+        api: The API server.
+        world: What is known; gets the attempt.
+        take: Takes in an object as the watches do.
+        react: Decides about these JobSets, by UID, and carries the decisions out.
+        ready: Whether decisions are made yet.
+        metrics: Counts the answers.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        world: ClusterCache,
+        take: Take,
+        react: Callable[[Iterable[str]], None],
+        ready: Callable[[], bool],
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._take = take
+        self._react = react
+        self._ready = ready
+        self._metrics = metrics
+        self._clock = clock
+
+    async def attempted(self, namespace: str, name: str, uid: str | None) -> Hold | None:
+        """Somebody asks to evict a pod, and means it.
+
+        Args:
+            namespace: The pod's.
+            name: The pod's.
+            uid: The only UID that the eviction is for; None: whichever.
+
+        Returns:
+            Why and until when it has to wait; None: it goes on.
+        """
+        if not self._ready():
+            return None
+        forbidden = False
+        try:
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                forbidden = await self._look(namespace, name)
+        except (TimeoutError, client.KubeError) as error:
+            log.warning(
+                "no fresh look before an eviction, it is decided by what is known",
+                extra=about(namespace=namespace, pod=name, error=repr(error)),
+            )
+        pod = self._world.pod_named(namespace, name)
+        if forbidden or pod is None or uid not in (None, pod.uid) or self._jobset(pod) is None:
+            return None
+        self._world.see_eviction(pod)
+        self._react([pod.jobset_uid])
+        held = evictions.hold(self._latest(pod), pod, self._clock())
+        self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
+        if held is not None:
+            log.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))
+        return held
+
+    async def _look(self, namespace: str, name: str) -> bool:
+        """Asks the API for what has to be known; True if a budget is going to refuse the eviction."""
+        pod = self._world.pod_named(namespace, name)
+        if pod is None and self._world.may_be_of_jobset(namespace, name):
+            pod = await self._unknown(namespace, name)
+        jobset = self._jobset(pod)
+        if pod is None or jobset is None:
+            return False
+        latest = self._latest(pod)
+        under_way = latest is not None and not latest.phase.ended
+        number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
+        wanted = latest.name if latest and under_way else epoch_name(jobset.name, jobset.uid, number)
+        try:
+            self._take(kinds.PREEMPTIONS, "MODIFIED", await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
+            return False
+        except client.NotFound:
+            if under_way:
+                return False  # begun here, and not written yet
+        found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
+        return budgets.forbid(found, pod.labels, ready=pod.ready)
+
+    async def _unknown(self, namespace: str, name: str) -> Pod | None:
+        """A pod that the watches have not brought, and whose name is like a JobSet's: just made, or of none."""
+        try:
+            body = await self._api.get(kinds.PODS, namespace, name)
+        except client.NotFound:
+            return None
+        if JOBSET_LABEL_UID in (body["metadata"].get("labels") or {}):
+            self._take(kinds.PODS, "MODIFIED", body)
+        return self._world.pod_named(namespace, name)
+
+    def _jobset(self, pod: Pod | None) -> JobSet | None:
+        """The JobSet of a pod whose end would be a disruption of a gang that evictions count for."""
+        if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
+            return None
+        gang = self._world.gang(pod.jobset_uid)
+        policy: PolicyInForce | None = None if gang.policy is None else gang.policy.spec
+        latest = self._latest(pod)
+        if latest is not None and not latest.phase.ended and latest.includes(pod):
+            policy = latest.spec.policy.spec
+        if policy is None or SignalKind.EVICTION not in policy.signals or gang.is_ordinary_life(pod):
+            return None
+        return gang.jobset
+
+    def _latest(self, pod: Pod) -> PreemptionRecord | None:
+        return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
+
+    def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
+        return self._world.epochs_of(pod.jobset_uid, pod.namespace)

@@ -1,0 +1,88 @@
+"""Which replicatedJobs of a JobSet form the gang, and where each stands in it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gracepoint_operator.resources import Training
+
+Json = dict[str, Any]
+
+
+class Problems(list[str]):
+    """What contradicts the contract, each with field path, found, expected and the fix."""
+
+    def add(self, path: str, *, found: object, expected: str, fix: str) -> None:
+        self.append(f"{path}: found {found}, expected {expected}. {fix}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingJob:
+    """One replicatedJob of the gang. The dicts are the JobSet's own parts: changing them changes it."""
+
+    path: str  # spec.replicatedJobs[i].template.spec
+    name: str
+    replicas: int
+    job: Json  # the Job's spec
+    template: Json  # its pod template
+    container: Json  # the one that trains
+    depends_on: tuple[Json, ...] = ()  # the replicatedJobs that JobSet starts before this one
+
+    @property
+    def pods_per_job(self) -> int:
+        """Pods of one Job: under the contract parallelism and completions are the same."""
+        return int(self.job.get("parallelism") or 1)
+
+    @property
+    def processes(self) -> int:
+        return self.replicas * self.pods_per_job
+
+
+def gang(jobset: Json, training: Training, problems: Problems) -> list[TrainingJob]:
+    """The members in the JobSet's order, which is the order of the process ids."""
+    jobs: list[Json] = jobset.get("spec", {}).get("replicatedJobs") or []
+    names = [job.get("name", "") for job in jobs]
+    for missing in sorted(set(training.replicated_jobs) - set(names)):
+        problems.add(
+            "spec.replicatedJobs",
+            found=names,
+            expected=f"one named {missing!r}, which the policy's spec.training.replicatedJobs lists",
+            fix="Correct the name in the JobSet or in the policy",
+        )
+    wanted = training.replicated_jobs or names
+    members = [_member(i, job, training, problems) for i, job in enumerate(jobs) if job.get("name") in wanted]
+    if not members and not problems:
+        problems.add("spec.replicatedJobs", found="none", expected="at least one", fix="Add one")
+    return [member for member in members if member is not None]
+
+
+def _member(index: int, job: Json, training: Training, problems: Problems) -> TrainingJob | None:
+    path = f"spec.replicatedJobs[{index}]"
+    replicas = job.get("replicas", 1)
+    if replicas < 1:
+        problems.add(
+            f"{path}.replicas",
+            found=replicas,
+            expected="at least 1, as the replicatedJob is part of the gang",
+            fix="Set it, or name the replicatedJobs that train in the policy's spec.training.replicatedJobs",
+        )
+        return None
+    spec = job.setdefault("template", {}).setdefault("spec", {})
+    template = spec.setdefault("template", {})
+    containers: list[Json] = template.setdefault("spec", {}).get("containers") or []
+    path = f"{path}.template.spec"
+    names = [container.get("name") for container in containers]
+    for container in containers:
+        if container.get("name") == training.container or not training.container:
+            depends_on = tuple(job.get("dependsOn") or ())
+            return TrainingJob(path, job["name"], replicas, spec, template, container, depends_on)
+    problems.add(
+        f"{path}.template.spec.containers",
+        found=names,
+        expected=f"the container {training.container!r} of the policy's spec.training.container"
+        if training.container
+        else "at least one container",
+        fix="Correct the name in the JobSet or in the policy",
+    )
+    return None

@@ -1,0 +1,225 @@
+"""The release contract: a JobSet that leaves after its save must come back, elsewhere and uncounted. Pure.
+
+What Kubernetes and JobSet do by themselves destroys such a job: a restart policy of OnFailure starts the
+container again in place on the doomed node, a Job with a backoff limit replaces one pod that cannot join the
+running gang, and a JobSet without a failure policy is Failed for good at the first non-zero exit. So at
+CREATE (the template is immutable later) each Job of the gang is made to fail at once and as a whole, with
+reason PodFailurePolicy, when a process leaves by one of the policy's exit codes or its pod is disrupted; and
+a rule of the JobSet restarts on exactly that without counting. Any other failure goes the way that the user
+has said.
+
+What is missing is injected, what contradicts is refused. One trap shapes the chart: JobSet's own webhook sets
+``restartPolicy: OnFailure`` where none is given, and afterwards "not given" and "OnFailure" look the same.
+Ours must come before it; the API server calls webhook configurations in the order of their names. If ours
+comes later all the same, the JobSet is refused, and the message says to write ``restartPolicy: Never``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks.members import Json, Problems, TrainingJob, gang
+from gracepoint_operator.webhooks.template import check_template
+
+#: Seconds between SIGTERM and SIGKILL where the pod template names none; Kubernetes' own 30 are few.
+DEFAULT_GRACE_PERIOD_S = 120
+#: Ordinary failures that a JobSet without a failure policy survives: when a node dies without notice, its
+#: peers abort before anything says why, and that must not be the end of the job.
+DEFAULT_MAX_RESTARTS = 3
+#: The most that Kubernetes takes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
+MAX_POD_FAILURE_RULES = 20
+#: Our rule in the JobSet's failure policy; the name is reserved.
+RULE_NAME = "gracepoint_preemption"
+
+
+@dataclasses.dataclass(frozen=True)
+class Patched:
+    """The object as it should be; equal to the one given where nothing was missing."""
+
+    object: Json
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractViolation:
+    """The object contradicts the contract."""
+
+    problems: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        return "; ".join(self.problems)
+
+
+def release_contract(jobset: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
+    """Fills in what ``jobset`` lacks for leaving and coming back, or says what stands against it."""
+    made = copy.deepcopy(jobset)
+    problems = Problems()
+    members = gang(made, policy.training, problems)
+    for member in members:
+        _fail_as_a_whole(member, policy, problems)
+        check_template(member, _codes(policy), problems)
+        _run_at_once(member, members, problems)
+    _hostnames(made, problems)
+    _restarts_elsewhere(made, problems)
+    if problems:
+        return ContractViolation(tuple(problems))
+    _restart_uncounted(made["spec"], members, policy)
+    return Patched(made)
+
+
+def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """One pod's leaving ends its Job at once; the Job replaces no pod by itself."""
+    job, pod, path = member.job, member.template["spec"], member.path
+    if pod.get("restartPolicy") == "OnFailure":
+        problems.add(
+            f"{path}.template.spec.restartPolicy",
+            found="OnFailure (JobSet's own default where it is not set)",
+            expected="Never, as a container restarted in place stays on the node that is going away",
+            fix="Write restartPolicy: Never",
+        )
+    else:
+        _expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
+    if pod.get("terminationGracePeriodSeconds") is None:
+        pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
+    _expect(job, "backoffLimit", 0, path, "a replaced pod cannot join the running gang", problems)
+    _expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
+    if job.get("parallelism") is not None:
+        job.setdefault("completions", job["parallelism"])
+    if job.get("completions", 1) != job.get("parallelism", 1):
+        problems.add(
+            f"{path}.parallelism",
+            found=job.get("parallelism", "nothing, which means 1"),
+            expected=f"{job['completions']}, as completions says: all pods of a gang run at once",
+            fix="Set parallelism to the value of completions",
+        )
+    if job.get("backoffLimitPerIndex") is not None:
+        problems.add(
+            f"{path}.backoffLimitPerIndex",
+            found=job["backoffLimitPerIndex"],
+            expected="nothing: a replaced pod cannot join the running gang",
+            fix="Remove it; the JobSet's failurePolicy.maxRestarts limits restarts",
+        )
+    if job.get("podReplacementPolicy") == "TerminatingOrFailed":
+        problems.add(
+            f"{path}.podReplacementPolicy",
+            found="TerminatingOrFailed",
+            expected="Failed: Kubernetes allows no other beside a podFailurePolicy",
+            fix="Remove it",
+        )
+    _pod_failure_policy(member, policy, problems)
+
+
+def _expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
+    """Sets a missing field; another value is a problem."""
+    if spec.get(key) is None:
+        spec[key] = value
+    elif spec[key] != value:
+        problems.add(f"{path}.{key}", found=spec[key], expected=f"{value}: {why}", fix="Remove it")
+
+
+def _codes(policy: CheckpointPolicySpec) -> list[int]:
+    # Kubernetes wants them in order.
+    return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
+
+
+def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    codes, container = _codes(policy), member.container["name"]
+    ours: list[Json] = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
+        },
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    pod_failure_policy = member.job.setdefault("podFailurePolicy", {})
+    rules: list[Json] = pod_failure_policy.get("rules") or []
+    for i, rule in enumerate(rules):
+        if rule.get("action") != "FailJob" and _is_about_leaving(rule, codes, container):
+            problems.add(
+                f"{member.path}.podFailurePolicy.rules[{i}].action",
+                found=f"{rule.get('action')} for {_subject(rule)}",
+                expected="FailJob: whoever leaves, the gang leaves as a whole and the JobSet restarts it",
+                fix="Remove the rule",
+            )
+    # First match wins, so ours come first; the user's still say what happens to other failures.
+    theirs = [rule for rule in rules if rule not in ours]
+    pod_failure_policy["rules"] = ours + theirs
+    if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
+        problems.add(
+            f"{member.path}.podFailurePolicy.rules",
+            found=f"{len(theirs)} rules",
+            expected=f"at most {MAX_POD_FAILURE_RULES - len(ours)} beside ours, as Kubernetes takes no more",
+            fix="Remove some, or put their exit codes together",
+        )
+
+
+def _is_about_leaving(rule: Json, codes: list[int], container: str) -> bool:
+    """Whether a user's rule names what ours name. NotIn names no code, so that ours may go before it."""
+    on_codes: Json = rule.get("onExitCodes") or {}
+    named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(codes)
+    if named and on_codes.get("containerName") in (None, container):
+        return True
+    conditions: list[Json] = rule.get("onPodConditions") or []
+    return any(c.get("type") == "DisruptionTarget" and c.get("status", "True") == "True" for c in conditions)
+
+
+def _subject(rule: Json) -> str:
+    return f"exit codes {rule['onExitCodes']['values']}" if rule.get("onExitCodes") else "DisruptionTarget"
+
+
+def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: CheckpointPolicySpec) -> None:
+    """Puts our rule before the user's: the first that matches is executed."""
+    codes = "|".join(map(str, _codes(policy)))
+    rule: dict[str, Any] = {
+        "name": RULE_NAME,
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        # The reason alone would also restart, for ever, on a FailJob rule that the user has for a real error.
+        "onJobFailureMessagePatterns": [
+            f"exit code ({codes}) matching FailJob rule",
+            "condition DisruptionTarget matching FailJob rule",
+        ],
+        "targetReplicatedJobs": [member.name for member in members],
+    }
+    failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
+    theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") != RULE_NAME]
+    failure_policy["rules"] = [rule, *theirs]
+
+
+def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:
+    """No process of the gang waits for the end of another."""
+    gang_names = {other.name for other in members}
+    for i, item in enumerate(member.depends_on):
+        if item.get("status") == "Complete" and item.get("name") in gang_names:
+            problems.add(
+                f"{member.path.removesuffix('.template.spec')}.dependsOn[{i}].status",
+                found=f"Complete, of {item['name']}, which is of the same gang",
+                expected="Ready: all processes of a gang run at once",
+                fix="Set it to Ready, or name the replicatedJobs that train in the policy's "
+                "spec.training.replicatedJobs",
+            )
+
+
+def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
+    strategy = (jobset.get("spec", {}).get("failurePolicy") or {}).get("restartStrategy")
+    if strategy not in (None, "Recreate", "BlockingRecreate"):
+        problems.add(
+            "spec.failurePolicy.restartStrategy",
+            found=strategy,
+            expected="Recreate or BlockingRecreate: only new pods are bound to another node",
+            fix="Remove it",
+        )
+
+
+def _hostnames(jobset: Json, problems: Problems) -> None:
+    network: Json = jobset.get("spec", {}).get("network") or {}
+    if network.get("enableDNSHostnames") is False:
+        problems.add(
+            "spec.network.enableDNSHostnames",
+            found="false",
+            expected="true: process 0 is reached by its host name",
+            fix="Remove it",
+        )

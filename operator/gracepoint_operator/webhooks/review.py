@@ -1,0 +1,94 @@
+"""AdmissionReview v1, in and out. Pure."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonpatch
+
+from gracepoint_operator.webhooks.members import Json
+
+API_VERSION = "admission.k8s.io/v1"
+
+
+class NoReview(ValueError):
+    """The request's body is no AdmissionReview of this version."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdmissionRequest:
+    """What the API server asks about. The name is empty where the API server is going to make one."""
+
+    uid: str
+    namespace: str
+    object: Json
+    name: str = ""
+    dry_run: bool = False
+
+    @staticmethod
+    def read(body: bytes) -> AdmissionRequest:
+        """Reads the body of a webhook call.
+
+        Raises:
+            NoReview: It is none of ``admission.k8s.io/v1``, or has no object.
+        """
+        try:
+            review: Any = json.loads(body)
+            found = review["apiVersion"], review["kind"]
+            request = review["request"]
+            read = AdmissionRequest(
+                request["uid"],
+                request.get("namespace", ""),
+                request["object"],
+                request.get("name", ""),
+                request.get("dryRun") is True,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise NoReview(f"expected an AdmissionReview, found {body[:80]!r} ({error!r})") from error
+        if found != (API_VERSION, "AdmissionReview"):
+            raise NoReview(f"expected an AdmissionReview of {API_VERSION}, found {found}")
+        if not isinstance(read.object, dict):
+            raise NoReview(f"request.object: expected an object, found {read.object!r}")
+        return read
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return (self.object.get("metadata") or {}).get("labels") or {}
+
+
+def allowed(request: AdmissionRequest, wanted: Json, warnings: Sequence[str] = ()) -> Json:
+    """The answer that turns the request's object into ``wanted``; clients show the warnings."""
+    response: Json = {"uid": request.uid, "allowed": True}
+    if warnings:
+        response["warnings"] = list(warnings)
+    patch = jsonpatch.make_patch(request.object, wanted).patch
+    if patch:
+        text = json.dumps(patch, separators=(",", ":"))
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text.encode()).decode()}
+    return _review(response)
+
+
+def refused(request: AdmissionRequest, message: str) -> Json:
+    """The answer that shows ``message`` to whoever made the request."""
+    status = {"code": 422, "reason": "Invalid", "message": message}
+    return _review({"uid": request.uid, "allowed": False, "status": status})
+
+
+def later(request: AdmissionRequest, message: str) -> Json:
+    """The answer to an eviction that has to wait: that of a PodDisruptionBudget, at which every client tries again."""
+    status = {"code": 429, "reason": "TooManyRequests", "message": message}
+    return _review({"uid": request.uid, "allowed": False, "status": status})
+
+
+def unknown(request: AdmissionRequest, message: str) -> Json:
+    """The answer where one cannot know: the same request may succeed later."""
+    status = {"code": 503, "reason": "ServiceUnavailable", "message": message}
+    return _review({"uid": request.uid, "allowed": False, "status": status})
+
+
+def _review(response: Json) -> Json:
+    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}

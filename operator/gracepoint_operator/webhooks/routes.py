@@ -1,0 +1,185 @@
+"""The webhooks' HTTP routes, on a port of their own.
+
+Each request is one task on the server's event loop, without state of its own; it ends with its answer. What it
+waits for is bounded: its body and its turn by ``bodies``, the rest by ``AdmissionContext``; the API server gives
+up after the timeout of the webhook's configuration, which cancels the task.
+
+API servers show nothing of who they are. So each webhook is at a path that nobody else knows (``path_of``), and
+whatever comes for another path is refused before its body is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.webhooks.bodies import Bodies
+from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, is_injected, refresh_pod
+from gracepoint_operator.webhooks.members import Json
+from gracepoint_operator.webhooks.placement import avoid_nodes
+from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
+from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview, allowed, later, refused, unknown
+from gracepoint_operator.webhooks.shown import overruled, shown
+
+PATH_JOBSETS = "/mutate/jobsets"
+PATH_PODS = "/mutate/pods"
+PATH_EVICTIONS = "/validate/evictions"
+
+#: An AdmissionReview holds a whole object, of 3 MiB at most, in the API server's own spelling.
+_LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
+_LARGEST_EVICTION_BYTES = 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class AdmissionContext(Protocol):
+    """What the webhooks need of the operator."""
+
+    @property
+    def settings(self) -> AdmissionSettings:
+        """Where pods reach the operator, as of now."""
+
+    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
+        """The policy, or None where the API server knows none. Bounded in time.
+
+        Raises:
+            pydantic.ValidationError: It is there, and cannot be used.
+            Exception: Whatever says that one cannot know; the request is then refused with 503.
+        """
+
+    def disrupted_nodes(self) -> frozenset[str]:
+        """Names of the nodes that new pods should keep off."""
+
+    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
+        """Notes that somebody asks to evict the pod. Bounded in time.
+
+        Args:
+            namespace: The pod's.
+            pod: Its name.
+            uid: The only UID that the eviction is for; None: whichever.
+
+        Returns:
+            For people, why it has to wait; None: it may go on.
+        """
+
+
+def path_of(webhook: str, token: str) -> str:
+    """Where the API server reaches a webhook.
+
+    The API server tells whoever creates a JobSet the path of a webhook that does not answer. From one path, neither
+    the token nor the other paths can be found.
+
+    Args:
+        webhook: Which one: ``PATH_JOBSETS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
+        token: The secret that the chart makes. It makes the paths in the same way.
+    """
+    return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
+
+
+def add_routes(
+    app: web.Application, context: AdmissionContext, token: str, count_refused: Callable[[str], None]
+) -> None:
+    """Adds the webhooks to ``app``.
+
+    Args:
+        app: Has no other routes.
+        context: What they ask of the operator.
+        token: What their paths are made of.
+        count_refused: Called with the reason, where a request is refused without looking at it.
+    """
+    bodies = Bodies(count_refused)
+
+    async def mutate_pods(request: AdmissionRequest, context: AdmissionContext) -> Json:
+        return mutate_pod(request, context)
+
+    def add(
+        webhook: str, answer: Callable[[AdmissionRequest, AdmissionContext], Awaitable[Json]], at_most_bytes: int
+    ) -> None:
+        async def handle(http: web.Request) -> web.Response:
+            async with bodies.read(http, at_most_bytes) as body:
+                try:
+                    request = AdmissionRequest.read(body)
+                except NoReview as error:
+                    count_refused("no_review")
+                    raise web.HTTPBadRequest(text=str(error)) from error
+                return web.json_response(await answer(request, context))
+
+        app.router.add_post(path_of(webhook, token), handle)
+
+    async def nobody(http: web.Request) -> web.Response:
+        count_refused("unknown_path")
+        logger.warning("a request for no webhook was refused, from %s", http.remote)  # its path may be a near miss
+        raise web.HTTPNotFound
+
+    add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
+    add(PATH_JOBSETS, mutate_jobset, _LARGEST_OBJECT_BYTES)
+    add(PATH_PODS, mutate_pods, _LARGEST_OBJECT_BYTES)
+    app.router.add_route("*", "/{path:.*}", nobody)
+
+
+async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """JobSet CREATE: release contract and injection."""
+    if LABEL_POLICY not in request.labels:
+        return allowed(request, request.object)
+    name = request.labels[LABEL_POLICY]
+    where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
+    try:
+        policy = await context.policy(request.namespace, name) if name else None
+    except ValidationError as error:
+        return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
+    except Exception as error:
+        logger.exception("CheckpointPolicy cannot be read")
+        return unknown(request, f"{where}, a CheckpointPolicy that could not be read just now ({error}). Try again")
+    if policy is None:
+        return refused(
+            request,
+            f"{where}, expected the name of a CheckpointPolicy in the namespace {request.namespace!r}. "
+            "Create the policy first, correct the label, or remove it to run the JobSet without Gracepoint",
+        )
+    try:
+        result = release_contract(request.object, policy.spec)
+        if isinstance(result, ContractViolation):
+            logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, result.message)
+            return refused(request, result.message)
+        made = inject_jobset(result.object, name, policy.spec, context.settings)
+        warnings = overruled(request.object, made, policy)
+        return allowed(request, shown(request.object, made, policy), warnings)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # The API server checks an object against its schema only after the webhooks that may change it.
+        logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
+        return refused(request, f"spec: found parts that are not of JobSet's schema ({error!r}). Correct them")
+
+
+def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """Pod CREATE: the operator's present address, and away from nodes that go. Never refuses."""
+    pod = request.object
+    if LABEL_POLICY in request.labels and is_injected(pod):
+        pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+    return allowed(request, pod)
+
+
+async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """Eviction CREATE: 429 while the pod's gang saves.
+
+    Whatever goes wrong here, the answer is to let it through: at anything but 429 drains give up.
+    """
+    options: Json = request.object.get("deleteOptions") or {}
+    if request.dry_run or options.get("dryRun"):
+        # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and
+        # sooner or later it will be; held, it would be tried again until then.
+        return allowed(request, request.object)
+    try:
+        pod = request.name or request.object["metadata"]["name"]
+        uid = (options.get("preconditions") or {}).get("uid")
+        why = await context.why_eviction_waits(request.namespace, pod, uid)
+    except Exception:
+        logger.exception("an eviction could not be decided about, it is let through")
+        why = None
+    return allowed(request, request.object) if why is None else later(request, why)

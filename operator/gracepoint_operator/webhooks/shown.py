@@ -1,0 +1,82 @@
+"""Shows people what a JobSet was given: an annotation on it and on its pods, and words at its creation. Pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gracepoint.wire.names import ENV_PREFIX
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.webhooks.members import Json, Problems, gang
+
+#: On a JobSet: policy, its generation, and the fields that were filled in or changed. On its pods: the first two and
+#: the container.
+ANNOTATION = "gracepoint.dev/injected"
+#: Lists of objects with names; in all other lists it is not told what changed.
+_NAMED = ("replicatedJobs", "containers")
+
+
+def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
+    """``made``, with the annotations that tell how it differs from ``before``; unchanged where it doesn't.
+
+    What an earlier call has shown stays: the API server may call twice, for what another webhook has changed.
+    """
+    fields = [path for key in ("metadata", "spec") for path in _changed(before.get(key), made.get(key), key)]
+    if not fields:
+        return made
+    made = copy.deepcopy(made)
+    about = {"policy": policy.name, "generation": policy.generation}
+    for member in gang(made, policy.spec.training, Problems()):
+        _annotate(member.template.setdefault("metadata", {}), {**about, "container": member.container["name"]})
+    metadata = made.setdefault("metadata", {})
+    _annotate(metadata, {**about, "fields": sorted({*_earlier(metadata), *fields})})
+    return made
+
+
+def overruled(before: Json, made: Json, policy: CheckpointPolicy) -> list[str]:
+    """For whoever creates the JobSet: the variables that the manifest sets and Gracepoint sets otherwise."""
+    warnings = []
+    theirs = gang(copy.deepcopy(before), policy.spec.training, Problems())
+    for member, ours in zip(theirs, gang(copy.deepcopy(made), policy.spec.training, Problems()), strict=True):
+        now = {variable["name"]: variable for variable in ours.container.get("env") or []}
+        names = [
+            variable["name"]
+            for variable in member.container.get("env") or []
+            if variable["name"].startswith(ENV_PREFIX) and now.get(variable["name"]) != variable
+        ]
+        if names:
+            warnings.append(
+                f"{member.path}.template.spec.containers[{member.container['name']}].env: Gracepoint sets "
+                f"{', '.join(sorted(set(names)))} by itself; the values of the manifest are not used"
+            )
+    return warnings
+
+
+def _annotate(metadata: Json, value: Json) -> None:
+    text = json.dumps(value, separators=(",", ":"))
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION: text}
+
+
+def _earlier(metadata: Json) -> list[str]:
+    try:
+        fields = json.loads((metadata.get("annotations") or {})[ANNOTATION])["fields"]
+        return [field for field in fields if isinstance(field, str)]
+    except (KeyError, ValueError, TypeError):
+        return []  # none, or something that somebody wrote by hand
+
+
+def _changed(before: Any, after: Any, path: str) -> Iterator[str]:
+    """Paths of what is new or different in ``after``."""
+    if before == after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in after.items():
+            yield from _changed(before.get(key), value, f"{path}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and path.endswith(_NAMED):
+        known = {item.get("name"): item for item in before}
+        for item in after:
+            yield from _changed(known.get(item.get("name")), item, f"{path}[{item.get('name')}]")
+    else:
+        yield path

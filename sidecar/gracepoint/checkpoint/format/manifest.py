@@ -1,0 +1,218 @@
+"""What processes and checkpoints say about themselves: the done-record and the manifest.
+
+A done-record is one process's word that all its files of a save are on the disk. **A save is durable when the
+done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest is
+their sum, written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.array_spec import ArraySpec, grid, tree_digest
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+
+# The last entry: of all bytes before it.
+_CHECKSUM = b', "checksum": '
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file's size and the CRC-32 of its bytes."""
+
+    bytes: int
+    crc32: int
+
+
+def file_of(data: bytes | memoryview) -> StoredFile:
+    return StoredFile(len(data), crc32(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class DoneRecord:
+    """``done.process_N.json``: process N has made ``files`` durable.
+
+    Attributes:
+        step: None for a checkpoint that has a path to itself.
+        item: The train state's folder below the checkpoint's; ``layout.NO_ITEM`` where they are one. Only a
+            checkpoint with items has host state.
+        attempt: Of the gang that saved; with ``ordinal`` it tells this save from every other.
+        digest: Of the array list; equal in all processes.
+        arrays: The array list; only in process 0's record, as it is equal in all.
+        files: Everything that this process wrote, by path below the step's folder.
+        values: CRC-32 of the values of chunks whose file holds something else (compressed) or that have none (in
+            OCDBT), by the path that their file has or would have.
+        copies: Checksums of this process's copies of what another process wrote.
+        host_state: Names of the host state's values; equal in all processes.
+        begun_ns: When the save began, nanoseconds since the epoch by this process's clock.
+        replaces: What stood in its place and is to give way, as ``commit.standing`` names it; only in process 0's
+            record. None: nothing was there, or gives way; older records do not say.
+    """
+
+    step: int | None
+    item: str
+    attempt: str
+    ordinal: int
+    process_index: int
+    process_count: int
+    digest: str
+    arrays: tuple[ArraySpec, ...] | None
+    files: Mapping[str, StoredFile]
+    values: Mapping[str, int]
+    copies: Mapping[str, int]
+    host_state: tuple[str, ...]
+    begun_ns: int
+    replaces: str | None = None
+
+    FORMAT: ClassVar[str] = "gracepoint.done/1"
+
+    def to_bytes(self) -> bytes:
+        return _seal(self.FORMAT, _fields(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**_parse(cls.FORMAT, data, where))
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """``_GRACEPOINT``: what a committed step consists of."""
+
+    step: int | None
+    item: str
+    attempt: str
+    ordinal: int
+    process_count: int
+    arrays: tuple[ArraySpec, ...]
+    files: Mapping[str, StoredFile]
+    values: Mapping[str, int]
+    host_state: tuple[str, ...]
+    begun_ns: int
+
+    FORMAT: ClassVar[str] = "gracepoint.checkpoint/1"
+
+    @classmethod
+    def fields_in(cls, data: bytes, where: str) -> dict[str, Any]:
+        """Returns the fields as they are written, without what it takes to make a ``Manifest`` of them.
+
+        Raises:
+            CheckpointCorrupt: They cannot be read.
+            CheckpointTooNew: This version does not know their format.
+        """
+        return _unsealed(cls.FORMAT, data, where)
+
+    def to_bytes(self) -> bytes:
+        return _seal(self.FORMAT, _fields(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**_parse(cls.FORMAT, data, where))
+
+
+def merge(records: Sequence[DoneRecord]) -> Manifest:
+    """Returns the manifest of a save from the done-records of all its processes, in order.
+
+    Raises:
+        CheckpointCorrupt: They contradict each other, or do not cover all chunks.
+    """
+    first = records[0]
+    where = f"save {first.ordinal} of attempt {first.attempt}" + ("" if first.step is None else f", step {first.step}")
+    for record in records:
+        for field in ("step", "item", "attempt", "ordinal", "process_count", "digest", "host_state"):
+            found, expected = getattr(record, field), getattr(first, field)
+            if found != expected:
+                raise CheckpointCorrupt(
+                    f"{where}: {field} differs between processes: {found!r} in process {record.process_index}, "
+                    f"{expected!r} in process 0"
+                )
+    if first.arrays is None or tree_digest(first.arrays) != first.digest:
+        raise CheckpointCorrupt(f"{where}: process 0's record has no array list that fits its digest")
+    files = {path: file for record in records for path, file in record.files.items()}
+    values = {path: checksum for record in records for path, checksum in record.values.items()}
+    missing = [path for path in _expected_files(first) if path not in files and path not in values]
+    if missing:
+        raise CheckpointCorrupt(f"{where}: nobody wrote {len(missing)} of its files, as {missing[0]}")
+    for record in records:
+        for path, checksum in record.copies.items():
+            if values.get(path, files[path].crc32 if path in files else None) != checksum:
+                leaf = path.removeprefix(layout.in_item(first.item, "")).rpartition("/")[0] or "of type str"
+                raise CheckpointCorrupt(
+                    f"{where}: leaf {leaf!r} is local to each process, and process {record.process_index} has other "
+                    "values than the process that wrote it; make it equal, or one array over all processes"
+                )
+    return Manifest(
+        step=first.step,
+        item=first.item,
+        attempt=first.attempt,
+        ordinal=first.ordinal,
+        process_count=first.process_count,
+        arrays=first.arrays,
+        files=files,
+        values=values,
+        host_state=first.host_state,
+        begun_ns=first.begun_ns,
+    )
+
+
+def _expected_files(first: DoneRecord) -> list[str]:
+    assert first.arrays is not None
+    chunks = [layout.in_item(first.item, spec.chunk_file(index)) for spec in first.arrays for index in grid(spec)]
+    with_host_state = range(first.process_count) if first.item else ()
+    return chunks + [layout.host_state_file(process) for process in with_host_state]
+
+
+def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields["files"] = {path: [file.bytes, file.crc32] for path, file in value.files.items()}
+    fields["arrays"] = None if value.arrays is None else [spec.to_json() for spec in value.arrays]
+    return fields
+
+
+def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
+    body = json.dumps({"format": form, **fields}).removesuffix("}").encode()
+    return body + _CHECKSUM + str(crc32(body)).encode() + b"}"
+
+
+def is_whole(data: bytes) -> bool:
+    """True if a record or manifest, of whatever version, fits its own checksum."""
+    body, _, checksum = data.rpartition(_CHECKSUM)
+    return checksum == str(crc32(body)).encode() + b"}"
+
+
+def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
+    if not is_whole(data):
+        raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
+    try:
+        value = dict(json.loads(data.rpartition(_CHECKSUM)[0] + b"}"))
+        found = value.pop("format")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
+    if found != form:
+        if _is_newer(found, form):
+            raise CheckpointTooNew(
+                f"{where} was written by a newer Gracepoint: found format {found!r}, expected {form!r}. Install in the "
+                "image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
+            )
+        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}")
+    return value
+
+
+def _is_newer(found: Any, form: str) -> bool:
+    name, _, version = form.partition("/")
+    number = found.removeprefix(f"{name}/") if isinstance(found, str) else ""
+    return number.isdecimal() and int(number) > int(version)
+
+
+def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
+    value = _unsealed(form, data, where)
+    arrays = value["arrays"]
+    return value | {
+        "arrays": None if arrays is None else tuple(ArraySpec.from_json(spec) for spec in arrays),
+        "files": {path: StoredFile(*file) for path, file in value["files"].items()},
+        "host_state": tuple(value["host_state"]),
+    }

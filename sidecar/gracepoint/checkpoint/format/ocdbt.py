@@ -1,0 +1,122 @@
+"""Checkpoints in OCDBT, TensorStore's B+tree format: one tree for each process, merged before the commit.
+
+A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes a tree of its own
+beside these, which refers to their data files and copies no values; readers open that one. Its file appears whole,
+by a rename, and last: a merge that was stopped is done again, and one that is done is left alone. So any number of
+processes may merge, at once too; who finds that the folder was renamed meanwhile has lost the race, and may leave an
+empty folder of the old name behind, which a later start deletes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from gracepoint.checkpoint.storage.posix import staying, sync_folders
+from gracepoint.errors import CheckpointCorrupt
+
+MANIFEST = "manifest.ocdbt"
+#: How long to wait for a merge, which reads and writes only a B+tree's nodes.
+MERGE_TIMEOUT_S = 300.0
+
+_CACHE_BYTES = 100_000_000  # of B+tree nodes, while a tree is written
+
+
+def process_folder(process_index: int) -> str:
+    return f"ocdbt.process_{process_index}"
+
+
+def context(**resources: Any) -> ts.Context:
+    """Returns a context for one save: nodes are cached until it goes, and files are synced."""
+    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
+
+
+def kvstore(folder: Path, path: str = "") -> dict[str, Any]:
+    """Returns TensorStore's spec of the tree in ``folder``, for keys that begin with ``path``."""
+    return {
+        "driver": "ocdbt",
+        "base": {"driver": "file", "path": f"{folder}/"},
+        "path": path,
+        # Values of Orbax's own: metadata is kept in the nodes, and there is one node, as long as it is not huge.
+        "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
+        "assume_config": True,  # there is no other writer to agree on it with
+        "cache_pool": "cache_pool#ocdbt",
+    }
+
+
+def merge(item: Path, process_count: int) -> None:
+    """Makes the trees of ``process_count`` processes below ``item`` one, durably.
+
+    Raises:
+        CheckpointCorrupt: One cannot be read.
+        FileNotFoundError: ``item`` went away meanwhile: who was quicker has renamed it.
+        TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
+    """
+    with staying(item) as stayed:
+        if not (item / MANIFEST).exists():
+            try:
+                _merge(item, [item / process_folder(process) for process in range(process_count)])
+            except ValueError as error:
+                if stayed():
+                    raise CheckpointCorrupt(f"{item}: the processes' OCDBT trees cannot be merged: {error}") from error
+        if not stayed():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(item))
+    sync_folders([item, item / "d"])  # also of a tree that another process has merged just now
+
+
+def own_folder(item: Path, process_index: int, process_count: int) -> int:
+    """Makes the folder of a tree that nobody else of ``process_count`` processes writes; returns its number."""
+    number = process_index
+    while True:
+        try:
+            (item / process_folder(number)).mkdir()
+        except FileExistsError:
+            number += process_count
+        else:
+            return number
+
+
+def merge_again(item: Path) -> None:
+    """Makes all trees below ``item`` one, with what was merged before; of one key's values the last tree's counts.
+
+    For one process, and trees that nobody writes any more.
+
+    Raises:
+        CheckpointCorrupt: One cannot be read.
+        TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
+    """
+    numbers = [int(folder.name.rpartition("_")[2]) for folder in item.glob(f"{process_folder(0)[:-1]}*")]
+    folders = [item / process_folder(number) for number in sorted(numbers)]
+    whole = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    try:
+        for folder in whole:
+            _merge(item, [folder])
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{item}: OCDBT trees cannot be merged: {error}") from error
+    if whole:
+        sync_folders([item, item / "d"])
+
+
+def _merge(item: Path, folders: Sequence[Path]) -> None:
+    # TensorStore syncs files and the folders that they are in, but not the entry of a folder that it makes. Without it
+    # a crash may leave the tree's manifest, by which the merge counts as done, and not what that refers to.
+    (item / "d").mkdir(exist_ok=True)
+    sync_folders([item])
+    merging = context()
+    transaction = ts.Transaction(atomic=True)
+    merged = ts.KvStore.open(kvstore(item), context=merging).result(timeout=MERGE_TIMEOUT_S)
+    copying = [
+        ts.KvStore.open(kvstore(folder), context=merging)
+        .result(timeout=MERGE_TIMEOUT_S)
+        .experimental_copy_range_to(merged.with_transaction(transaction))
+        for folder in folders
+        if folder.is_dir()  # a process that holds nothing that it must write has none
+    ]
+    for copied in copying:
+        copied.result(timeout=MERGE_TIMEOUT_S)
+    transaction.commit_async().result(timeout=MERGE_TIMEOUT_S)

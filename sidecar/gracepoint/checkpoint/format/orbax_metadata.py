@@ -1,0 +1,116 @@
+"""Orbax's metadata files, made from the leaves of a state as they are stored."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import jax
+import numpy as np
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
+from gracepoint.checkpoint.format.pytree import STRING, Leaf
+
+
+def metadata_files(leaves: Sequence[Leaf], *, store_sharding: bool = True) -> dict[str, bytes]:
+    """Returns Orbax's metadata files below the item's folder by name."""
+    files = {layout.TREE_METADATA: _tree_metadata(leaves), layout.array_metadata(0): array_metadata(leaves)}
+    return files | {layout.SHARDING: sharding(leaves)} if store_sharding else files
+
+
+def array_metadata(leaves: Sequence[Leaf]) -> bytes:
+    """Returns the array metadata: shapes of what was written at once and of chunks, implementations of typed keys."""
+    found = [
+        {
+            "array_metadata": {
+                "param_name": spec.name,
+                "write_shape": spec.write_shape or spec.chunk,
+                "chunk_shape": spec.chunk,
+                "ext_metadata": {"random_key_impl": spec.key_impl} if spec.key_impl else None,
+            }
+        }
+        for spec in (leaf.spec for leaf in leaves)
+        if _is_jax_array(spec)
+    ]
+    return json.dumps({"array_metadatas": found}).encode()
+
+
+def sharding(leaves: Sequence[Leaf]) -> bytes:
+    """Returns the shardings of all arrays, by their encoded names."""
+    found = {
+        base64.urlsafe_b64encode(leaf.name.encode()).decode(): text
+        for leaf in leaves
+        if isinstance(leaf.data, jax.Array) and (text := _sharding_json(leaf.data.sharding))
+    }
+    return json.dumps(found).encode()
+
+
+def strings(leaves: Sequence[Leaf]) -> bytes | None:
+    """Returns the values of the leaves that are strings; None if there are none.
+
+    Orbax finds each by its name as a JSON pointer, in which a slash leads into an object.
+    """
+    found: dict[str, Any] = {}
+    for leaf in leaves:
+        if leaf.value_type == STRING:
+            *above, last = (part.replace("~1", "/").replace("~0", "~") for part in leaf.name.split("/"))
+            place = found
+            for part in above:
+                place = place.setdefault(part, {})
+            place[last] = leaf.data
+    return json.dumps(found).encode() if found else None
+
+
+def _tree_metadata(leaves: Sequence[Leaf]) -> bytes:
+    form = next((leaf.spec.format for leaf in leaves if leaf.spec), Format())
+    tree = {
+        str(tuple(key for key, _ in leaf.keys)): {
+            "key_metadata": [{"key": key, "key_type": key_type} for key, key_type in leaf.keys],
+            "value_metadata": {
+                "value_type": leaf.value_type,
+                "skip_deserialize": leaf.spec is None and leaf.value_type != STRING,
+                **({"write_shape": spec.write_shape or spec.chunk} if _is_jax_array(spec := leaf.spec) else {}),
+            },
+        }
+        for leaf in leaves
+    }
+    metadata = {
+        "tree_metadata": tree,
+        "use_ocdbt": form.ocdbt,
+        "use_zarr3": form.zarr == 3,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+    return json.dumps(metadata).encode()
+
+
+def _is_jax_array(spec: ArraySpec | None) -> TypeGuard[ArraySpec]:
+    return spec is not None and spec.kind in ("array", "key")
+
+
+def _sharding_json(sharding: Any) -> str | None:
+    """Returns Orbax's text of ``sharding``; None for kinds that it does not know either."""
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        device = next(iter(sharding.device_set))
+        return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    mesh = sharding.mesh
+    ids = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
+    return json.dumps(
+        {
+            "sharding_type": "NamedSharding",
+            "shape": list(mesh.shape.values()),
+            "axis_names": list(mesh.axis_names),
+            "axis_types": [str(axis_type) for axis_type in mesh.axis_types],
+            "partition_spec": list(sharding.spec),
+            "device_mesh": {"mesh": _devices(ids)},
+        }
+    )
+
+
+def _devices(ids: Any) -> Any:
+    return [_devices(inner) for inner in ids] if isinstance(ids, list) else {"id": ids}

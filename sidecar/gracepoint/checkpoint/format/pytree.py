@@ -1,0 +1,198 @@
+"""The train state as named leaves, the way Orbax names them.
+
+A leaf's name is its keys joined by dots (``params.w``); it is also its folder below ``default/``. Containers
+are told apart only as mappings (dict, dataclass, namedtuple: by name) and sequences (list, tuple: by
+position), as in Orbax; empty containers and None have a name and no data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
+from gracepoint.errors import CheckpointError
+
+# Orbax's own words for the kinds, in _METADATA.
+_VALUE_TYPES: Mapping[Kind, str] = {
+    "array": "jax.Array",
+    "key": "jax.Array",
+    "numpy": "np.ndarray",
+    "scalar": "scalar",
+}
+#: The same of a string, which is no array.
+STRING = "string"
+SEQUENCE, MAPPING = 1, 2
+_MAX_NAME_BYTES = 255  # of one part of a path, on the usual file systems
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of the state with its data; ``spec`` is None for what is no array: empty containers, None, strings."""
+
+    name: str
+    keys: tuple[tuple[str, int], ...]  # each key with Orbax's key type
+    value_type: str
+    spec: ArraySpec | None
+    data: Any = None  # jax.Array (of a typed key: its uint32 data), numpy.ndarray or str
+    path: tuple[Any, ...] = ()  # JAX's key path
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it is None, or a container without anything in it."""
+        return self.spec is None and self.value_type != STRING
+
+    @property
+    def is_global(self) -> bool:
+        """True if the data is one array over all processes, False if each process has its own copy."""
+        return isinstance(self.data, jax.Array) and not self.data.is_fully_addressable
+
+
+def path_of(keys: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """Returns JAX's key path as (key, Orbax's key type) pairs."""
+    found = []
+    for key in keys:
+        match key:
+            case jax.tree_util.SequenceKey(idx=name) | jax.tree_util.FlattenedIndexKey(key=name):
+                found.append((str(name), SEQUENCE))
+            case jax.tree_util.DictKey(key=name) | jax.tree_util.GetAttrKey(name=name):
+                found.append((str(name), MAPPING))
+            case _:
+                raise CheckpointError(f"state{jax.tree_util.keystr(tuple(keys))}: unknown kind of key {key!r}")
+    return tuple(found)
+
+
+def name_of(keys: Sequence[tuple[str, int]]) -> str:
+    return ".".join(key for key, _ in keys)
+
+
+def is_empty_or_leaf(node: Any) -> bool:
+    """True for leaves, and for None and containers without anything in them."""
+    children = jax.tree_util.tree_leaves(node, is_leaf=lambda child: child is not node)
+    return not children or children[0] is node
+
+
+def flatten(state: Any) -> list[Leaf]:
+    """Returns the leaves of ``state``, empty ones included, in JAX's order.
+
+    Raises:
+        CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
+    """
+    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_empty_or_leaf)
+    if not nodes[0][0] and jax.tree_util.tree_leaves(state):
+        raise CheckpointError(
+            f"the state is a single leaf ({type(state).__qualname__}): expected a dict, dataclass, list or tuple, as "
+            "the keys name the leaves; save {'value': ...}"
+        )
+    leaves = [leaf_of(path, value) for path, value in nodes]
+    if not any(leaf.spec for leaf in leaves):
+        raise CheckpointError("the state has no arrays: expected a dict, dataclass, list or tuple with some")
+    _check_names(leaves)
+    return leaves
+
+
+def specs_of(leaves: Sequence[Leaf]) -> list[ArraySpec]:
+    return [leaf.spec for leaf in leaves if leaf.spec is not None]
+
+
+def is_typed_key(value: Any) -> bool:
+    return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
+
+
+def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
+    """Returns the leaf at JAX's key path ``path``.
+
+    Raises:
+        CheckpointError: It cannot be saved; names the path.
+    """
+    keys = path_of(path)
+    where = f"state{jax.tree_util.keystr(tuple(path))}"
+    name = name_of(keys)
+    key_impl, data = None, value
+    check_there(path, value)
+    kind: Kind
+    if is_typed_key(value):
+        kind, key_impl, data = "key", str(jax.random.key_impl(value)), jax.random.key_data(value)
+    elif isinstance(value, jax.Array):
+        kind = "array"
+    elif isinstance(value, np.ndarray):
+        kind = "numpy"
+    elif isinstance(value, np.generic | bool | int | float):
+        kind, data = "scalar", np.asarray(value)
+    elif isinstance(value, str):
+        return Leaf(name, keys, STRING, None, value, tuple(path))
+    elif not jax.tree_util.tree_leaves(value):
+        return Leaf(name, keys, _empty_value_type(value), None)
+    else:
+        raise CheckpointError(
+            f"{where}: cannot save a {type(value).__qualname__}; expected a jax.Array, numpy array or number "
+            "(per-process values that are no arrays belong into the host state)"
+        )
+    dtype = zarr_dtype(np.dtype(data.dtype))
+    if dtype is None:
+        raise CheckpointError(f"{where}: cannot save arrays of dtype {data.dtype}")
+    if isinstance(data, np.ndarray):
+        order = "<" if data.dtype.byteorder == ">" else "="  # files are little-endian, as all of JAX's hosts
+        data = np.asarray(data, data.dtype.newbyteorder(order), order="C")
+    shape = tuple(data.shape)
+    spec = ArraySpec(name, kind, shape, dtype, _chunk_shape(where, data, shape), key_impl)
+    return Leaf(name, keys, _VALUE_TYPES[kind], spec, data, tuple(path))
+
+
+def check_there(path: Sequence[Any], value: Any) -> None:
+    """Raises CheckpointError if the leaf is an array that has no values, or none any more; names the path."""
+    if isinstance(value, jax.core.Tracer):
+        raise CheckpointError(
+            f"state{jax.tree_util.keystr(tuple(path))}: a tracer has no values: save outside of jit, grad and the like"
+        )
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise CheckpointError(
+            f"state{jax.tree_util.keystr(tuple(path))}: the array was deleted, as by a step that it was donated to: "
+            "save what the step returned"
+        )
+
+
+def _chunk_shape(where: str, data: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(data, np.ndarray):
+        return shape
+    try:
+        return tuple(data.sharding.shard_shape(shape))
+    except ValueError as error:
+        raise CheckpointError(f"{where}: shards of different shapes cannot be saved: {error}") from error
+
+
+def _empty_value_type(value: Any) -> str:
+    # Orbax restores an empty namedtuple and other empty nodes as None.
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return "Tuple"
+    if isinstance(value, list):
+        return "List"
+    return "Dict" if isinstance(value, Mapping) else "None"
+
+
+def _check_names(leaves: Sequence[Leaf]) -> None:
+    seen: set[str] = set()
+    for leaf in leaves:
+        parts = leaf.name.split("/")
+        if leaf.name in seen:
+            raise CheckpointError(f"two leaves of the state are named {leaf.name!r}: rename one of them")
+        if any(part in ("", ".", "..") or len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+            raise CheckpointError(
+                f"a leaf of the state is named {leaf.name!r}: each part of it between slashes becomes a folder, so "
+                f"must not be empty, '.' or '..' and have at most {_MAX_NAME_BYTES} bytes"
+            )
+        if layout.is_reserved(parts[0]) or "\0" in leaf.name:
+            raise CheckpointError(f"a leaf of the state is named {leaf.name!r}: the name is reserved")
+        seen.add(leaf.name)
+    for name in seen:
+        parts = name.split("/")
+        for inside in ("/".join(parts[:count]) for count in range(1, len(parts))):
+            if inside in seen:
+                raise CheckpointError(f"leaves {inside!r} and {name!r}: one's folder lies in the other's; rename one")

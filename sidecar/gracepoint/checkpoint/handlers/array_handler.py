@@ -1,0 +1,267 @@
+"""Leaves saved and restored by type, without a tree, a commit or a manifest: what Orbax calls type handlers.
+
+They are for code that brings its own tree and its own way to commit. What they do is the engine's: the same grid of
+chunks, plan, transfer, writer and reader that checkpoints are made with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
+from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+from gracepoint.checkpoint.handlers.registry import HandlerRegistry, ParamInfo, folder_of
+from gracepoint.checkpoint.handlers.string_handler import StringHandler
+from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
+from gracepoint.checkpoint.loading.leaf_target import target_of
+from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, in_time, read_leaves
+from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of_leaf
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.planning.chunk_grid import stored_specs
+from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
+from gracepoint.checkpoint.reading.stored_leaves import open_leaves
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
+from gracepoint.checkpoint.storage.posix import make_folders
+from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError
+
+#: For each call of a handler, and for what it does in the background.
+TIMEOUT_S = 900.0
+
+
+class NumpyHandler:
+    """For ``numpy.ndarray`` leaves, of which every process has an equal copy: the primary process writes it.
+
+    Args:
+        options: How leaves are written; None: the defaults.
+        primary_host: ``jax.process_index()`` of the process that writes what is written once.
+        allow_zero_size: Arrays without elements are saved; else they are refused, as Orbax does.
+        timeout_s: For each call, and for what it does in the background.
+        dispatcher: Takes the work to the arrays; None: it is done in this process.
+        clock: Monotonic seconds.
+    """
+
+    typestr = "np.ndarray"
+
+    def __init__(
+        self,
+        options: WriteOptions | None = None,
+        *,
+        primary_host: int = 0,
+        allow_zero_size: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        dispatcher: Dispatcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options or DEFAULT_OPTIONS
+        self._primary_host = primary_host
+        self._allow_zero_size = allow_zero_size
+        self._timeout_s = timeout_s
+        self._dispatcher = dispatcher or InProcessDispatcher()
+        self._clock = clock
+        self._writer = ChunkWriter(self._options)
+
+    def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> list[Future[None]]:
+        """Copies values to host memory as far as the options say, and writes while the caller goes on.
+
+        Args:
+            values: May be donated or changed on return.
+            infos: One for each.
+            args: One for each; None: the defaults.
+
+        Returns:
+            One future, done when this process's part is durable. Its error is ``SaveFailed`` where that took too
+            long.
+
+        Raises:
+            CheckpointError: A value cannot be saved; names it.
+        """
+        folder = folder_of(infos, values, args)
+        self._check(values, infos)
+        leaves = self._leaves(values, infos, args)
+        plan = self._plan(leaves)
+        specs = [leaf.spec for leaf in leaves]
+        small_files = self._small_files(leaves)
+        # Made here: what is copied before this returns is.
+        transfer = Transfer(leaves, specs, plan, self._options, HostSnapshot(leaves, specs, plan, self._options))
+
+        def write(_: Sequence[Any]) -> None:
+            make_folders(folder)
+            deadline = Deadline.after(self._timeout_s, self._clock)
+            tree_number = jax.process_index()
+            if (plan.arrays or plan.shards) and any(spec is not None and spec.format.ocdbt for spec in specs):
+                # Not the tree of another call, for leaves of another type say: both would write one manifest.
+                tree_number = ocdbt.own_folder(folder, jax.process_index(), jax.process_count())
+            self._writer.write(
+                folder,
+                layout.NO_ITEM,
+                {index: spec for index, spec in enumerate(specs) if spec is not None},
+                plan.arrays,
+                transfer,
+                small_files,
+                deadline,
+                process_index=tree_number,
+            )
+
+        arrays = [value for value in values if isinstance(value, jax.Array)]
+        return [self._dispatcher.dispatch(f"writing {self.typestr} leaves", write, arrays)]
+
+    def finalize(self, directory: Path) -> None:
+        """Makes the parts of all processes and handlers below ``directory`` one; may be called again.
+
+        For one process, once all parts are durable.
+        """
+        ocdbt.merge_again(directory)
+
+    def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[Any]:
+        """Returns the leaves, restored as ``args`` say; None: as they were saved.
+
+        Raises:
+            CheckpointCorrupt: A leaf is missing or damaged; names it.
+            CheckpointMismatch: A leaf is not as it is asked for.
+            CheckpointError: It was not read in time, or cannot be restored so.
+        """
+        folder = folder_of(infos, args)
+        deadline = Deadline.after(self._timeout_s, self._clock)
+
+        def read(_: Sequence[Any]) -> list[Any]:
+            with in_time(folder, deadline):
+                stored = self._open(infos, deadline)
+                targets = [
+                    target_of(stored.leaves[info.name], None, arg)
+                    for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True)
+                ]
+                return read_leaves(
+                    stored, targets, RestoreOptions(limit_bytes=self._options.write_limit_bytes), deadline
+                )
+
+        return self._dispatcher.dispatch(f"reading {self.typestr} leaves", read, []).result()
+
+    def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
+        """Returns shapes, types, shardings and chunks of leaves without reading their values.
+
+        Raises:
+            CheckpointCorrupt: A leaf is missing; names it.
+        """
+        folder = folder_of(infos)
+        deadline = Deadline.after(self._timeout_s, self._clock)
+        with in_time(folder, deadline):
+            stored = self._open(infos, deadline)
+        return [metadata_of_leaf(stored.leaves[info.name]) for info in infos]
+
+    def memory_size(self, values: Sequence[Any]) -> list[tuple[int, int]]:
+        """Returns bytes that this process writes, and reads, of each value."""
+        infos = [ParamInfo(str(index), Path("/")) for index in range(len(values))]
+        leaves = self._leaves(values, infos, None)
+        written = dict.fromkeys(range(len(leaves)), 0)
+        for chunk in self._plan(leaves).chunks:
+            written[chunk.leaf] += chunk.bytes if chunk.mine else 0
+        sizes = {
+            leaf.name: (written[index], sum(int(shard.nbytes) for shard in local_shards(leaf.data).values()))
+            for index, leaf in enumerate(leaves)
+        }
+        return [sizes[info.name] for info in infos]
+
+    def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
+        """Raises CheckpointError if one of ``values`` must not be saved."""
+        for value, info in zip(values, infos, strict=True):
+            if np.size(value) == 0 and not self._allow_zero_size:
+                raise CheckpointError(f"leaf {info.name!r} has no elements; pass allow_zero_size=True to save such")
+
+    def _leaves(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None
+    ) -> list[pytree.Leaf]:
+        """Returns ``values`` as they are stored, by name."""
+        named = {info.name: value for info, value in zip(infos, values, strict=True)}
+        if len(named) < len(values):
+            raise CheckpointError(f"expected leaves of different names, found {sorted(info.name for info in infos)}")
+        keypaths = {info.name: info.keypath for info in infos}
+        save_args = None if args is None else {info.name: arg for info, arg in zip(infos, args, strict=True)}
+        leaves = pytree.flatten(named)
+        specs = stored_specs(leaves, self._process_count, self._options, save_args)
+        return [
+            dataclasses.replace(leaf, spec=spec, path=keypaths[leaf.name] or leaf.path)
+            for leaf, spec in zip(leaves, specs, strict=True)
+        ]
+
+    @property
+    def _process_count(self) -> int:
+        """How many processes share a leaf out."""
+        return 1
+
+    def _plan(self, leaves: Sequence[pytree.Leaf]) -> WritePlan:
+        if jax.process_index() != self._primary_host:
+            return WritePlan((), (), 0)
+        return make_plan(leaves, 0, 1)
+
+    def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
+        """Returns what is written beside the arrays."""
+        return {}
+
+    def _open(self, infos: Sequence[ParamInfo], deadline: Deadline) -> StoredTree:
+        leaves = [StoredLeaf(info.name, ((info.name, pytree.MAPPING),), self.typestr) for info in infos]
+        return open_leaves(infos[0].parent_dir, leaves, deadline)
+
+
+class ScalarHandler(NumpyHandler):
+    """For Python's and numpy's numbers, which come back as Python's."""
+
+    typestr = "scalar"
+
+
+class ArrayHandler(NumpyHandler):
+    """For ``jax.Array`` leaves over all processes of the job: each writes what it holds, and shares what several do.
+
+    Beside the arrays it writes each process's ``array_metadatas/process_<N>`` and, as the options say, ``_sharding``.
+    All arrays of a folder are given in one call.
+    """
+
+    typestr = "jax.Array"
+
+    def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
+        for value, info in zip(values, infos, strict=True):
+            if not isinstance(value, jax.Array):
+                raise CheckpointError(f"leaf {info.name!r}: expected a jax.Array, found a {type(value).__qualname__}")
+            if jax.process_count() > 1 and value.is_fully_addressable:
+                raise CheckpointError(
+                    f"leaf {info.name!r} is local to this process, one of {jax.process_count()}: make it one array "
+                    "over all processes (jax.make_array_from_process_local_data, multihost_utils), or save it as numpy"
+                )
+        super()._check(values, infos)
+
+    @property
+    def _process_count(self) -> int:
+        return int(jax.process_count())
+
+    def _plan(self, leaves: Sequence[pytree.Leaf]) -> WritePlan:
+        return make_plan(leaves, jax.process_index(), jax.process_count(), max_replicas=self._options.max_replicas)
+
+    def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
+        files = {layout.array_metadata(jax.process_index()): orbax_metadata.array_metadata(leaves)}
+        if self._options.store_sharding and jax.process_index() == self._primary_host:
+            files[layout.SHARDING] = orbax_metadata.sharding(leaves)
+        return files
+
+
+def default_handlers(options: WriteOptions | None = None) -> HandlerRegistry:
+    """Returns the handlers of all types of leaves that have one, with the same options."""
+    registry = HandlerRegistry()
+    registry.add(jax.Array, ArrayHandler(options))
+    registry.add(np.ndarray, NumpyHandler(options))
+    scalar = ScalarHandler(options)
+    for number in (int, float, np.number, np.bool_):
+        registry.add(number, scalar)
+    registry.add(str, StringHandler())
+    return registry

@@ -1,0 +1,93 @@
+"""The handler of arrays that one replica reads for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
+from gracepoint.checkpoint.handlers.registry import ParamInfo, folder_of
+from gracepoint.checkpoint.leaf_args import RestoreArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.loading.leaf_target import target_of
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, in_time, read_leaves
+from gracepoint.checkpoint.loading.single_replica import SingleReplica
+from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError
+from gracepoint.process_group import ProcessGroup
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """For ``jax.Array`` leaves that are replicated along an axis of their mesh: saved as any, restored by one replica.
+
+    ``deserialize`` is collective: every process of the mesh makes the same calls. Processes are made known to each
+    other as the first is made, so every process makes its handlers in the same order.
+
+    Args:
+        replica_axis_index: Axis of the mesh along which there are replicas.
+        primary_replica_id: Of the replica that reads, along that axis.
+        broadcast_memory_limit_bytes: As in ``SingleReplica``.
+        broadcast_memory_scaling_factor: As in ``SingleReplica``.
+        gang: The processes of the mesh; None: all of the JAX cluster.
+        options: As in ``ArrayHandler``, as are all others.
+    """
+
+    def __init__(
+        self,
+        replica_axis_index: int = 0,
+        primary_replica_id: int = 0,
+        broadcast_memory_limit_bytes: int | None = None,
+        broadcast_memory_scaling_factor: float = 0.75,
+        *,
+        gang: ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._replica = SingleReplica(
+            replica_axis_index, primary_replica_id, broadcast_memory_limit_bytes, broadcast_memory_scaling_factor
+        )
+        self._joining = GroupFactory(gang=gang)
+        self._joined: JoinedGroup | None = None
+        self._calls = 0
+
+    def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[Any]:
+        """Returns the arrays, which the primary replica has read.
+
+        Args:
+            infos: One for each.
+            args: ``SingleReplicaArrayRestoreArgs`` with a sharding, one for each.
+
+        Raises:
+            InvalidSharding: With a sharding, one replica cannot read for the others.
+            CheckpointCorrupt: An array is missing or damaged; names it.
+            CheckpointMismatch: An array is not as it is asked for.
+            CheckpointError: It was not read in time, or cannot be restored so.
+            BarrierTimeout: Another process did not say in time whether it has read its part.
+        """
+        folder = folder_of(infos, args)
+        for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True):
+            if not isinstance(arg, SingleReplicaArrayRestoreArgs):
+                raise CheckpointError(
+                    f"leaf {info.name!r}: expected SingleReplicaArrayRestoreArgs, found {type(arg).__name__}"
+                )
+        deadline = Deadline.after(self._timeout_s, self._clock)
+        together = self._together(deadline)
+        options = RestoreOptions(limit_bytes=self._options.write_limit_bytes, single_replica=self._replica)
+
+        def read(_: Sequence[Any]) -> list[Any]:
+            with in_time(folder, deadline), together.telling_failure(deadline):
+                stored = self._open(infos, deadline)
+                targets = [
+                    target_of(stored.leaves[info.name], None, arg, self._replica)
+                    for info, arg in zip(infos, args or (), strict=True)
+                ]
+                return read_leaves(stored, targets, options, deadline, together)
+
+        return self._dispatcher.dispatch("reading arrays of one replica", read, []).result()
+
+    def _together(self, deadline: Deadline) -> ReplicaAgreement:
+        if self._joined is None:
+            self._joined = self._joining.join(timeout_s=deadline.remaining_s())
+        self._calls += 1
+        return ReplicaAgreement(self._joined.gang, f"handler/{self._joined.attempt}/{self._calls}")

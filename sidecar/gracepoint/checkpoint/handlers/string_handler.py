@@ -1,0 +1,79 @@
+"""Strings saved and restored by type: all of a folder are in one file, as Orbax has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
+from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+from gracepoint.checkpoint.handlers.registry import ParamInfo, folder_of
+from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
+from gracepoint.checkpoint.metadata import LeafMetadata
+from gracepoint.checkpoint.reading.stored_tree import text_of
+from gracepoint.checkpoint.storage.posix import make_folders, write_durably
+from gracepoint.errors import CheckpointCorrupt
+
+
+class StringHandler:
+    """For strings, which the primary process writes into one file, of which every process has equal ones.
+
+    Args:
+        primary_host: As in ``NumpyHandler``.
+        dispatcher: As in ``NumpyHandler``.
+    """
+
+    typestr = pytree.STRING
+
+    def __init__(self, *, primary_host: int = 0, dispatcher: Dispatcher | None = None) -> None:
+        self._primary_host = primary_host
+        self._dispatcher = dispatcher or InProcessDispatcher()
+
+    def serialize(
+        self, values: Sequence[str], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> list[Future[None]]:
+        """Writes strings while the caller goes on; all of a folder are given in one call."""
+        folder = folder_of(infos, values, args)
+        leaves = [
+            pytree.Leaf(info.name, ((info.name, pytree.MAPPING),), self.typestr, None, value)
+            for info, value in zip(infos, values, strict=True)
+        ]
+        data = orbax_metadata.strings(leaves) if jax.process_index() == self._primary_host else None
+
+        def write(_: Sequence[Any]) -> None:
+            if data is not None:
+                make_folders(folder)
+                write_durably(folder / layout.STRINGS, data)
+
+        return [self._dispatcher.dispatch("writing strings", write, [])]
+
+    def finalize(self, directory: Path) -> None:
+        """Does nothing: there are no parts."""
+
+    def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[str]:
+        """Returns the strings.
+
+        Raises:
+            CheckpointCorrupt: One is missing; names it.
+        """
+        folder = folder_of(infos, args)
+        try:
+            strings = json.loads((folder / layout.STRINGS).read_bytes())
+        except (FileNotFoundError, ValueError) as error:
+            raise CheckpointCorrupt(f"{folder / layout.STRINGS} cannot be read: {error!r}") from error
+        return [text_of(strings, info.name, folder) for info in infos]
+
+    def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
+        """Returns that they are strings."""
+        return [LeafMetadata(info.name, self.typestr) for info in infos]
+
+    def memory_size(self, values: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns bytes that this process writes, and reads, of each string."""
+        writes = jax.process_index() == self._primary_host
+        sizes = [len(value.encode()) for value in values]
+        return [(size if writes else 0, size) for size in sizes]

@@ -1,0 +1,200 @@
+"""How one leaf is restored: what is read for it, and how it is made of that.
+
+A shape or type that no argument asks to change must be the stored one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gracepoint.checkpoint.format import sharding_file
+from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.loading.leaf_request import (
+    ANYWHERE,
+    NUMBERS,
+    LeafRequest,
+    as_args_say,
+    as_like,
+    as_stored,
+    describe_leaf,
+    dtype_name,
+)
+from gracepoint.checkpoint.loading.placement import OnDefaultDevice, OnDevices, OnHost, Placement
+from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica
+from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
+from gracepoint.errors import CheckpointError, CheckpointMismatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafTarget:
+    """One leaf to restore.
+
+    Attributes:
+        stored: The leaf in the checkpoint.
+        dtype: That values are cast to; None for none.
+        placement: Of its array; None if it is none.
+        finish: Makes the leaf of the array.
+        from_file: The sharding is the one that was saved, by the ids of that time's devices.
+    """
+
+    stored: StoredLeaf
+    dtype: np.dtype[Any] | None = None
+    placement: Placement | None = None
+    finish: Callable[[Any], Any] = lambda value: value
+    from_file: bool = False
+
+    def request(self, parts: list[Any]) -> ReadRequest | None:
+        """Returns what is to be read into ``parts``; None if nothing is."""
+        spec, placement = self.stored.spec, self.placement
+        if placement is None:
+            return None
+        assert spec is not None
+
+        def deliver(values: Values) -> Any:
+            parts.append(placement.put(values))
+            return parts[-1]
+
+        return ReadRequest(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver, self.dtype)
+
+    def build(self, parts: Sequence[Any]) -> Any:
+        """Makes the leaf."""
+        return self.finish(self.stored.text if self.placement is None else self.placement.build(parts))
+
+
+def target_of(
+    stored: StoredLeaf, like: Any, args: RestoreArgs, single_replica: SingleReplica = DEFAULT_REPLICA
+) -> LeafTarget:
+    """Returns how ``stored`` is restored.
+
+    Args:
+        stored: The leaf in the checkpoint.
+        like: The leaf of ``like``; None to restore it as it was saved.
+        args: Its own.
+        single_replica: How one replica reads for all, where ``args`` ask for that.
+
+    Raises:
+        CheckpointMismatch: It is not of the shape or type that is asked for.
+        CheckpointError: It cannot be restored so.
+    """
+    found = as_stored(stored)
+    wanted = found if like is None else as_like(stored.name, like)
+    wanted = as_args_say(stored, wanted, args, as_saved=like is None)
+    if (wanted.restore_type is str) != (found.restore_type is str):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type is str:
+        return LeafTarget(stored)
+    if args.dtype is None and wanted.restore_type in NUMBERS and _is_same_kind(wanted.dtype, found.dtype):
+        wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
+    _check(stored, wanted, found, args)
+    assert stored.spec is not None
+    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is somewhere
+    if says_nothing and wanted.shape == found.shape and sharding_file.fits(found.sharding):
+        wanted = dataclasses.replace(wanted, sharding=found.sharding)
+    shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
+    dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
+    if wanted.restore_type is not jax.Array:
+        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
+    placement: Placement
+    from_file = False
+    if isinstance(args, SingleReplicaArrayRestoreArgs):
+        placement = _on_one_replica(stored, wanted, shape, single_replica)
+    else:
+        placement, from_file = _on_devices(stored, wanted, shape)
+    impl = wanted.key_impl
+    if impl is not None:
+        return LeafTarget(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
+    return LeafTarget(stored, dtype, placement, from_file=from_file)
+
+
+def _is_same_kind(dtype: Any, other: Any) -> bool:
+    """True if both are whole numbers, or both are not, as far as Python tells them apart."""
+    if dtype is None or other is None:
+        return False
+    kinds = (jnp.integer, jnp.floating)
+    return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
+def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> None:
+    assert stored.spec is not None
+    as_data = wanted.key_impl is None and found.key_impl is not None and wanted.restore_type is not jax.Array
+    if as_data and args.restore_type is not None:
+        found = dataclasses.replace(found, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None)
+    may_be_cut = isinstance(args, ArrayRestoreArgs) and not args.strict and len(wanted.shape) == len(found.shape)
+    if (
+        wanted.key_impl != found.key_impl
+        or (wanted.shape != found.shape and not may_be_cut)
+        or (args.dtype is None and not wanted.key_impl and dtype_name(wanted.dtype) != dtype_name(found.dtype))
+    ):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type in NUMBERS and wanted.shape != ():
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
+
+
+def _on_devices(stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...]) -> tuple[Placement, bool]:
+    where = f"leaf {stored.name!r}"
+    if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
+        raise CheckpointError(
+            f"{where}: JAX has no {wanted.dtype} without jax_enable_x64: give another dtype, or restore_type "
+            f"numpy.ndarray"
+        )
+    if wanted.sharding is ANYWHERE:
+        if wanted.weak and shape:
+            _warn_of_weak_type(stored.name)
+        return OnDefaultDevice(shape, weak_scalar=wanted.weak), False
+    if wanted.weak:
+        _warn_of_weak_type(stored.name)
+    if wanted.sharding is None:
+        raise CheckpointError(
+            f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
+        )
+    from_file = isinstance(wanted.sharding, Mapping)
+    sharding = sharding_file.to_jax(wanted.sharding, where) if from_file else wanted.sharding
+    if wanted.key_impl and not isinstance(
+        sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
+    ):  # others tell the number of axes, and keys' data has one more
+        raise CheckpointError(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
+    return OnDevices(shape, sharding, wanted.layout), from_file
+
+
+def _on_one_replica(
+    stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], single_replica: SingleReplica
+) -> OnOneReplica:
+    assert stored.spec is not None
+    where = f"leaf {stored.name!r}"
+    if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
+        raise CheckpointError(f"{where}: give a sharding, by which one replica reads it for all")
+    dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
+    return OnOneReplica(shape, dtype, single_replica.check(where, wanted.sharding), single_replica)
+
+
+def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:
+    restore_type = wanted.restore_type
+    if restore_type is np.ndarray:
+        return lambda values: values
+    if restore_type is np.generic:
+        return lambda values: values[()]
+    if restore_type == "scalar":
+        return lambda values: values.item() if values.ndim == 0 else values
+    return lambda values: restore_type(values.item())
+
+
+def _mismatch(stored: StoredLeaf, wanted: LeafRequest) -> CheckpointMismatch:
+    return CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {describe_leaf(stored)}")
+
+
+def _warn_of_weak_type(name: str) -> None:
+    logger.warning(
+        "leaf %r has a weak type in the state, and is restored with a strong one, which may change how it promotes: "
+        "give it a dtype where it is made",
+        name,
+    )

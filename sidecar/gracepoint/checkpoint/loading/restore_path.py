@@ -1,0 +1,236 @@
+"""The checkpoint that has a path to itself: what may be saved there, which folder is meant, and restoring it together.
+
+A path may also name a step's folder, or one of its items.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.restore_step import read_together
+from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, read_tree
+from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.steps import commit, listing, retention
+from gracepoint.deadline import Deadline
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointNotFound,
+    CheckpointTooNew,
+    SaveFailed,
+    SettingsError,
+)
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+_MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+
+
+def paths_of(path: str | os.PathLike[str]) -> Layout:
+    """Returns the paths of saves to ``path``, an absolute path or ``file://`` URI.
+
+    Raises:
+        SettingsError: It is none.
+    """
+    root = layout.root_of(os.fspath(path))
+    if not root.name:
+        raise SettingsError(f"checkpoint path {os.fspath(path)!r}: expected a folder's name at its end")
+    return Layout(root.parent, name=root.name)
+
+
+def check_target(
+    save: SaveOperation, gang: ProcessGroup, *, make_way: Callable[[], None], force: bool, timeout_s: float
+) -> None:
+    """Raises in all processes alike if ``save`` cannot begin, or must not go where it should. Collective.
+
+    Args:
+        save: That is about to begin.
+        gang: The processes that save.
+        make_way: Waits for the save before; raises SaveFailed if that failed or hangs.
+        force: Whether a checkpoint that is there may be replaced.
+        timeout_s: For the other processes to come.
+
+    Raises:
+        SaveFailed: As ``make_way``.
+        CheckpointExists: There is something, and ``force`` is not set, or it is no checkpoint.
+        CheckpointError: The processes save to different paths.
+        BarrierError: Another process did not come in time, or cannot begin.
+    """
+    target, problem, key = save.temporary.target, None, f"{save.key}/target"
+    try:
+        make_way()
+        if gang.process_index == 0:
+            problem = why_not_to(target, force)
+    except (OSError, SaveFailed) as error:
+        gang.fail(key, error)
+        raise
+    found = [json.loads(word) for word in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
+    (theirs, problem), *_ = found
+    if theirs != str(target):
+        raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
+    if problem is not None:
+        raise CheckpointExists(problem)
+
+
+def why_not_to(target: Path, force: bool) -> str | None:
+    """Returns why nothing must be saved at ``target``, or None if it may."""
+    if not os.path.lexists(target):
+        return None
+    if not force:
+        return f"{target} exists already: save to another path, or replace it with force=True"
+    if target.is_symlink() or not target.is_dir():
+        return f"{target} is not a folder: remove it yourself if it may go"
+    if any(target.iterdir()) and not any((target / mark).exists() for mark in _MARKS):
+        return f"{target} is not a checkpoint, and force=True replaces nothing else: remove it yourself if it may go"
+    try:
+        commit.manifest_fields(target)
+    except CheckpointTooNew as error:
+        return str(error)
+    except CheckpointCorrupt:
+        pass  # is replaced
+    return None
+
+
+def folder_of(path: Path) -> Path:
+    """Returns the folder to open for the checkpoint that ``path`` names: itself, a step or an item.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        CheckpointCorrupt: It is torn, or it holds several items and does not say which is meant.
+    """
+    if not path.is_dir():
+        raise CheckpointNotFound(f"there is no checkpoint at {path}")
+    above = commit.read_manifest(path.parent)
+    if above is not None and above.item == path.name:
+        return path.parent  # where the checksums are
+    if commit.read_manifest(path) is not None:
+        return path
+    if not any((path / mark).exists() for mark in _MARKS):
+        if not any(item.is_dir() and (item / layout.TREE_METADATA).is_file() for item in path.iterdir()):
+            raise CheckpointNotFound(
+                f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
+                f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
+            )
+    elif not listing.finished_by_orbax(path):
+        raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")
+    if any((path / item / layout.TREE_METADATA).is_file() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
+        return path
+    items = sorted(item for item in path.iterdir() if (item / layout.TREE_METADATA).is_file())
+    if len(items) == 1:
+        return items[0]
+    raise CheckpointCorrupt(
+        f"{path} has {'several items' if items else 'no item'} with a tree of arrays: expected the path of one"
+        + (f", as {items[0]}" if items else "")
+    )
+
+
+def restore(
+    paths: Layout,
+    path: Path,
+    like: Any,
+    restore_args: Any,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    attempt: str,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    options: RestoreOptions = DEFAULTS,
+) -> Any:
+    """Restores the checkpoint at ``path`` in all processes, or in none. Collective.
+
+    Args:
+        paths: Of saves to ``path``.
+        path: Of a checkpoint, a step or an item.
+        like: As ``read_tree`` takes it.
+        restore_args: As ``read_tree`` takes it.
+        gang: The processes.
+        key: Below which they meet.
+        attempt: Whose own saves are not waited for.
+        deadline: For all of it.
+        sleep: To wait for another attempt's writer with.
+        options: As ``read_tree`` takes them.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        CheckpointCorrupt: It is torn or damaged.
+        CheckpointTooNew: A newer Gracepoint wrote it.
+        CheckpointMismatch: It does not fit ``like``.
+        CheckpointError: It cannot be read for another reason.
+        BarrierError: Other processes did not take part in time.
+    """
+    word = None
+    if gang.process_index == 0:
+        word = json.dumps(_found(paths, path, attempt, deadline, sleep))
+    kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
+    if kind != "folder":
+        raise _ERRORS[kind](found)
+    with _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext():
+        tree, damage = read_together(
+            found,
+            lambda: (
+                read_tree(
+                    Path(found),
+                    like,
+                    restore_args,
+                    options=options,
+                    deadline=deadline,
+                    together=ReplicaAgreement(gang, f"{key}/leaves"),
+                ),
+            ),
+            gang=gang,
+            key=f"{key}/read",
+            deadline=deadline,
+        )
+    if tree is None:
+        raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
+    return tree[0]
+
+
+def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps a step of ours from being deleted by the job that keeps it, while it is read; nothing else is deleted."""
+    if folder.name.isdecimal() and listing.is_ours(folder, int(folder.name)):
+        return retention.reading(Layout(folder.parent), int(folder.name))
+    return contextlib.nullcontext()
+
+
+_ERRORS = {
+    "not found": CheckpointNotFound,
+    "corrupt": CheckpointCorrupt,
+    "too new": CheckpointTooNew,
+    "error": CheckpointError,
+}
+
+
+def _found(
+    paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
+) -> tuple[str, str]:
+    """Returns the folder to read, or what is wrong: for all processes, so nothing is raised."""
+    remarks: list[str] = []
+    try:
+        # Waiting for another attempt's writer must leave time to read.
+        remarks = listing.settle(
+            paths, attempt=attempt, is_wanted=lambda _: not path.exists(), deadline=deadline.part(0.5), sleep=sleep
+        )
+        for remark in remarks:
+            logger.info("restore: %s", remark)
+        return "folder", str(folder_of(path))
+    except CheckpointNotFound as error:
+        return "not found", "; ".join([str(error), *remarks])
+    except CheckpointCorrupt as error:
+        return "corrupt", str(error)
+    except CheckpointTooNew as error:
+        return "too new", str(error)
+    except (OSError, CheckpointError) as error:
+        return "error", f"process 0 could not look at {path}: {error}"

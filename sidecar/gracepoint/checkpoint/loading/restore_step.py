@@ -1,0 +1,251 @@
+"""Restores the newest step that all processes can read: one agreement, no process alone.
+
+Process 0 salvages and lists; the others are told. Then, newest first, every process reads what it needs of a
+step and says how that went. One process's damage sends all to the step before, with a log line that names the
+path; one process's mismatch (the state has changed) raises in all, as going back would not help. Each
+collective call has what is left of the timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gracepoint.checkpoint.format import host_state
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
+from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.steps import listing as catalog
+from gracepoint.checkpoint.steps import retention
+from gracepoint.checkpoint.steps.listing import Listing
+from gracepoint.deadline import Deadline
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    CheckpointTooNew,
+)
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+#: Makes a process's value of the host state where another number of processes saved it, of the values of those: it is
+#: called with them, this process's index and the number of processes that there are now.
+Reshard = Callable[[Sequence[Any], int, int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What ``restore`` gives.
+
+    Attributes:
+        state: The train state, like ``like``.
+        step: That it was saved at.
+        host_state: This process's, by name; empty if the step has none.
+        by_orbax: Orbax wrote the step, so that it has no host state.
+        passed_over: Newer steps that are damaged, each with what was found.
+    """
+
+    state: Any
+    step: int
+    host_state: dict[str, Any]
+    by_orbax: bool
+    passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+def restore_newest(
+    paths: Layout,
+    like: Any,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    attempt: str,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULTS,
+    reshard: Mapping[str, Reshard] | None = None,
+    only: int | None = None,
+) -> Restored | None:
+    """Restores the newest step that all processes can; None if there is nothing that looks like a checkpoint.
+
+    Args:
+        paths: Where.
+        like: As ``read_tree`` takes it, with ``restore_args`` and ``options``.
+        gang: The processes that restore together.
+        key: Of their calls to each other.
+        attempt: This one, whose saves are not waited for.
+        deadline: Until when.
+        sleep: Waits.
+        restore_args: See ``like``.
+        options: See ``like``.
+        reshard: What makes the host state's values fit another number of processes, by name.
+        only: This step, and no other.
+
+    Raises:
+        CheckpointNotFound: There is no complete checkpoint of the step ``only``.
+        CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
+        CheckpointMismatch: The newest readable one does not fit ``like``.
+        CheckpointTooNew: A newer Gracepoint wrote the newest that is not damaged.
+        CheckpointError: It cannot be read, for reasons that are not damage.
+    """
+    listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep)
+    for remark in listing.remarks:
+        logger.info("restore: %s", remark)
+    if only is not None:
+        listing = _without_others(listing, only, paths)
+    refused = list(listing.refused)
+    for reason in refused:
+        logger.error("restore: not a checkpoint that can be restored: %s", reason)
+    passed_over: dict[int, str] = {}
+    for step in listing.steps:
+
+        def read(step: int = step) -> Restored:
+            together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
+            return read_step(
+                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}
+            )
+
+        what = f"step {step} of {paths.root}"
+        with retention.reading(paths, step) if gang.process_index == 0 else contextlib.nullcontext():
+            restored, damage = read_together(what, read, gang=gang, key=f"{key}/step/{step}", deadline=deadline)
+        if restored is not None:
+            if refused:
+                logger.error("restore: went back to step %d, as newer ones cannot be restored", step)
+            return dataclasses.replace(restored, passed_over=passed_over)
+        logger.error("restore: step %d is not restored: %s", step, damage)
+        refused.append(damage)
+        passed_over[step] = damage
+    if only is not None:
+        raise CheckpointCorrupt(f"step {only} of {paths.root} cannot be restored: {'; '.join(refused)}")
+    if refused:
+        raise CheckpointCorrupt(
+            f"{paths.root} has checkpoints, but none that can be restored; training from the start would lose them, so "
+            f"move them away if that is wanted: {'; '.join(refused)}"
+        )
+    logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
+    return None
+
+
+def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
+    if step not in listing.steps:
+        why = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
+        raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {why}")
+    return dataclasses.replace(listing, steps=(step,), refused=())
+
+
+def _agree_on_listing(
+    paths: Layout, gang: ProcessGroup, key: str, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
+) -> Listing:
+    if gang.process_index != 0:
+        answer = json.loads(gang.broadcast(f"{key}/list", None, timeout_s=deadline.remaining_s()))
+        if "error" in answer:
+            raise CheckpointError(f"process 0 could not list {paths.root}: {answer['error']}")
+        return Listing.from_text(answer["listing"])
+    try:
+        # Waiting for another attempt's writer must leave time to read.
+        listing = catalog.list_steps(paths, attempt=attempt, deadline=deadline.part(0.5), sleep=sleep)
+    except Exception as error:
+        gang.broadcast(f"{key}/list", json.dumps({"error": repr(error)}), timeout_s=deadline.remaining_s())
+        raise
+    gang.broadcast(f"{key}/list", json.dumps({"listing": listing.to_text()}), timeout_s=deadline.remaining_s())
+    return listing
+
+
+def read_together(
+    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
+) -> tuple[Result | None, str]:
+    """Calls ``read`` in every process; returns its result, or None and what is damaged, the same in all processes.
+
+    Raises:
+        CheckpointMismatch: ``read`` raised one in some process; what they say.
+        CheckpointTooNew: The same.
+        CheckpointError: It raised something else that is no damage.
+    """
+    failure: Exception | None = None
+    result = None
+    try:
+        result = read()
+    except Exception as error:  # noqa: BLE001 - told to the others, then raised
+        failure = error
+    mine = json.dumps([] if failure is None else [_kind(failure), str(failure) or repr(failure)])
+    answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
+    failures = [(f"process {i}: ", *answer) for i, text in enumerate(answers) if (answer := json.loads(text))]
+    failures = [(who, kind, text.removeprefix(f"{what}: ")) for who, kind, text in failures]  # it is said anyway
+    if gang.process_count == 1:
+        failures = [("", kind, text) for _, kind, text in failures]
+    for raised, kind in (
+        (CheckpointError, "error"),
+        (CheckpointTooNew, "too new"),
+        (CheckpointMismatch, "mismatch"),
+    ):
+        if found := [who + text for who, k, text in failures if k == kind]:
+            raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
+    if failures:
+        return None, "; ".join(who + text for who, _, text in failures)
+    return result, ""
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, CheckpointMismatch):
+        return "mismatch"
+    if isinstance(error, CheckpointTooNew):
+        return "too new"
+    return "damage" if isinstance(error, CheckpointCorrupt | FileNotFoundError) else "error"
+
+
+def read_step(
+    paths: Layout,
+    step: int,
+    like: Any,
+    restore_args: Any,
+    together: ReplicaAgreement,
+    deadline: Deadline,
+    *,
+    options: RestoreOptions,
+    reshard: Mapping[str, Reshard],
+) -> Restored:
+    """Reads this process's part of a step.
+
+    Raises:
+        CheckpointCorrupt: What it reads is damaged.
+        CheckpointMismatch: It does not fit ``like`` or the number of processes.
+    """
+    folder = paths.step(step)
+    with in_time(folder, deadline), telling(together, restore_args, deadline):
+        stored = open_tree(folder, deadline)
+        own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
+    return Restored(state, step, own, stored.manifest is None)
+
+
+def _host_state(
+    stored: StoredTree, process_index: int, process_count: int, reshard: Mapping[str, Reshard]
+) -> dict[str, Any]:
+    manifest = stored.manifest
+    if manifest is None:
+        logger.warning("%s was written by Orbax: it has no host state of Gracepoint's", stored.folder)
+        return {}
+    if not manifest.host_state:
+        return {}
+    if manifest.process_count == process_count:
+        return host_state.decode(stored.host_state(process_index))
+    if fixed := [name for name in manifest.host_state if name not in reshard]:
+        raise CheckpointMismatch(
+            f"{stored.folder}: the host state ({', '.join(fixed)}) was saved by {manifest.process_count} processes, "
+            f"each its own, and cannot be restored into {process_count}: start with {manifest.process_count} "
+            f"processes, or say how with reshard="
+        )
+    saved = [host_state.decode(stored.host_state(index)) for index in range(manifest.process_count)]
+    return {
+        name: reshard[name]([values[name] for values in saved], process_index, process_count)
+        for name in manifest.host_state
+    }

@@ -1,0 +1,234 @@
+"""Restores the train state of one checkpoint into this process: no agreement with others, no choice of a step.
+
+The calling thread works out what is asked of each leaf, then has all of it read at once (``reader``), and makes the
+leaves. Every process does this for its own devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gracepoint.checkpoint.format import pytree
+from gracepoint.checkpoint.leaf_args import RestoreArgs
+from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
+from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
+from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica, hand_to_all
+from gracepoint.checkpoint.reading.parallel_reader import read_all
+from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.deadline import Deadline
+from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch
+
+logger = logging.getLogger(__name__)
+
+#: Host memory for what is read and not yet on its devices, unless told otherwise. Ample for the fastest storage: at
+#: 10 GB/s it is read in 0.4 s.
+READ_LIMIT_BYTES = 4 << 30
+#: A leaf of ``like`` that is not restored, and stays.
+PLACEHOLDER = ...
+
+_SHOWN = 5
+#: Event of ``jax.monitoring``: this process's rate of one read.
+READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"
+
+Keys = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreOptions:
+    """How a tree is restored.
+
+    Attributes:
+        partial_restore: Leaves that the checkpoint has and ``like`` has not are left alone; else they are an error.
+        keep_missing: Leaves that ``like`` has and the checkpoint has not keep the value they have in ``like``; else
+            they are an error.
+        limit_bytes: At most so much host memory is in use at once, in this process, for what is read and not yet on
+            its devices; a single shard, or shards that share chunks, may exceed it alone. None: no bound.
+        single_replica: How leaves with ``SingleReplicaArrayRestoreArgs`` are read by one replica for all.
+    """
+
+    partial_restore: bool = False
+    keep_missing: bool = False
+    limit_bytes: int | None = READ_LIMIT_BYTES
+    single_replica: SingleReplica = DEFAULT_REPLICA
+
+
+DEFAULTS = RestoreOptions()
+
+
+def read_tree(
+    folder: Path,
+    like: Any = None,
+    restore_args: Any = None,
+    *,
+    options: RestoreOptions = DEFAULTS,
+    deadline: Deadline,
+    together: ReplicaAgreement | None = None,
+) -> Any:
+    """Restores the train state of the checkpoint in ``folder``, ours or Orbax's.
+
+    Args:
+        folder: Of a step, or of a checkpoint that has a path to itself.
+        like: A state; its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. ``...`` in the place of a leaf stays
+            there. None: dicts and lists of what was saved, with the shardings that it was saved with, which is wrong
+            on another topology.
+        restore_args: ``RestoreArgs`` for each leaf, in a tree of the same keys; one in the place of a subtree, or of
+            all, is for each leaf below it.
+        options: How.
+        deadline: Until when.
+        together: The processes that restore, each making the same call; None: this one alone. Only leaves that one
+            replica reads for all need to know.
+
+    Raises:
+        CheckpointCorrupt: What is read is missing or damaged.
+        CheckpointMismatch: The checkpoint does not fit ``like``; names each leaf with what was expected and found.
+        CheckpointError: It cannot be restored for another reason, time among them.
+    """
+    with in_time(folder, deadline), telling(together, restore_args, deadline):
+        return read_into(
+            open_tree(folder, deadline), like, restore_args, options=options, deadline=deadline, together=together
+        )
+
+
+def read_into(
+    stored: StoredTree,
+    like: Any,
+    restore_args: Any,
+    *,
+    options: RestoreOptions,
+    deadline: Deadline,
+    together: ReplicaAgreement | None = None,
+) -> Any:
+    """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
+    nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
+    keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
+    args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed])
+    leaves = [leaf for _, leaf in keyed]
+    targets: dict[int, LeafTarget] = {}
+    differ, missing = [], []
+    for position, (keys, leaf) in enumerate(keyed):
+        name = pytree.name_of(keys)
+        if leaf is PLACEHOLDER:
+            continue
+        if name not in stored.leaves:
+            if not options.keep_missing or isinstance(leaf, jax.ShapeDtypeStruct):
+                missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
+            continue
+        try:
+            targets[position] = target_of(
+                stored.leaves[name], None if like is None else leaf, args_of(keys), options.single_replica
+            )
+        except CheckpointMismatch as mismatch:
+            differ.append(str(mismatch))
+    known = {pytree.name_of(keys) for keys, _ in keyed}
+    extra = [
+        f"leaf {name!r}: expected nothing, found {describe_leaf(leaf)}"
+        for name, leaf in stored.leaves.items()
+        if name not in known and not options.partial_restore
+    ]
+    if problems := differ + missing + extra:
+        raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
+    found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    for position, value in zip(targets, found, strict=True):
+        leaves[position] = value
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def read_leaves(
+    stored: StoredTree,
+    targets: Sequence[LeafTarget],
+    options: RestoreOptions,
+    deadline: Deadline,
+    together: ReplicaAgreement | None = None,
+) -> list[Any]:
+    """Reads what ``targets`` ask for, all at once, and makes their leaves.
+
+    Raises:
+        CheckpointCorrupt: What is read is missing or damaged.
+        TimeoutError: The deadline passed; names the leaf that was late.
+    """
+    if unsafe := [target.stored.name for target in targets if target.from_file]:
+        logger.warning(
+            "%s: %d arrays, as %r, are restored with the shardings that they were saved with, as none were given: that "
+            "is wrong on devices that are arranged in another way",
+            stored.folder,
+            len(unsafe),
+            unsafe[0],
+        )
+    parts: list[list[Any]] = [[] for _ in targets]
+
+    def read() -> None:
+        started_s = time.monotonic()
+        requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
+        wanted = (request for request in requests if request is not None)
+        total_bytes = read_all(wanted, stored.source, limit_bytes=options.limit_bytes, deadline=deadline)
+        elapsed_s = max(time.monotonic() - started_s, 1e-9)
+        rate = total_bytes / elapsed_s
+        jax.monitoring.record_scalar(READ_EVENT, rate)
+        logger.info("read %d bytes of %s in %.3f s, %.3g bytes/s", total_bytes, stored.folder, elapsed_s, rate)
+
+    shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]
+    if shared:
+        shared_parts = [
+            into for target, into in zip(targets, parts, strict=True) if isinstance(target.placement, OnOneReplica)
+        ]
+        arrays = iter(hand_to_all(shared, shared_parts, read, options.single_replica, together, deadline))
+    else:
+        read()
+    return [
+        target.finish(next(arrays)) if isinstance(target.placement, OnOneReplica) else target.build(into)
+        for target, into in zip(targets, parts, strict=True)
+    ]
+
+
+def telling(
+    together: ReplicaAgreement | None, restore_args: Any, deadline: Deadline
+) -> contextlib.AbstractContextManager[None]:
+    """Returns a context that tells the other processes of an error, if they will wait for this one's part."""
+    if together is None or not asks_one_replica(restore_args):
+        return contextlib.nullcontext()
+    return together.telling_failure(deadline)
+
+
+def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], RestoreArgs]:
+    """Returns a function from a leaf's keys to its arguments."""
+    nodes, _ = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda node: isinstance(node, RestoreArgs))
+    given = {pytree.path_of(path): args for path, args in nodes if args is not PLACEHOLDER}
+    names = {tuple(key for key, _ in keys): args for keys, args in given.items()}
+    for keys, args in names.items():
+        if not isinstance(args, RestoreArgs):
+            raise CheckpointError(f"restore_args{list(keys)}: expected RestoreArgs, found a {type(args).__qualname__}")
+    prefixes = {tuple(key for key, _ in keys[:count]) for keys in known for count in range(len(keys) + 1)}
+    if unknown := [keys for keys in names if keys not in prefixes]:
+        raise CheckpointError(f"restore_args{list(unknown[0])}: expected a leaf or container of what is restored")
+
+    def find(keys: Keys) -> RestoreArgs:
+        path = tuple(key for key, _ in keys)
+        found = (names[path[:count]] for count in range(len(path), -1, -1) if path[:count] in names)
+        return next(found, RestoreArgs())
+
+    return find
+
+
+def _shown(problems: Sequence[str]) -> str:
+    more = len(problems) - _SHOWN
+    return "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+@contextlib.contextmanager
+def in_time(folder: Path, deadline: Deadline) -> Iterator[None]:
+    """Turns a TimeoutError that names a leaf into a CheckpointError that says where and how long."""
+    try:
+        yield
+    except BarrierError:
+        raise
+    except TimeoutError as error:
+        raise CheckpointError(f"{folder}: {error} was not read within {deadline.timeout_s:.1f} s") from error

@@ -1,0 +1,258 @@
+"""One replica reads, and hands what it has read to the others over the devices' own network.
+
+Where arrays are replicated along an axis of the mesh, the processes of one slice along it, the primary replica, read
+from storage what all would read. In all others the devices begin with zeros; a sum over the replicas then gives all
+of them the primary's values. Values are summed as whole numbers of the same bits, so that none of them is changed.
+
+Every process makes the same call, and all say how reading went (``together``) before the devices are used together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.format.array_spec import Index
+from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.planning.write_plan import normal_index
+from gracepoint.checkpoint.reading.read_group import Values
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
+
+logger = logging.getLogger(__name__)
+
+#: Events of ``jax.monitoring``: seconds that the primary replica read, and that the others were given its values.
+READ_EVENT = "/gracepoint/checkpoint/read/primary_replica_s"
+BROADCAST_EVENT = "/gracepoint/checkpoint/read/broadcast_s"
+
+# What a device holds of an array meanwhile: the replica's values or zeros, their sum, and the result.
+_COPIES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleReplica:
+    """How one replica reads for all.
+
+    Attributes:
+        replica_axis_index: Axis of the mesh along which there are replicas.
+        primary_replica_id: Of the replica that reads, along that axis.
+        broadcast_memory_limit_bytes: At most so many bytes of each device's part are handed over at once; an array that
+            is larger goes alone. None: worked out from the devices' memory.
+        broadcast_memory_scaling_factor: Which part of that memory is used then, above 0 and at most 1.
+
+    Raises:
+        InvalidSharding: A value is out of range.
+    """
+
+    replica_axis_index: int = 0
+    primary_replica_id: int = 0
+    broadcast_memory_limit_bytes: int | None = None
+    broadcast_memory_scaling_factor: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.broadcast_memory_scaling_factor <= 1:
+            raise InvalidSharding(
+                f"broadcast_memory_scaling_factor is {self.broadcast_memory_scaling_factor}; expected above 0 and at "
+                f"most 1"
+            )
+
+    def check(self, where: str, sharding: Any) -> jax.sharding.NamedSharding:
+        """Returns ``sharding`` if one of its replicas can read for the others.
+
+        Raises:
+            InvalidSharding: It cannot; says why.
+        """
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise InvalidSharding(f"{where}: expected a NamedSharding, found {sharding}")
+        mesh, axis = sharding.mesh, self.replica_axis_index
+        if not 0 <= axis < len(mesh.axis_names):
+            raise InvalidSharding(f"{where}: the replicas' axis is {axis}, and the mesh has axes {mesh.axis_names}")
+        count = mesh.devices.shape[axis]
+        if not 0 <= self.primary_replica_id < count:
+            raise InvalidSharding(f"{where}: the primary replica is {self.primary_replica_id}, and there are {count}")
+        if count == 1:
+            raise InvalidSharding(
+                f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
+                f"there are no other replicas to hand anything to"
+            )
+        if mesh.axis_names[axis] in _axes_of(sharding.spec):
+            raise InvalidSharding(
+                f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
+            )
+        return sharding
+
+
+DEFAULT_REPLICA = SingleReplica()
+
+
+class OnOneReplica:
+    """The placement of one array that the primary replica reads for all. ``hand_to_all`` builds it."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[Any], sharding: Any, replica: SingleReplica) -> None:
+        """``sharding`` is one that ``replica.check`` returned."""
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.sharding: jax.sharding.NamedSharding = sharding
+        mesh, axis = sharding.mesh, replica.replica_axis_index
+        self._replicas = mesh.devices.shape[axis]
+        self._axis_name = mesh.axis_names[axis]
+        self._shard_shape: tuple[int, ...] = tuple(sharding.shard_shape(self.shape))
+        primary = set(np.take(mesh.devices, replica.primary_replica_id, axis=axis).flat)
+        self._local = sharding.addressable_devices_indices_map(self.shape)
+        self._primary: dict[Index, list[Any]] = {}
+        for device, slices in self._local.items():
+            if device in primary:
+                self._primary.setdefault(normal_index(slices, self.shape), []).append(device)
+
+    @property
+    def regions(self) -> Sequence[Index]:
+        return tuple(self._primary)
+
+    @property
+    def bytes_per_device(self) -> int:
+        return math.prod(self._shard_shape) * self.dtype.itemsize
+
+    def put(self, values: Values) -> Any:
+        return {region: self._on_its_devices(region, part) for region, part in values.items()}
+
+    def build(self, parts: Sequence[Any]) -> jax.Array:
+        """Returns the bits of all replicas along a new first axis: zeros in all but the primary one."""
+        held = {
+            device: array
+            for part in parts
+            for region, arrays in part.items()
+            for device, array in zip(self._primary[region], arrays, strict=True)
+        }
+        shard = to_bits(np.empty((), self.dtype))
+        inner = (*self._shard_shape, *shard.shape)
+        arrays = [
+            held[device] if device in held else jnp.zeros((1, *inner), shard.dtype, device=self._on(device))
+            for device in self._local
+        ]
+        spec = jax.sharding.PartitionSpec(self._axis_name, *self.sharding.spec)
+        return jax.make_array_from_single_device_arrays(
+            (self._replicas, *self.shape, *shard.shape), jax.sharding.NamedSharding(self.sharding.mesh, spec), arrays
+        )
+
+    def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
+        bits, devices = to_bits(values)[None], self._primary[region]
+        return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
+
+    def _on(self, device: Any) -> jax.sharding.Sharding:
+        return jax.sharding.SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind)
+
+
+def hand_to_all(
+    placements: Sequence[OnOneReplica],
+    parts: Sequence[list[Any]],
+    read: Callable[[], None],
+    replica: SingleReplica,
+    together: ReplicaAgreement | None,
+    deadline: Deadline,
+) -> list[jax.Array]:
+    """Reads in the primary replica, and returns the arrays in all.
+
+    Args:
+        placements: Of the arrays; the same in all processes.
+        parts: What ``read`` puts there for each.
+        read: Reads this process's part.
+        replica: How.
+        together: The processes; None: this one alone.
+        deadline: Until when.
+
+    Raises:
+        CheckpointCorrupt: Another process found damage.
+        CheckpointError: It could not read its part, or nobody knows which processes restore.
+        BarrierTimeout: Another process did not say in time whether it could.
+    """
+    if together is None and jax.process_count() > 1:
+        raise CheckpointError(
+            "one replica can read for all only where the processes restore together: found none to agree with"
+        )
+    started_s = time.monotonic()
+    failure: Exception | None = None
+    try:
+        read()
+    except Exception as error:  # noqa: BLE001 - told to the others, then raised
+        failure = error
+    jax.monitoring.record_event_duration_secs(READ_EVENT, time.monotonic() - started_s)
+    limit_bytes = _agree(failure, replica, together, deadline)
+    started_s = time.monotonic()
+    arrays: list[jax.Array] = []
+    for start, stop in _batches([placement.bytes_per_device for placement in placements], limit_bytes):
+        stacked = tuple(placements[i].build(parts[i]) for i in range(start, stop))
+        for i in range(start, stop):
+            parts[i].clear()
+        dtypes = tuple(placement.dtype for placement in placements[start:stop])
+        shardings = tuple(placement.sharding for placement in placements[start:stop])
+        merged = jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)(stacked)
+        arrays += jax.block_until_ready(merged)
+    elapsed_s = time.monotonic() - started_s
+    jax.monitoring.record_event_duration_secs(BROADCAST_EVENT, elapsed_s)
+    logger.info("replica %d handed %d arrays to all in %.3f s", replica.primary_replica_id, len(arrays), elapsed_s)
+    return arrays
+
+
+def _agree(
+    failure: Exception | None, replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline
+) -> int:
+    """Returns how many bytes of a device are handed over at once, the same in all; raises if a process failed."""
+    limit_bytes = replica.broadcast_memory_limit_bytes
+    if limit_bytes is None:
+        limit_bytes = int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
+    if together is not None:
+        told = together.tell(failure, limit_bytes, deadline)
+        failed = [(process, said) for process, said in enumerate(told) if said.failure is not None]
+        if failed and failure is None:
+            text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
+            raise CheckpointCorrupt(text) if all(said.damage for _, said in failed) else CheckpointError(text)
+        limit_bytes = min(said.limit_bytes for said in told)
+    if failure is not None:
+        raise failure
+    return limit_bytes
+
+
+def _batches(sizes_bytes: Sequence[int], limit_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yields ranges of what fits into the limit together; what does not fit goes alone."""
+    start, total_bytes = 0, 0
+    for position, size_bytes in enumerate(sizes_bytes):
+        if position > start and total_bytes + size_bytes > limit_bytes:
+            yield start, position
+            start, total_bytes = position, 0
+        total_bytes += size_bytes
+    if sizes_bytes:
+        yield start, len(sizes_bytes)
+
+
+def _device_bytes() -> int:
+    """Returns how much memory is free on the fullest of this process's devices, or on the host that they are."""
+    free = []
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            free.append(int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)))
+    if free:
+        return min(free)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // max(1, len(jax.local_devices()))
+
+
+def _axes_of(spec: Sequence[Any]) -> set[str]:
+    return {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None}
+
+
+def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(
+        from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
+    )

@@ -1,0 +1,161 @@
+"""How much memory snapshots may take: what the machine has, and what containers leave of it.
+
+Linux kills a container that goes over its limit without a word, so it is asked before memory is reserved. What the
+page cache holds counts as used in a container, and is given up on demand: it can be had. Processes of the job that
+share a machine or a container share what it has, so they look together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from gracepoint.errors import CheckpointError, GracepointError
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+# For the other processes to come to where memory is taken: as long as their first step may take them longer.
+_MEETING_TIMEOUT_S = 900.0
+
+_WHAT_TO_DO = (
+    "give the container more memory, or raise the limit, or spread the state over more processes, or save without a "
+    "copy (no periodic saves)"
+)
+
+
+@contextlib.contextmanager
+def telling(gang: ProcessGroup, key: str) -> Iterator[None]:
+    """Tells the other processes, who wait or will in ``check_fits``, of any error that leaves the block."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            gang.fail(f"{key}/needed", error)
+        except GracepointError as unreachable:
+            logger.warning("the other processes could not be told of an error: %s", unreachable)
+        raise
+
+
+def check_fits(
+    needed_bytes: int,
+    limit_bytes: int | None,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    left: Callable[[], Mapping[str, int]],
+) -> None:
+    """Makes sure that snapshots may be taken: in all processes, or in none. Collective.
+
+    Args:
+        needed_bytes: Of host memory, in this process.
+        limit_bytes: The setting, of each process; None: no limit.
+        gang: The processes.
+        key: Below which they meet.
+        left: As ``left_by_pool``; asked when all have let go of what they had.
+
+    Raises:
+        CheckpointError: They may not; says what to do.
+        BarrierError: Another process did not come in time, or has failed.
+    """
+    here = gang.process_index
+    words = gang.gather(f"{key}/needed", json.dumps([needed_bytes, limit_bytes]), timeout_s=_MEETING_TIMEOUT_S)
+    needs = [json.loads(word) for word in words]
+    found = gang.gather(f"{key}/left", json.dumps(dict(left())), timeout_s=_MEETING_TIMEOUT_S)
+    pools: dict[str, dict[int, int]] = {}  # what each process has seen to be left
+    for process, word in enumerate(found):
+        for pool, left_bytes in json.loads(word).items():
+            pools.setdefault(pool, {})[process] = left_bytes
+    problems: dict[int, str] = {}
+    for process, (size_bytes, most_bytes) in enumerate(needs):
+        if most_bytes is not None and size_bytes > most_bytes:
+            problems[process] = f"host_memory_limit_bytes allows {most_bytes}"
+    for seen in pools.values():
+        together_bytes, left_bytes = sum(needs[process][0] for process in seen), min(seen.values())
+        if together_bytes <= left_bytes:
+            continue
+        others = ", ".join(map(str, seen))
+        alone = f"this process can still have {left_bytes}"
+        shared = f"processes {others} share a machine or container, need {together_bytes} and can have {left_bytes}"
+        problems |= dict.fromkeys(seen, alone if len(seen) == 1 else shared)
+    if problems:
+        process = here if here in problems else min(problems)
+        where = "this process" if process == here else f"process {process}"
+        raise CheckpointError(
+            f"a save in the background needs {needs[process][0]} bytes of host memory in {where} for a snapshot of "
+            f"its part of the state, and {problems[process]}: {_WHAT_TO_DO}"
+        )
+
+
+def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
+    """Returns how many bytes can still be had of each pool that this process takes memory from.
+
+    They are the machine and each of this process's control groups that has a limit, by names that are the same in all
+    processes that share them. Empty where nothing tells.
+
+    Args:
+        root: Of the file system that ``proc`` and ``sys/fs/cgroup`` are looked for in.
+    """
+    machine = _machine(root)
+    left = {machine: _of_machine(root / "proc/meminfo")}
+    for group in _groups(root):
+        if (left_bytes := _of_group(group)) is not None:
+            left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # which a container's own view does not change
+    return {pool: left_bytes for pool, left_bytes in left.items() if left_bytes is not None}
+
+
+def _machine(root: Path) -> str:
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "machine"
+
+
+def _groups(root: Path) -> list[Path]:
+    """Returns the folders of this process's control groups, in version 2 or 1 of their file system."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        mount = {"": root / "sys/fs/cgroup", "memory": root / "sys/fs/cgroup/memory"}.get(controllers)
+        if mount is not None:
+            own = mount / path.strip("/")
+            # In a container its own group is often the root of what it sees, whatever its path is called.
+            found += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
+    return found
+
+
+def _of_group(group: Path) -> int | None:
+    limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
+    used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+    if limit is None or used is None:
+        return None
+    cached = _fields(group / "memory.stat")
+    return max(0, limit - used + cached.get("inactive_file", 0) + cached.get("active_file", 0))
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    available_kib = _fields(meminfo).get("MemAvailable:")
+    return None if available_kib is None else available_kib * 1024
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # not there, or "max"
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    words = (line.split() for line in lines)
+    return {name: int(value) for name, value, *_ in (w for w in words if len(w) > 1) if value.isdigit()}

@@ -1,0 +1,214 @@
+"""Where the values of arrays come from: chunk files that hold them as they are, or anything that TensorStore reads.
+
+Both are read in pieces, by any number of threads at once; each piece is read by one of them, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import tensorstore as ts
+
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, as_bytes
+from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointCorrupt
+
+# So much is read at once: what is in a core's cache when its checksum is computed.
+_BLOCK_BYTES = 1 << 20
+
+
+class ArraySource(Protocol):
+    """The arrays of one checkpoint."""
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        """Returns what is to be read for each of ``boxes`` of an array, so that nothing is read twice.
+
+        A piece that several boxes need is in the list of each.
+        """
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        """Returns about how much memory it takes to read ``piece``, beside that which it is read into."""
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        """Reads ``piece`` into ``out``, which is in C order.
+
+        Raises:
+            CheckpointCorrupt: It is missing or damaged; names the leaf or its file.
+            TimeoutError: The deadline passed.
+        """
+
+
+class ChunkFiles:
+    """Files of raw values that the manifest has a size and a checksum of: each is read as a whole, and checked."""
+
+    def __init__(self, item: Path, specs: Mapping[str, ArraySpec], files: Mapping[str, StoredFile]) -> None:
+        """Reads what lies below ``item``; ``files`` are by path below it."""
+        self._item = item
+        self._specs = specs
+        self._files = files
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        return 0
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        path = self._specs[name].chunk_file(piece)
+        read_checked(self._item / path, self._files[path], as_bytes(out))
+
+
+class ChunkKeys:
+    """Raw values under keys of a store; the manifest has their checksums. Each is read as a whole, and checked."""
+
+    def __init__(
+        self, where: Path, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: Mapping[str, int]
+    ) -> None:
+        """``where`` is for errors; ``checksums`` are by key."""
+        self._where = where
+        self._store = store
+        self._specs = specs
+        self._checksums = checksums
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        return self._specs[name].chunk_bytes
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        key, where = self._specs[name].chunk_file(piece), f"{self._where}: leaf {name!r}"
+        try:
+            found = self._store.read(key).result(timeout=deadline.remaining_s())
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{where}: {error}") from error
+        if found.state != "value":
+            raise CheckpointCorrupt(f"{where}: chunk {key} is missing")
+        if len(found.value) != out.nbytes or crc32(found.value) != self._checksums[key]:
+            raise CheckpointCorrupt(f"{where}: chunk {key} has values that do not fit its checksum")
+        as_bytes(out)[:] = found.value
+
+
+class StoredArrays:
+    """Arrays that TensorStore has opened.
+
+    What it checks itself (OCDBT's checksums, a missing or short chunk) is all that is checked.
+    """
+
+    def __init__(self, where: Path, stores: Mapping[str, ts.TensorStore]) -> None:
+        self._where = where
+        self._stores = stores
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        store = self._stores[name]
+        chunk = chunk_shape(store)
+        chunks = [touched(box, store.shape, chunk) for box in boxes]
+        if len({piece for pieces in chunks for piece in pieces}) < sum(map(len, chunks)):
+            return chunks
+        return [[box] for box in boxes]  # TensorStore reads their chunks in parallel
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        store = self._stores[name]
+        size_bytes = int(store.dtype.numpy_dtype.itemsize)
+        for (start, stop), size in zip(piece, chunk_shape(store), strict=True):
+            size_bytes *= -(-stop // size) * size - start // size * size  # whole chunks are decoded
+        return size_bytes
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        try:
+            copy_into(out, self._stores[name], piece, deadline)
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{self._where}: leaf {name!r}: {error}") from error
+
+
+class CheckedStoredArrays(StoredArrays):
+    """The same where the manifest has checksums of their chunks' values: each is read as a whole, and checked."""
+
+    def __init__(
+        self,
+        where: Path,
+        stores: Mapping[str, ts.TensorStore],
+        specs: Mapping[str, ArraySpec],
+        checksums: Mapping[str, int],
+    ) -> None:
+        """``checksums`` are by the chunk's path below ``where``."""
+        super().__init__(where, stores)
+        self._specs = specs
+        self._checksums = checksums
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        super().read(name, piece, out, deadline)
+        path = self._specs[name].chunk_file(piece)
+        if crc32(as_bytes(out)) != self._checksums[path]:
+            raise CheckpointCorrupt(
+                f"{self._where}: leaf {name!r}: chunk {path} has values that do not fit its checksum"
+            )
+
+
+def _chunks_in(box: Index, spec: ArraySpec) -> list[Index]:
+    return touched(box, spec.shape, spec.chunk)
+
+
+def touched(box: Index, shape: Sequence[int], chunk: Sequence[int]) -> list[Index]:
+    """Returns the indices of the chunks of a regular grid that ``box`` has a part in."""
+    axes = [
+        [(first, min(first + size, length)) for first in range(start // size * size, stop, size)]
+        for (start, stop), length, size in zip(box, shape, (max(1, size) for size in chunk), strict=True)
+    ]
+    return list(itertools.product(*axes))
+
+
+def chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
+    """Returns the shape of what TensorStore decodes at once."""
+    shape = store.chunk_layout.read_chunk.shape
+    return tuple(max(1, size or 1) for size in shape or (1,) * store.rank)
+
+
+def copy_into(out: npt.NDArray[Any], store: ts.TensorStore, piece: Index, deadline: Deadline) -> None:
+    """Reads ``piece`` into ``out``.
+
+    Raises:
+        ValueError: TensorStore cannot.
+        TimeoutError: The deadline passed.
+    """
+    region = store[tuple(slice(start, stop) for start, stop in piece)][ts.d[:].translate_to[0]] if piece else store
+    ts.array(out).write(region).result(timeout=deadline.remaining_s())
+
+
+def read_checked(path: Path, file: StoredFile, out: memoryview) -> None:
+    """Reads all of ``path`` into ``out``.
+
+    Raises:
+        CheckpointCorrupt: It is missing, or has another size or checksum; names the path.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise CheckpointCorrupt(f"{path} is missing") from None
+    try:
+        found_bytes = os.fstat(descriptor).st_size
+        if found_bytes != file.bytes:
+            raise CheckpointCorrupt(f"{path} has {found_bytes} bytes, expected {file.bytes}")
+        if file.bytes != len(out):
+            raise CheckpointCorrupt(f"{path} has {file.bytes} bytes, expected {len(out)} by its array's type and shape")
+        position = checksum = 0
+        while position < len(out):
+            count = os.preadv(descriptor, [out[position : position + _BLOCK_BYTES]], position)
+            if count == 0:
+                raise CheckpointCorrupt(f"{path} has {position} bytes, expected {file.bytes}")
+            checksum = crc32(out[position : position + count], checksum)
+            position += count
+    finally:
+        os.close(descriptor)
+    if checksum != file.crc32:
+        raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

@@ -1,0 +1,42 @@
+"""Leaves that handlers stored in a folder, without the metadata of a tree: how they are stored is found by looking."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorstore as ts
+
+from gracepoint.checkpoint.format import layout, ocdbt, sharding_file
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_arrays
+from gracepoint.deadline import Deadline
+
+
+def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) -> StoredTree:
+    """Opens leaves that are arrays.
+
+    Args:
+        folder: Of the tree.
+        leaves: By name and kind; all stored alike.
+        deadline: Until when.
+
+    Raises:
+        CheckpointCorrupt: One is missing, or its metadata is damaged; names it.
+        TimeoutError: The deadline passed.
+    """
+    has_files = any((folder / leaves[0].name / name).is_file() for name in (".zarray", "zarr.json"))
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_file()  # other handlers' leaves may be there
+    files = ocdbt.kvstore(folder) if in_ocdbt else {"driver": "file", "path": f"{folder}/"}
+    store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
+    zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"
+    metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
+    specs, source = open_arrays(folder, metadata, leaves, deadline)
+    path = folder / layout.SHARDING
+    shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_file() else {}
+    found = {
+        leaf.name: dataclasses.replace(leaf, spec=specs[leaf.name], sharding=shardings.get(leaf.name))
+        for leaf in leaves
+    }
+    return StoredTree(folder, found, {}, None, source)

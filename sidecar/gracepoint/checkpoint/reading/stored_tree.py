@@ -1,0 +1,289 @@
+"""A checkpoint's train state as it is stored, ours or Orbax's: its tree, the arrays' types, and where values are read.
+
+Opening reads metadata only. What a manifest has a checksum of is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from gracepoint.checkpoint.format import layout, ocdbt, pytree, sharding_file
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
+from gracepoint.checkpoint.format.manifest import Manifest
+from gracepoint.checkpoint.reading.array_source import (
+    ArraySource,
+    CheckedStoredArrays,
+    ChunkFiles,
+    ChunkKeys,
+    StoredArrays,
+    chunk_shape,
+    read_checked,
+)
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.posix import check_size
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointCorrupt, CheckpointError
+
+_STRINGS = "_strings.json"
+_KINDS: Mapping[str, Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}
+_EMPTY: Mapping[str, Any] = {"Dict": {}, "List": [], "Tuple": (), "None": None, "NamedTuple": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLeaf:
+    """One leaf as it is stored.
+
+    Attributes:
+        name: Its keys joined by dots.
+        keys: Each with Orbax's key type.
+        value_type: Orbax's word for what was saved: "jax.Array", "np.ndarray", "scalar", "string", ...
+        spec: Of its array; None if it is none.
+        text: Of a string.
+        sharding: That it was saved with, as recorded; None if it was not.
+    """
+
+    name: str
+    keys: tuple[tuple[str, int], ...]
+    value_type: str
+    spec: ArraySpec | None = None
+    text: str | None = None
+    sharding: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTree:
+    """An opened checkpoint.
+
+    Attributes:
+        folder: Of the checkpoint.
+        leaves: By name.
+        empty: Empty containers and None, by keys.
+        manifest: None if Orbax wrote it.
+        source: Of the arrays' values.
+    """
+
+    folder: Path
+    leaves: Mapping[str, StoredLeaf]
+    empty: Mapping[tuple[tuple[str, int], ...], Any]
+    manifest: Manifest | None
+    source: ArraySource
+
+    def nested(self) -> Any:
+        """Returns the tree, with a ``StoredLeaf`` at each leaf.
+
+        Containers are dicts and lists: of others, Orbax's metadata has only names or positions.
+
+        Raises:
+            CheckpointCorrupt: The keys contradict each other.
+        """
+        nodes: dict[tuple[tuple[str, int], ...], Any] = {leaf.keys: leaf for leaf in self.leaves.values()}
+        return _nested(nodes | dict(self.empty), self.folder)
+
+    def host_state(self, process_index: int) -> bytes | bytearray:
+        """Returns the saved host state of a process, of a checkpoint with a manifest.
+
+        Raises:
+            CheckpointCorrupt: The file is missing or damaged.
+        """
+        assert self.manifest is not None
+        return _checked(self.folder, layout.host_state_file(process_index), self.manifest)
+
+
+def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
+    """Opens the checkpoint of a step, or one that has a path to itself.
+
+    Raises:
+        CheckpointCorrupt: Its metadata is missing or damaged.
+        CheckpointError: Orbax wrote it in a way that is not supported.
+        TimeoutError: The deadline passed.
+    """
+    manifest = commit.read_manifest(folder)
+    if manifest is not None:
+        item_name = manifest.item
+    else:
+        item_name = layout.NO_ITEM if (folder / layout.TREE_METADATA).is_file() else layout.STATE_ITEM
+    item = folder / item_name
+
+    def small(name: str) -> Any:
+        return _parsed(_checked(folder, layout.in_item(item_name, name), manifest), item / name)
+
+    metadata = small(layout.TREE_METADATA)
+    leaves, empty = _leaves(metadata, item)
+    if manifest is not None:
+        specs = {spec.name: spec for spec in manifest.arrays}
+        source = _source_of_ours(manifest, folder, deadline)
+    else:
+        specs, source = open_arrays(item, metadata, leaves, deadline)
+    strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
+    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if (item / layout.SHARDING).exists() else {}
+    found = {
+        leaf.name: dataclasses.replace(
+            leaf,
+            spec=specs.get(leaf.name),
+            text=text_of(strings, leaf.name, item) if leaf.value_type == pytree.STRING else None,
+            sharding=shardings.get(leaf.name),
+        )
+        for leaf in leaves
+    }
+    if lost := [spec for spec in specs if spec not in found]:
+        raise CheckpointCorrupt(
+            f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
+        )
+    return StoredTree(folder, found, empty, manifest, source)
+
+
+def _leaves(metadata: Mapping[str, Any], item: Path) -> tuple[list[StoredLeaf], dict[tuple[tuple[str, int], ...], Any]]:
+    leaves, empty = [], {}
+    try:
+        for entry in metadata["tree_metadata"].values():
+            keys = tuple((str(key["key"]), int(key["key_type"])) for key in entry["key_metadata"])
+            value_type = entry["value_metadata"]["value_type"]
+            if value_type in _EMPTY:
+                empty[keys] = _EMPTY[value_type]
+            else:
+                leaves.append(StoredLeaf(pytree.name_of(keys), keys, value_type))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{item / layout.TREE_METADATA} cannot be read: {error!r}") from error
+    return leaves, empty
+
+
+def _source_of_ours(manifest: Manifest, folder: Path, deadline: Deadline) -> ArraySource:
+    item = folder / manifest.item
+    specs = {spec.name: spec for spec in manifest.arrays}
+    below = layout.in_item(manifest.item, "")
+    files = {path.removeprefix(below): file for path, file in manifest.files.items() if path.startswith(below)}
+    if all(spec.format.files_hold_values for spec in specs.values()):
+        return ChunkFiles(item, specs, files)
+    for path, file in files.items():
+        check_size(item / path, file.bytes)
+    checksums = {path.removeprefix(below): checksum for path, checksum in manifest.values.items()}
+    if all(spec.format.ocdbt and spec.format.zstd_level is None for spec in specs.values()):
+        tree_in_item = ts.KvStore.open(ocdbt.kvstore(item), context=ocdbt.context())
+        try:
+            return ChunkKeys(item, tree_in_item.result(timeout=deadline.remaining_s()), specs, checksums)
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{item / ocdbt.MANIFEST} cannot be opened: {error}") from error
+    opening = {
+        name: spec.opening(
+            ocdbt.kvstore(item, f"{name}/") if spec.format.ocdbt else {"driver": "file", "path": f"{item}/{name}/"}
+        )
+        | {"fill_missing_data_reads": False}
+        for name, spec in specs.items()
+    }
+    return CheckedStoredArrays(item, _opened(item, opening, deadline), specs, checksums)
+
+
+def open_arrays(
+    item: Path, metadata: Mapping[str, Any], leaves: Iterable[StoredLeaf], deadline: Deadline
+) -> tuple[dict[str, ArraySpec], ArraySource]:
+    in_ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
+    if in_ocdbt and not (item / ocdbt.MANIFEST).is_file():
+        raise CheckpointError(f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged")
+    kinds = {leaf.name: _KINDS[leaf.value_type] for leaf in leaves if leaf.value_type in _KINDS}
+    files = {"driver": "file", "path": f"{item}/"}
+    opening = {
+        name: {
+            "driver": "zarr3" if zarr3 else "zarr",
+            "kvstore": {"driver": "ocdbt", "base": files, "path": f"{name}/", "cache_pool": "cache_pool#ocdbt"}
+            if in_ocdbt
+            else {"driver": "file", "path": f"{item}/{name}/"},
+            # Absent from older metadata, where chunks equal to the fill value were left out.
+            "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
+            "open": True,
+        }
+        for name in kinds
+    }
+    stores = _opened(item, opening, deadline)
+    impls = _key_impls(item)
+    specs = {
+        name: ArraySpec(
+            name=name,
+            kind="key" if name in impls else kinds[name],
+            shape=tuple(store.shape),
+            dtype=zarr_dtype(np.dtype(store.dtype.numpy_dtype)) or store.dtype.name,
+            chunk=chunk_shape(store),
+            key_impl=impls.get(name),
+        )
+        for name, store in stores.items()
+    }
+    return specs, StoredArrays(item, stores)
+
+
+def _key_impls(item: Path) -> dict[str, str]:
+    """Returns the implementation of each typed PRNG key by its leaf's name."""
+    found = {}
+    for path in sorted(item.glob("array_metadatas/process_*")):
+        for entry in _parsed(path.read_bytes(), path)["array_metadatas"]:
+            array = entry["array_metadata"]
+            if impl := (array.get("ext_metadata") or {}).get("random_key_impl"):
+                found[array["param_name"]] = impl
+    return found
+
+
+def _opened(item: Path, opening: Mapping[str, dict[str, Any]], deadline: Deadline) -> dict[str, ts.TensorStore]:
+    # Of values nothing is cached; of OCDBT's B+tree everything, as each array is looked up in it.
+    context = ocdbt.context(cache_pool={"total_bytes_limit": 0})
+    futures = {name: ts.open(spec, context=context, read=True) for name, spec in opening.items()}
+    stores = {}
+    for name, future in futures.items():
+        try:
+            stores[name] = future.result(timeout=deadline.remaining_s())
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
+        except TimeoutError:
+            raise TimeoutError(f"leaf {name!r}") from None
+    return stores
+
+
+def _checked(folder: Path, path: str, manifest: Manifest | None) -> bytes | bytearray:
+    """Returns the contents of a small file, checked if there is a manifest."""
+    if manifest is None:
+        try:
+            return (folder / path).read_bytes()
+        except FileNotFoundError:
+            raise CheckpointCorrupt(f"{folder / path} is missing") from None
+    if path not in manifest.files:
+        raise CheckpointCorrupt(f"{folder / layout.MANIFEST} does not have {path}")
+    data = bytearray(manifest.files[path].bytes)
+    read_checked(folder / path, manifest.files[path], memoryview(data))
+    return data
+
+
+def _parsed(data: bytes | bytearray, path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise CheckpointCorrupt(f"{path} cannot be read: {error!r}") from error
+
+
+def text_of(strings: Any, name: str, item: Path) -> str:
+    """Returns a string from Orbax's file of them, where names are JSON pointers: slashes stand for levels."""
+    try:
+        for part in name.split("/"):
+            strings = strings[part.replace("~1", "/").replace("~0", "~")]
+    except (KeyError, TypeError):
+        raise CheckpointCorrupt(f"{item / _STRINGS} does not have {name!r}") from None
+    return str(strings)
+
+
+def _nested(nodes: Mapping[tuple[tuple[str, int], ...], Any], folder: Path) -> Any:
+    if list(nodes) == [()]:
+        return nodes[()]
+    children: dict[tuple[str, int], dict[Any, Any]] = {}
+    for keys, node in nodes.items():
+        if not keys:
+            raise CheckpointCorrupt(f"{folder}: its tree has a leaf where it has a container")
+        children.setdefault(keys[0], {})[keys[1:]] = node
+    types = {key_type for _, key_type in children}
+    if len(types) != 1:
+        raise CheckpointCorrupt(f"{folder}: its tree has a container with both names and positions")
+    if types == {pytree.SEQUENCE}:
+        return [_nested(children[key], folder) for key in sorted(children, key=lambda key: int(key[0]))]
+    return {name: _nested(below, folder) for (name, _), below in children.items()}

@@ -1,0 +1,127 @@
+"""How fast saves to one directory have been, remembered beside the checkpoints from one start to the next.
+
+Two ways lead to the disk, and each has its own figures: *streamed*, in an emergency, with training stopped, and from
+a *snapshot*, in the background, beside training. The median of the latest saves counts.
+
+Every process reads the file when it starts; process 0 writes it, whole and by a rename, after each save that was
+committed: in the thread of a background save, or after an emergency in one of its own, which ends with that, as nobody
+waits for the storage once the step is committed. A file that cannot be read or written costs figures and no
+checkpoint: it is said in the log. Figures of another number of processes
+are taken for what these can be sure of.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import threading
+from enum import StrEnum
+from pathlib import Path
+
+from gracepoint.checkpoint.storage.posix import write_durably
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_KEPT = 5
+
+
+class Way(StrEnum):
+    """How a save's bytes get to the disk."""
+
+    STREAMED = "streamed"
+    SNAPSHOT = "snapshot"
+
+
+class Throughput:
+    """See the module.
+
+    Args:
+        file: Where the figures are kept; None: nowhere, they end with this object.
+        writes: Whether this process writes them.
+        process_count: How many save together.
+    """
+
+    def __init__(self, file: Path | None, *, writes: bool, process_count: int = 1) -> None:
+        self._file = file
+        self._writes = writes
+        self._process_count = process_count
+        self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None  # the last that writes
+
+    def read(self) -> None:
+        """Takes over what earlier starts have learnt."""
+        if self._file is None:
+            return
+        try:
+            self._rates = _rates_of(self._file.read_bytes(), self._process_count)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "what saves took before is not known: %s cannot be read (%s); the next save writes it anew",
+                self._file,
+                error,
+            )
+
+    def learn(self, way: Way, size_bytes: int, duration_s: float) -> None:
+        """A save of ``size_bytes``, over all processes, was committed ``duration_s`` after it began to be written."""
+        if size_bytes <= 0 or duration_s <= 0:
+            return
+        self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
+        if self._file is None or not self._writes:
+            return
+        if way is Way.STREAMED:
+            self._thread = threading.Thread(
+                target=self._write, args=[self._file], name="gracepoint: throughput", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._write(self._file)
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits until what was learnt last is written, so long at most."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _write(self, file: Path) -> None:
+        try:
+            with self._writing:
+                known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
+                write_durably(file, json.dumps(known).encode())
+        except OSError as error:
+            logger.warning("what a save took is not remembered: %s cannot be written (%s)", file, error)
+
+    @property
+    def streamed_bytes_per_s(self) -> float | None:
+        """Bytes of the state, over all processes, in a second of an emergency; None if there was none."""
+        return self._typical(Way.STREAMED)
+
+    @property
+    def snapshot_bytes_per_s(self) -> float | None:
+        """The same of a save in the background."""
+        return self._typical(Way.SNAPSHOT)
+
+    def _typical(self, way: Way) -> float | None:
+        rates = self._rates[way]
+        return statistics.median(rates) if rates else None
+
+
+def _rates_of(data: bytes, process_count: int) -> dict[Way, tuple[float, ...]]:
+    found = json.loads(data)
+    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        raise ValueError(f"expected an object of version {_VERSION}, found {data[:80]!r}")
+    rates = found.get("bytes_per_s")
+    if not isinstance(rates, dict) or set(rates) != set(Way):
+        raise ValueError(f"bytes_per_s: expected {[str(way) for way in Way]}, found {rates!r:.80}")
+    for way, values in rates.items():
+        if not isinstance(values, list) or not all(type(value) in (int, float) and value > 0 for value in values):
+            raise ValueError(f"bytes_per_s.{way}: expected positive numbers, found {values!r:.80}")
+    processes = found.get("processes", process_count)
+    if type(processes) is not int or processes < 1:
+        raise ValueError(f"processes: expected how many saved, found {processes!r:.80}")
+    # Whether the processes or the storage set the pace is not known: fewer are slower, and more no faster.
+    part = min(1.0, process_count / processes)
+    return {way: tuple(rate * part for rate in rates[way][-_KEPT:]) for way in Way}

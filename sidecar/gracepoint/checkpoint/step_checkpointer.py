@@ -1,0 +1,466 @@
+"""The checkpoint engine as the session sees it: the steps of one directory.
+
+One ``Checkpointer`` belongs to one thread, the training thread: it makes all calls, the same ones in the same
+order in all processes. These threads work for it: TensorStore's and the background save's (``saver``), and in
+process 0 the one that deletes trash (``tidying``) and the lease's (``lease``).
+
+Everything that a process waits for from its peers has a timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
+from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
+from gracepoint.checkpoint.saving.throughput import Throughput, Way
+from gracepoint.checkpoint.steps import directory_checks
+from gracepoint.checkpoint.steps.cleanup import StepCleaner
+from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.deadline import Deadline
+from gracepoint.deadline_plan import NewestSnapshot
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+#: How long a background save may take. Long, as nobody waits for it until the next one is due.
+BACKGROUND_TIMEOUT_S = 900.0
+# For the writer of a gang that trains and may have to save soon: short, as training waits for it.
+_HASTEN_TIMEOUT_S = 3.0
+_BEGIN, _LEAVE_OUT = "begin", "leave out"
+
+
+class StepCheckpointer:
+    """Saves and restores the train state of a gang. Every call is collective, but for what says otherwise."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        gang: ProcessGroup,
+        attempt: str,
+        processes: Sequence[int] | None = None,
+        save_every_steps: int = 0,
+        save_every_s: float = 0.0,
+        keep_last: int = 3,
+        keep_every_steps: int = 0,
+        keep_for_s: float = 0.0,
+        options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
+        remember_throughput: bool = False,
+        hastens: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no file yet.
+
+        Args:
+            directory: Absolute path or ``file://`` URI on a file system that all processes share.
+            gang: The processes that save together.
+            attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
+                '_'.
+            processes: ``jax.process_index()`` of each of the gang's processes; None where the two are the same.
+            save_every_steps: ``is_due`` at multiples of it; 0: not for that reason.
+            save_every_s: ``is_due`` so many seconds after the last save; 0: not for that reason.
+            keep_last: As in ``Retention``.
+            keep_every_steps: As in ``Retention``.
+            keep_for_s: As in ``Retention``.
+            options: How arrays are written; None: the defaults.
+            host_memory_limit_bytes: Background saves may have so much host memory in this process; None: what there is.
+            remember_throughput: Whether a file in the directory tells the next start how fast saves have been.
+            hastens: Whether ``hasten`` will be called.
+            clock: Monotonic seconds.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        self._paths = layout.Layout(layout.root_of(directory))
+        self._gang = gang
+        self._attempt = layout.checked_attempt(attempt)
+        self._clock = clock
+        self._key = f"checkpoint/{attempt}"
+        self._cadence = SaveInterval(
+            every_steps=save_every_steps,
+            every_s=save_every_s,
+            gang=gang,
+            key=f"{self._key}/cadence",
+            clock=clock,
+            hastens=hastens,
+        )
+        self._saver = SaveExecutor(
+            gang,
+            attempt,
+            clock=clock,
+            processes=processes,
+            options=options,
+            host_memory_limit_bytes=host_memory_limit_bytes,
+        )
+        self._tidier = StepCleaner(self._paths, Retention(keep_last, keep_every_steps, keep_for_s), attempt)
+        file = self._paths.throughput() if remember_throughput else None
+        self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
+        self._lease: Lease | None = None
+        self._restores = 0
+        self._asked = 0  # whether a save is begun
+        self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
+        self._committed_step: int | None = None  # which is on disk as this gang's state
+
+    @property
+    def last_save(self) -> SaveStats | None:
+        """What the last committed save took."""
+        return self._saver.last_save
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """What host memory holds beside the state itself; None before the first background save."""
+        return self._saver.newest_snapshot
+
+    @property
+    def committed_step(self) -> int | None:
+        """The newest step that this process knows to be committed, or has restored."""
+        return self._committed_step
+
+    @property
+    def commit_key(self) -> str | None:
+        """Where ``save`` or ``promote`` waits for the other processes; who cancels it there ends that."""
+        return self._saver.commit_key
+
+    @property
+    def periodic(self) -> bool:
+        """True if there is a cadence by which saves come due."""
+        return self._cadence.periodic
+
+    def is_due(self, step: int) -> bool:
+        """True if it is time to save this step, alike in all processes. Asked at every step.
+
+        Raises:
+            BarrierTimeout: Process 0 is so far behind that it has not said what comes next.
+        """
+        return self._cadence.is_due(step)
+
+    def is_begun_by_all(self, *, ready: bool) -> bool:
+        """True if the save that is due is begun, False if it is left out: as the first process that asks would have it.
+
+        Collective, for each save that is due. One that only some begin would never end, and their later saves would be
+        other ones than those of the rest.
+
+        Args:
+            ready: Whether this process would begin it. If it would not, and all do, it waits for the save before.
+
+        Raises:
+            BarrierError: The other processes cannot be reached.
+        """
+        self._asked += 1
+        return self._gang.decide(f"{self._key}/due/{self._asked}", _BEGIN if ready else _LEAVE_OUT) == _BEGIN
+
+    def hasten(self) -> None:
+        """A disruption may be near: warms the writer, and brings the next periodic save forward.
+
+        Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
+        """
+        if not self._saver.busy:  # else the writer is warm, and belongs to the save's thread
+            try:
+                self._saver.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
+                logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
+        self._cadence.hasten()
+
+    def check_shared(self, *, timeout_s: float) -> None:
+        """Makes sure that the directory is one storage for all processes, and not a disk of each.
+
+        Raises:
+            CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
+            BarrierError: Other processes did not take part in time.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        key = f"{self._key}/shared"
+        directory_checks.check_shared(self._paths, self._gang, key=key, attempt=self._attempt, deadline=deadline)
+
+    def claim(self, job: str, *, timeout_s: float) -> None:
+        """Makes sure that no other job uses the directory, and keeps others off until the end. Once.
+
+        Args:
+            job: The same in all attempts of this job, and no other's: a JobSet's UID.
+            timeout_s: Until when; another job's lease is waited for, for less than a minute.
+
+        Raises:
+            CheckpointError: Another job uses it.
+            BarrierError: Process 0 did not tell in time.
+        """
+        self._lease = directory_checks.claim(
+            self._paths,
+            self._gang,
+            key=f"{self._key}/lease",
+            job=job,
+            attempt=self._attempt,
+            deadline=Deadline.after(timeout_s, self._clock),
+        )
+
+    def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
+        """Does once what must not happen in an emergency: plans, reserves and touches memory, warms the
+        writer.
+
+        Args:
+            state: Of the form that will be saved.
+            in_background: Whether there will be background saves, which need memory for a snapshot.
+            save_args: That will be given to these, too.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            CheckpointError: The state cannot be saved; names the leaf. Or there is no memory for snapshots.
+            OSError: The directory cannot be written to.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        self.throughput.read()
+        total_bytes = self._saver.prepare(state, in_background=in_background, save_args=save_args)
+        self._saver.warm(self._paths)
+        return total_bytes
+
+    def save_in_background(
+        self,
+        step: int,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        save_args: Any = None,
+        timeout_s: float = BACKGROUND_TIMEOUT_S,
+        anew: bool = False,
+    ) -> None:
+        """Copies the state to host memory and writes it while training goes on.
+
+        Waits for the save before it. When this returns, the state may be donated and the host state changed.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state.
+            host_state: This process's values by name.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them.
+            timeout_s: For what is done in the background.
+            anew: Whether to save a step that this gang has committed or restored, too.
+
+        Raises:
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
+            CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
+                the directory over.
+        """
+        began_s = self._clock()
+        save = self._saver.begin(self._paths, step)
+        with save.failing_together():
+            self.wait_until_finished(None)
+            if not anew and self._is_committed(step):
+                return
+            if self._lease is not None:
+                self._lease.check()
+
+        def then() -> None:
+            if self._committed_step is None or step > self._committed_step:  # it was stopped, and not in time
+                self._committed_step = step
+            self._learn(Way.SNAPSHOT)
+            self._tidy(step, save.temporary.ordinal)
+
+        self._saver.in_background(
+            save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
+        )
+        self._cadence.saved()
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        timeout_s: float | Callable[[], float],
+        on_stage: Callable[[str], None],
+    ) -> Saved:
+        """Saves now, and returns when the step is committed.
+
+        A background save that is under way and was not told to ``stop`` is waited for first, within the timeout;
+        if it was of the same step, that was it. If it failed, that is logged, and does not keep this one from being
+        tried. A step that this gang has committed or restored is not saved again. Chunks go from the devices to the
+        disk without a snapshot.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state. Must not be donated until this returns.
+            host_state: This process's values by name.
+            timeout_s: For all of it; a function is asked again and again, as a preemption's deadline may move.
+            on_stage: Called with "written" (this process's files are), "durable" (its done-record is) and
+                "committed" (the step is, for all).
+
+        Raises:
+            SaveFailed: It is not committed in time, or a process failed.
+            CheckpointError: The state or the host state cannot be saved; names the leaf.
+        """
+        deadline = Deadline.of(timeout_s, self._clock)
+        self._saver.wait_until(deadline)
+        if error := self._saver.take_error():
+            logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
+        if self._is_committed(step):
+            for stage in ("written", "durable", "committed"):
+                on_stage(stage)
+            return Saved(step, self._saver.total_bytes(state))
+        save = self._saver.begin(self._paths, step)
+        total_bytes = self._saver.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
+        self._committed_step = step
+        self._learn(Way.STREAMED)
+        self._cadence.saved()
+        return Saved(step, total_bytes)
+
+    @property
+    def hangs(self) -> bool:
+        """True while a background save should have ended and does not, as its storage is stuck."""
+        return self._saver.hangs
+
+    def is_saving(self, *, after_s: float) -> bool:
+        """True if a background save is under way, after its end was waited for so long at most."""
+        return self._saver.is_busy(after_s)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save under way, so that nothing stands in the way of ``save``. Collective.
+
+        Its thread ends at the border of two chunks. What it has written is left to be cleared away; if it was durable
+        in all processes already, it is committed.
+        """
+        self._saver.stop(reason)
+
+    def promote(self, *, timeout_s: float | Callable[[], float], on_stage: Callable[[str], None]) -> Saved:
+        """Commits the newest snapshot in host memory, in place of a state for which there is no time.
+
+        A background save that is under way is waited for; one that failed is written once more.
+
+        Args:
+            timeout_s: As in ``save``.
+            on_stage: As in ``save``.
+
+        Raises:
+            SaveFailed: There is no snapshot, or it is not committed in time.
+        """
+        step, total_bytes = self._saver.promote(self._paths, Deadline.of(timeout_s, self._clock), on_stage)
+        self._committed_step = step
+        return Saved(step, total_bytes)
+
+    def restore(
+        self,
+        like: Any,
+        *,
+        timeout_s: float,
+        step: int | None = None,
+        restore_args: Any = None,
+        options: RestoreOptions = DEFAULTS,
+        reshard: Mapping[str, Reshard] | None = None,
+        tidy: bool = True,
+    ) -> Restored | None:
+        """Restores the newest complete step into the form, shardings and types of ``like``.
+
+        Saves that a process finished and nobody committed are committed first. A save that an earlier attempt
+        is still writing is waited for, half of the timeout at most. Damaged steps are passed over with a log
+        line.
+
+        Args:
+            like: A state; its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. Numbers of processes
+                and shardings may differ from those of the save. None: the tree as it was saved, of dicts and lists.
+            timeout_s: For all of it.
+            step: This one, and no other.
+            restore_args: As ``read_tree`` takes them, as ``options``.
+            options: See ``restore_args``.
+            reshard: As ``restore_newest`` takes it.
+            tidy: Whether to delete then what retention does not keep, and what was never finished: not where another
+                job may be at work in the directory.
+
+        Returns:
+            None if there is nothing that looks like a checkpoint (the log says what was looked at).
+
+        Raises:
+            CheckpointNotFound: There is no complete checkpoint of ``step``.
+            CheckpointCorrupt: There are checkpoints, and none can be restored.
+            CheckpointMismatch: The newest does not fit ``like``, or its host state the number of processes.
+            CheckpointError: The newest cannot be read for another reason.
+            BarrierError: Other processes did not take part in time.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._restores += 1
+        self._saver.wait(deadline.remaining_s())
+        restored = restore_newest(
+            self._paths,
+            like,
+            gang=self._gang,
+            key=f"{self._key}/restore/{self._restores}",
+            attempt=self._attempt,
+            deadline=deadline,
+            sleep=time.sleep,
+            restore_args=restore_args,
+            options=options,
+            reshard=reshard,
+            only=step,
+        )
+        if restored is not None and not restored.by_orbax:
+            self._committed_step = restored.step
+        if restored is not None and self._gang.process_index == 0:
+            self._tidier.mark(restored.passed_over, self._committed_step)
+        if tidy:
+            self._tidy(self._committed_step, self._saver.saves)
+        return restored
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        self._saver.check_for_errors()
+
+    def wait_until_finished(self, timeout_s: float | None) -> None:
+        """Waits for the background save under way.
+
+        Raises:
+            SaveFailed: It failed, or did not end within ``timeout_s``; None: it hangs, a few seconds after its own
+                deadline.
+        """
+        self._saver.wait_until_finished(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Waits for the background save under way, and for trash to be deleted, as the last call.
+
+        Raises:
+            SaveFailed: The save failed, or was not committed within ``timeout_s``.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        try:
+            self.wait_until_finished(timeout_s)
+            if self._gang.process_index == 0:
+                self._tidier.finish(deadline)
+            self.throughput.finish(deadline.remaining_s())
+        finally:
+            self._release()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """The last call in place of ``close`` where training broke off: the save under way has ``timeout_s`` to end.
+
+        Not collective; never raises.
+        """
+        self._saver.abandon(reason, timeout_s=timeout_s)
+        self._release()
+
+    def _learn(self, way: Way) -> None:
+        if (last := self._saver.last_save) is not None:
+            self.throughput.learn(way, last.bytes, last.committed_s)
+
+    def _is_committed(self, step: int) -> bool:
+        if self._committed_step != step:
+            return False
+        logger.info("step %d is committed already", step)
+        return True
+
+    def _tidy(self, newest_good: int | None, ordinal: int) -> None:
+        if self._gang.process_index == 0:
+            self._tidier.tidy(newest_good, ordinal=ordinal, give_up_old=not self._has_tidied)
+            self._has_tidied = True
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()

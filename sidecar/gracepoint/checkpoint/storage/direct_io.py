@@ -1,0 +1,217 @@
+"""Files written as fast as the storage takes them, with their checksums computed on the way.
+
+Where the file system has direct I/O (``O_DIRECT``), values go to the disk past the page cache, whose pages are slow
+to come by for the first time and which training may need. Direct I/O wants aligned memory: values that lie elsewhere
+are copied into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
+In either way values come through a ``Buffer`` that lie in memory in another order or as another type than is stored.
+Without direct I/O (tmpfs, some network file systems) write-back is started early, so that little is left to wait for
+at the end.
+
+Nothing here has threads or state; a buffer belongs to one writer at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.memory.aligned_memory import padded
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.storage.checksum import crc32
+
+#: What direct I/O is aligned to, in memory and in the file: no storage in use has larger sectors.
+ALIGNMENT_BYTES = 4096
+#: What is written in one call; larger ones were no faster, and each thread has a buffer of this size.
+BLOCK_BYTES = 1 << 21
+# Copied and summed at once: stays in a core's own cache between the two, and is worth letting other threads run.
+_HOT_BYTES = 1 << 18
+# Up to here the page cache costs less than aligning the file's end.
+_SMALL_BYTES = 1 << 16
+
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+# How a file system says that it has no direct I/O, or not for memory of this alignment.
+_REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+
+
+class Buffer:
+    """Aligned memory for one block; taken, and touched, when it is first used or told to be ready."""
+
+    def __init__(self) -> None:
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The memory."""
+        if self._memory is None:
+            self._memory = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
+            self._memory.fill(0)
+        return self._memory
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory is taken."""
+        return self._memory is not None
+
+    def make_ready(self) -> None:
+        """Takes the memory."""
+        _ = self.bytes
+
+
+def has_direct_io(folder: Path) -> bool:
+    """Returns whether files in ``folder`` can be written past the page cache; writes and removes one.
+
+    A file system that takes unaligned memory all the same keeps pages of its own.
+
+    Raises:
+        OSError: Nothing can be written there.
+    """
+    probe = folder / f".gracepoint-direct.{secrets.token_hex(8)}"
+    memory = np.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT_BYTES), np.uint8)
+    try:
+        descriptor = os.open(probe, _OPEN_NEW | os.O_DIRECT, 0o644)
+        try:
+            return _takes(descriptor, memory[:ALIGNMENT_BYTES].data) and not _takes(descriptor, memory[1:-1].data)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            probe.unlink()  # Linux makes the file before it refuses the flag
+
+
+def write_file(path: Path, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
+    """Writes ``data`` as the whole of ``path`` and syncs it, but not its folder.
+
+    Args:
+        path: Of the file; its folder exists.
+        data: Its bytes.
+        buffer: For data that cannot be written as it lies.
+        go_on: Called before each block; what it raises ends the writing.
+        direct: By direct I/O, which the file system must have, if it is large enough; else through the page cache.
+
+    Returns:
+        The CRC-32 of ``data``.
+
+    Raises:
+        OSError: It cannot be written; names the path.
+    """
+    direct = direct and len(data) > _SMALL_BYTES
+    try:
+        descriptor = os.open(path, _OPEN_NEW | (os.O_DIRECT if direct else 0), 0o644)
+        try:
+            write = _write_directly if direct else _write_through_cache
+            checksum = write(descriptor, data, buffer, go_on)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    return checksum
+
+
+def checksum_of(data: ArrayBytes, buffer: Buffer) -> int:
+    """Returns the CRC-32 of ``data``; ``buffer`` as in ``write_file``."""
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
+        checksum = crc32(_block(data, offset, buffer).data, checksum)
+    return checksum
+
+
+def _block(data: ArrayBytes, offset: int, buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns the block at ``offset``: as it lies, or else in ``buffer``."""
+    if data.in_place is not None:
+        return data.in_place[offset : offset + BLOCK_BYTES]
+    block = buffer.bytes[: min(BLOCK_BYTES, len(data) - offset)]
+    data.copy(offset, block)
+    return block
+
+
+def _write_directly(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    is_aligned = data.in_place is not None and data.in_place.ctypes.data % ALIGNMENT_BYTES == 0
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
+        go_on()
+        size_bytes = min(BLOCK_BYTES, len(data) - offset)
+        if is_aligned and size_bytes % ALIGNMENT_BYTES == 0:
+            block = _block(data, offset, buffer)
+            checksum = crc32(block.data, checksum)
+        else:
+            block, checksum = _copied(data, offset, size_bytes, buffer.bytes, checksum)
+        _write_block(descriptor, block, offset)
+    if len(data) % ALIGNMENT_BYTES:
+        os.ftruncate(descriptor, len(data))
+    return checksum
+
+
+def _copied(
+    data: ArrayBytes, offset: int, size_bytes: int, memory: npt.NDArray[np.uint8], checksum: int
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """Returns a block in ``memory``, with zeros up to where it is aligned, and the checksum so far with its bytes."""
+    # What lies in another order is gone through several times if it is copied in smaller parts.
+    part_bytes = _HOT_BYTES if data.in_place is not None else BLOCK_BYTES
+    for first in range(0, size_bytes, part_bytes):
+        part = memory[first : min(first + part_bytes, size_bytes)]
+        data.copy(offset + first, part)
+        checksum = crc32(part.data, checksum)
+    aligned_bytes = padded(size_bytes, ALIGNMENT_BYTES)
+    memory[size_bytes:aligned_bytes] = 0
+    return memory[:aligned_bytes], checksum
+
+
+def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> None:
+    written_bytes = 0
+    while written_bytes < len(block):
+        try:
+            count = os.pwrite(descriptor, block[written_bytes:].data, offset + written_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _is_direct(descriptor):
+                raise
+            count = 0
+        written_bytes += count
+        if written_bytes % ALIGNMENT_BYTES or count == 0:
+            # Near a limit less than a block is taken, or nothing: the page cache takes the rest, or says why not.
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def _write_through_cache(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
+        go_on()
+        block = _block(data, offset, buffer).data
+        for first in range(0, len(block), _HOT_BYTES):
+            hot = block[first : first + _HOT_BYTES]
+            checksum = crc32(hot, checksum)
+            written_bytes = 0
+            while written_bytes < len(hot):
+                written_bytes += os.pwrite(descriptor, hot[written_bytes:], offset + first + written_bytes)
+        if len(data) > BLOCK_BYTES:
+            # Linux begins to write back what it is told will not be read, and does not wait for it.
+            os.posix_fadvise(descriptor, offset, len(block), os.POSIX_FADV_DONTNEED)
+    return checksum
+
+
+def _takes(descriptor: int, data: memoryview) -> bool:
+    try:
+        return os.pwrite(descriptor, data[:ALIGNMENT_BYTES], 0) == ALIGNMENT_BYTES
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        return False

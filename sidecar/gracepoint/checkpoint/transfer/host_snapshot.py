@@ -1,0 +1,248 @@
+"""How chunks get from devices to host memory, and the host memory that holds them while training goes on.
+
+A ``Transfer`` is one save's: made by the training thread, which copies what must be in host memory before training
+goes on into the ``Snapshot``'s buffers, and used up by the thread that writes. What is left then (everything, in a
+save that streams) comes from the devices when the writer asks for it, ahead of it only as far as
+``device_host_max_bytes`` allows, or ``AHEAD_BYTES``: bytes count from the start of their transfer (``pulling``) until
+they are written, of which the writer's threads tell. What is in host memory anyway does not count unless asked for.
+
+The snapshot's buffers are reserved and touched once: the first touch of memory is an order of magnitude slower than
+a copy into it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.pytree import Leaf
+from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, aligned_empty
+from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
+from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
+from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
+from gracepoint.checkpoint.transfer.device_to_host import (
+    AHEAD_BYTES,
+    Pull,
+    in_place,
+    is_far,
+    pulls_of,
+    start,
+    values_of,
+    whole,
+)
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+
+Specs = Sequence[ArraySpec | None]
+
+# From this size on a chunk in the snapshot can be written as it lies there, which costs it little memory.
+_ALIGNED_BYTES = 1 << 18
+# Transfers that are begun and not waited for: those of small leaves take no room, and time.
+_MOST_AHEAD = 256
+
+
+class HostSnapshot:
+    """One reserved buffer for each chunk that is copied before a save returns; holds one state at a time."""
+
+    def __init__(self, leaves: Sequence[Leaf], specs: Specs, plan: WritePlan, options: WriteOptions) -> None:
+        """Reserves memory; arguments as in ``Transfer``."""
+        self._buffers = {}
+        for shard in _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]:
+            spec = specs[shard.leaf]
+            assert spec is not None
+            for chunk in shard.chunks:
+                alignment_bytes = ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
+                buffer = aligned_empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
+                buffer.fill(0)  # numpy.zeros would leave the touching to the first copy
+                self._buffers[chunk.file] = buffer
+
+    def buffer(self, chunk: Chunk) -> npt.NDArray[Any]:
+        """Returns the memory for the values of ``chunk``, as the type that is stored."""
+        return self._buffers[chunk.file]
+
+
+@dataclasses.dataclass
+class _Taken:
+    """Bytes that count until the last of their chunks is written."""
+
+    bytes: int
+    unwritten: int
+
+
+class Transfer:
+    """The chunks of one save with their values, in the order in which they get to host memory."""
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        specs: Specs,
+        plan: WritePlan,
+        options: WriteOptions,
+        snapshot: HostSnapshot | None,
+    ) -> None:
+        """Copies what the options ask for into ``snapshot``; on return, those leaves may be donated.
+
+        Args:
+            leaves: With their data.
+            specs: Of what is stored of each.
+            plan: Of the save.
+            options: Of the save.
+            snapshot: Was made for this form of state, plan and options; None: everything is left on the devices until
+                it is written.
+        """
+        self._specs = specs
+        self._paths = [leaf.path for leaf in leaves]
+        self._options = options
+        self._callback = options.callback
+        self._limit = ByteLimiter(options.device_host_max_bytes or AHEAD_BYTES)
+        self._to_transfer = plan.mine_by_leaf.copy()
+        self._to_write = plan.mine_by_leaf.copy()
+        self._lock = threading.Lock()  # of what ``written`` changes
+        self._taken: dict[str, _Taken] = {}  # by chunk's file: what counts against the limit
+        self._data = [leaf.data for leaf in leaves]
+        self._far = {i for i in {shard.leaf for shard in plan.shards} if is_far(leaves[i].data, options)}
+        self._copied: list[tuple[Chunk, npt.NDArray[Any]]] = []
+        if snapshot is None:
+            self._left = list(plan.shards)
+            return
+        by_priority = _by_priority(leaves, plan, options)
+        self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot)
+        self._left = [shard for priority in _LATER for shard in by_priority[priority]]
+        left = {shard.leaf for shard in self._left}
+        self._data = [data if index in left else None for index, data in enumerate(self._data)]  # the others may go
+
+    @property
+    def copied(self) -> Sequence[tuple[Chunk, npt.NDArray[Any]]] | None:
+        """What lies in the snapshot, before ``chunks`` is asked for; None where that is not all of the state."""
+        return None if self._left else tuple(self._copied)
+
+    def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
+        """Yields every chunk once, as the type of the state or what is stored. Each must be given to ``written``.
+
+        The arrays may be JAX's own memory, in any order: they are good until the state is donated.
+
+        Raises:
+            SaveFailed: What was yielded was not written in time to make room for more.
+        """
+        yield from self._copied
+        self._copied = []
+
+        def has_room(pull: Pull, wait: bool) -> bool:
+            return self._take(pull, deadline if wait else None)
+
+        if self._far or self._options.device_host_max_bytes is not None:
+            transfers = self._transfers(self._left, has_room)
+        else:
+            transfers = ((whole(shard), in_place(shard, self._data[shard.leaf])) for shard in self._left)
+        for pull, started in transfers:
+            for chunk, values in values_of(started, pull.region, pull.chunks):
+                self._transferred(chunk)
+                yield chunk, values
+            del started, values  # before there is more
+
+    def written(self, chunk: Chunk) -> None:
+        """Tells that the chunk's values are needed no longer; from any thread."""
+        with self._lock:
+            taken = self._taken.pop(chunk.file, None)
+            if taken is not None:
+                taken.unwritten -= 1
+            if chunk.mine:
+                self._to_write[chunk.leaf] -= 1
+            is_leaf_written = chunk.mine and self._to_write[chunk.leaf] == 0
+        if is_leaf_written:
+            self._callback.on_write_end(self._paths[chunk.leaf])
+        if taken is not None and taken.unwritten == 0:
+            self._limit.give_back(taken.bytes)  # last, as it lets the next transfer begin
+
+    def _take(self, pull: Pull, deadline: Deadline | None) -> bool:
+        """Counts what is copied next against the limit; waits for room with a deadline."""
+        if self._options.device_host_max_bytes is None and pull.shard.leaf not in self._far:
+            return True
+        if deadline is None:
+            if not self._limit.take_if_room(pull.bytes):
+                return False
+        elif not self._limit.take(pull.bytes, deadline):
+            raise SaveFailed(
+                f"{pull.chunks[0].file} was not copied from its device {deadline.ended}: "
+                f"device_host_max_bytes ({self._limit.max_bytes}) leaves no room until what was copied is written"
+            )
+        taken = _Taken(pull.bytes, len(pull.chunks))
+        with self._lock:
+            self._taken.update((chunk.file, taken) for chunk in pull.chunks)
+        return True
+
+    def _copy(self, shards: Sequence[Shard], snapshot: HostSnapshot) -> None:
+        far = [shard for shard in shards if shard.leaf in self._far]
+        if len(far) < len(shards):
+            with Copies() as copies:
+                for shard in shards:
+                    if shard.leaf in self._far:
+                        continue
+                    for chunk, values in values_of(in_place(shard, self._data[shard.leaf]), shard.index, shard.chunks):
+                        buffer = snapshot.buffer(chunk)
+                        copies.add(values, buffer)
+                        self._copied.append((chunk, buffer))
+            for chunk, _ in self._copied:
+                self._transferred(chunk)
+        ahead = ByteLimiter(AHEAD_BYTES)
+        for pull, started in self._transfers(far, lambda pull, wait: ahead.take_if_room(pull.bytes)):
+            for chunk, values in values_of(started, pull.region, pull.chunks):
+                buffer = snapshot.buffer(chunk)
+                copy(values, buffer)
+                self._copied.append((chunk, buffer))
+                self._transferred(chunk)
+            ahead.give_back(pull.bytes)
+
+    def _transfers(self, shards: Sequence[Shard], has_room: Callable[[Pull, bool], bool]) -> Iterator[tuple[Pull, Any]]:
+        """Yields what is copied; as many transfers are begun ahead as ``has_room`` allows.
+
+        It is told whether it may wait, as nothing else is under way.
+        """
+        waiting = collections.deque(shards)
+        pulls, started = collections.deque[Pull](), collections.deque[tuple[Pull, Any]]()
+        while waiting or pulls or started:
+            while (waiting or pulls) and len(started) < _MOST_AHEAD:
+                if not pulls:
+                    shard = waiting.popleft()
+                    pulls.extend(pulls_of(shard, self._data[shard.leaf], self._options))
+                if not has_room(pulls[0], not started):
+                    break
+                pull = pulls.popleft()
+                started.append((pull, start(pull, self._data[pull.shard.leaf], self._options)))
+            yield started.popleft()
+
+    def _transferred(self, chunk: Chunk) -> None:
+        if not chunk.mine:
+            return
+        self._to_transfer[chunk.leaf] -= 1
+        if self._to_transfer[chunk.leaf] == 0:
+            self._callback.on_transfer_end(self._paths[chunk.leaf])
+
+
+def snapshot_bytes(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> int:
+    """Returns the size of the snapshot's buffers."""
+    shards = _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]
+    return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
+
+
+_LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
+
+
+def _by_priority(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> dict[TransferPriority, list[Shard]]:
+    found: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
+    if options.device_host_max_bytes is None:
+        return found | {TransferPriority.SYNCHRONOUS: list(plan.shards)}
+    asked: dict[int, TransferPriority] = {}
+    for shard in plan.shards:
+        if shard.leaf not in asked:
+            asked[shard.leaf] = options.callback.key_priority(leaves[shard.leaf].path)
+        found[asked[shard.leaf]].append(shard)
+    return found

@@ -1,0 +1,160 @@
+"""Holds the files of a checkpoint against what its manifest says of them.
+
+``verify`` looks at all files of one checkpoint, whether or not anybody restores it; it reads only. Threads of its own
+read and compute, and have ended when it returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, grid
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
+from gracepoint.checkpoint.reading.stored_tree import open_tree
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.posix import check_contents
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
+
+# Files that are read at once. More than cores, as readers mostly wait for the disk.
+_MAX_THREADS = 16
+# What is worth a thread.
+_THREAD_BYTES = 32 << 20
+_THREAD_FILES = 64
+# For TensorStore to read one chunk.
+_CHUNK_TIMEOUT_S = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """A file that is not what was saved.
+
+    Attributes:
+        file: Below the checkpoint's folder; the merged tree's, where a chunk is not in it as it was saved.
+        array: Path of the array in the state that it holds part of; None if it holds none of any one.
+        problem: What was found and what was expected, in words.
+    """
+
+    file: str
+    array: str | None
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem if self.array is None else f"array {self.array!r}: {self.problem}"
+
+
+@dataclasses.dataclass(frozen=True)
+class VerificationReport:
+    """What ``verify`` found.
+
+    Attributes:
+        path: Of the checkpoint.
+        step: That it holds; None where it has a path to itself.
+        files: How many were looked at.
+        bytes: Their size.
+        damage: What is wrong, by file; empty if every file is what was saved.
+    """
+
+    path: Path
+    step: int | None
+    files: int
+    bytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damage
+
+    def __str__(self) -> str:
+        verdict = "good" if self.ok else f"damaged, {len(self.damage)} of"
+        return "\n  ".join([f"{self.path}: {verdict} {self.files} files, {self.bytes} bytes", *map(str, self.damage)])
+
+
+def verify(path: str | Path) -> VerificationReport:
+    """Reads a whole checkpoint and compares size and CRC-32 of every file with its manifest.
+
+    Args:
+        path: Folder of one checkpoint: a step's, or one that has a path to itself.
+
+    Returns:
+        What was found; ``ok`` if the checkpoint is as it was saved. The marks that only Orbax reads have no
+        checksums: that they are there is all that is looked at.
+
+    Raises:
+        CheckpointNotFound: There is no committed checkpoint at ``path``.
+        CheckpointCorrupt: The manifest itself cannot be read.
+        CannotKnow: Orbax wrote it, which records no checksums.
+        OSError: A file cannot be read for a reason that is no damage.
+    """
+    folder = layout.root_of(str(path))
+    manifest = commit.read_manifest(folder)
+    if manifest is None:
+        if any((folder / item / layout.TREE_METADATA).is_file() for item in (layout.STATE_ITEM, layout.NO_ITEM)):
+            raise CannotKnow(
+                f"{folder} was written by Orbax, which records no checksums: restoring it is the only test there is"
+            )
+        raise CheckpointNotFound(f"{folder} is no committed checkpoint: it has no {layout.MANIFEST}")
+    total_bytes = sum(file.bytes for file in manifest.files.values())
+    wanted = 1 + max(total_bytes // _THREAD_BYTES, len(manifest.files) // _THREAD_FILES)
+    with ThreadPoolExecutor(min(wanted, _MAX_THREADS), "gracepoint-verify") as threads:
+        damage = _damaged_files(folder, manifest, threads)
+        if any(spec.format.ocdbt for spec in manifest.arrays):
+            damage += _damaged_chunks(folder, manifest, threads)
+    damage += [
+        Damage(mark, None, f"{folder / mark} is missing")
+        for mark in (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+        if not (folder / mark).is_file()
+    ]
+    return VerificationReport(folder, manifest.step, len(manifest.files), total_bytes, tuple(damage))
+
+
+def checkpoints_at(path: Path) -> list[Path]:
+    """Returns the folders of the checkpoints that ``path`` means: its steps', newest first, or itself."""
+    paths = Layout(path)
+    return [path] if (path / layout.MANIFEST).exists() else [paths.step(step) for step in paths.steps()] or [path]
+
+
+def _damaged_files(folder: Path, manifest: Manifest, threads: Executor) -> list[Damage]:
+    arrays = {layout.in_item(manifest.item, spec.name): spec.name for spec in manifest.arrays}
+
+    def look(name: str, file: StoredFile) -> Damage | None:
+        try:
+            check_contents(folder / name, file.bytes, file.crc32)
+        except CheckpointCorrupt as error:
+            above = (str(path) for path in PurePosixPath(name).parents)
+            return Damage(name, next((arrays[path] for path in above if path in arrays), None), str(error))
+        return None
+
+    return [found for found in threads.map(look, manifest.files, manifest.files.values()) if found]
+
+
+def _damaged_chunks(folder: Path, manifest: Manifest, threads: Executor) -> list[Damage]:
+    """Reads all chunks through the tree that was merged at the commit, whose own files have no checksums of ours."""
+
+    def soon() -> Deadline:
+        return Deadline.after(_CHUNK_TIMEOUT_S, time.monotonic)
+
+    merged = layout.in_item(manifest.item, ocdbt.MANIFEST)
+    try:
+        source = open_tree(folder, soon()).source
+    except CheckpointCorrupt as error:
+        return [Damage(merged, None, str(error))]
+
+    def look(chunk: tuple[ArraySpec, Index]) -> Damage | None:
+        spec, index = chunk
+        values = np.empty([stop - start for start, stop in index], spec.numpy_dtype)
+        try:
+            source.read(spec.name, index, values, soon())
+        except CheckpointCorrupt as error:
+            return Damage(merged, spec.name, str(error))
+        return None
+
+    chunks = [(spec, index) for spec in manifest.arrays for index in grid(spec)]
+    return [found for found in threads.map(look, chunks) if found]

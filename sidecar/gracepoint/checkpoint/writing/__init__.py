@@ -1,0 +1,5 @@
+"""Writes one process's files of one save, in parallel and durably.
+
+``saving`` and ``handlers`` call it. It calls ``planning``, ``format``, ``storage`` and ``memory``; it knows nothing of
+other processes and of steps.
+"""

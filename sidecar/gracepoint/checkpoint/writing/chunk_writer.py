@@ -1,0 +1,107 @@
+"""Writes one process's files of a save, in parallel, durably.
+
+Which writer does it depends on what the files hold: ``express_writer`` where each chunk is a file of its values' bytes,
+TensorStore where chunks are compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, in a
+folder that no other save uses, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.writing.file_writer import FileWriter
+from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
+from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles, form_of
+from gracepoint.deadline import Deadline
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+class ChunkWriter:
+    """Writes below temporary folders, one save at a time; keeps what saves have in common."""
+
+    def __init__(self, options: WriteOptions = DEFAULT_OPTIONS) -> None:
+        self.options = options
+        self._express = FileWriter(options)
+        self._tensorstore = TensorStoreWriter(options)
+
+    def write(
+        self,
+        folder: Path,
+        item: str,
+        specs: Mapping[int, ArraySpec],
+        arrays: Sequence[int],
+        source: ChunkSource,
+        small_files: Mapping[str, bytes],
+        deadline: Deadline,
+        *,
+        process_index: int = 0,
+    ) -> WrittenFiles:
+        """Makes chunks, arrays' metadata and ``small_files`` durable below ``folder``.
+
+        Args:
+            folder: As in ``Job``, as all but ``deadline``.
+            item: See ``folder``.
+            specs: See ``folder``.
+            arrays: See ``folder``.
+            source: See ``folder``.
+            small_files: See ``folder``.
+            deadline: Until when.
+            process_index: See ``folder``.
+
+        Raises:
+            SaveFailed: The deadline passed, or was cancelled.
+            ValueError, OSError: A file cannot be written; names it.
+        """
+        started_s = deadline.elapsed_s()
+        job = WriteJob(folder, item, specs, arrays, source, small_files, process_index)
+        is_express = self.options.express and form_of(job).files_hold_values
+        written = (self._express if is_express else self._tensorstore).write(job, deadline)
+        _report(written.chunk_bytes, deadline.elapsed_s() - started_s)
+        return written
+
+    def warm(self, folder: Path, deadline: Deadline) -> None:
+        """Writes and removes a tiny array below ``folder`` in each way that saves may take, so that code, threads and
+        memory are there when it counts."""
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
+        job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {}, 0)
+        try:
+            if self.options.express:
+                self._express.reserve(folder)
+                self._express.write(job, deadline)
+            self._tensorstore.write(job, deadline)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Probe:
+    """The one chunk that ``warm`` writes."""
+
+    def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
+        yield Chunk(0, "probe/0", ((0, 1),), mine=True, bytes=4), np.zeros(1, np.float32)
+
+    def written(self, chunk: Chunk) -> None:
+        pass
+
+
+def _report(size_bytes: int, duration_s: float) -> None:
+    """Tells the log, and JAX's monitoring by Orbax's names, how fast this process wrote."""
+    gib_per_s = size_bytes / _GIB / max(duration_s, 1e-9)
+    logger.info("wrote %d bytes in %.3f s (%.3f GiB/s)", size_bytes, duration_s, gib_per_s)
+    jax.monitoring.record_scalar("/jax/orbax/write/gbytes", size_bytes / _GIB)
+    jax.monitoring.record_scalar("/jax/orbax/write/gbytes_per_sec", gib_per_s)

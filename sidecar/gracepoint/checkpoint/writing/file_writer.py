@@ -1,0 +1,299 @@
+"""Writes chunks that are files of their values' bytes at the speed of the storage, without TensorStore.
+
+The calling thread hands out files; the threads of a ``_Crew``, made for one save, write them: each one file at a time,
+straight from the arrays' memory, with its checksum computed on the way, and synced. So all cores work, what waits for
+the disk keeps none of them, and the extra memory is that of the threads' buffers. ``reserve`` takes and touches them,
+or the first values do that cannot be written as they lie; they are kept from one save to the next. A crew ends with its
+save: its threads look at the deadline before each block, and one that is stuck in the kernel keeps its buffer and is
+waited for no longer.
+
+Files have their final names at once: their folder is the save's own, and nothing in it counts before the done-record.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of, has_direct_io, write_file
+from gracepoint.checkpoint.storage.posix import folders_up_to, sync_folders
+from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
+
+#: Threads of a save, and buffers. More than cores, as writers mostly wait for the disk.
+THREADS = 8
+# Handed out and not begun: enough to keep all threads busy, and little where values are copies from a device.
+_WAITING_BYTES = 16 << 20
+_WAITING_FILES = 64
+
+_Act = Callable[[Buffer], None]
+
+
+class FileWriter:
+    """Keeps buffers between saves. One thread writes at a time."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._buffers: list[Buffer] = []  # that no thread has
+        self._direct: dict[int, bool] = {}  # by file system
+
+    def reserve(self, folder: Path) -> None:
+        """Does what a save into ``folder`` need not wait for: looks what its file system can do, touches memory.
+
+        Raises:
+            OSError: Nothing can be written there.
+        """
+        if self._has_direct_io(folder):
+            self._buffers += [Buffer() for _ in range(THREADS - len(self._buffers))]
+            for buffer in self._buffers:
+                buffer.make_ready()
+
+    def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
+        """Makes all files of ``job`` durable.
+
+        Raises:
+            SaveFailed: The deadline passed, or was cancelled.
+            OSError: A file cannot be written; names it.
+        """
+        written = WrittenFiles()
+        crew = _Crew(self._buffers, self._options.write_limit_bytes, job.folder, deadline)
+        folders = _Folders(job.folder, direct=self._has_direct_io(job.folder))
+        chunk_bytes = 0
+        try:
+            crew.begin()
+            for path, data in job.small_files.items():
+                crew.add(0, functools.partial(_write, folders, path, _bytes_of(data), written, crew))
+            for leaf in job.arrays:
+                spec = job.specs[leaf]
+                path, data = layout.in_item(job.item, spec.metadata_file), json.dumps(spec.metadata).encode()
+                crew.add(0, functools.partial(_write, folders, path, _bytes_of(data), written, crew))
+            for chunk, values in job.source.chunks(deadline):
+                act = functools.partial(_write_chunk, folders, job, chunk, values, written, crew)
+                size_bytes = chunk.bytes if chunk.mine else 0
+                crew.add(size_bytes, act)
+                chunk_bytes += size_bytes
+            crew.wait()
+            for folder in folders.made:
+                crew.add(0, functools.partial(_sync, folder))
+            crew.wait()
+        finally:
+            crew.close()
+        crew.join()
+        return dataclasses.replace(written, chunk_bytes=chunk_bytes)
+
+    def _has_direct_io(self, folder: Path) -> bool:
+        device = os.stat(folder).st_dev
+        if device not in self._direct:
+            self._direct[device] = has_direct_io(folder)
+        return self._direct[device]
+
+
+class _Folders:
+    """The folders of one save; they are made as they are needed, by any thread.
+
+    Attributes:
+        direct: Whether their file system has direct I/O.
+    """
+
+    def __init__(self, top: Path, *, direct: bool) -> None:
+        self._top = top
+        self.direct = direct
+        self.made = {top, top.parent}  # the latter has the entry of the former
+
+    def place(self, path: str) -> Path:
+        """Returns where ``path`` is, in a folder that exists."""
+        place = self._top / path
+        if place.parent not in self.made:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self.made.update(folders_up_to(place, self._top))
+        return place
+
+
+def _bytes_of(data: bytes) -> ArrayBytes:
+    return ArrayBytes(np.asarray(memoryview(data)), np.dtype(np.uint8))
+
+
+def _write(folders: _Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: _Crew, buffer: Buffer) -> None:
+    checksum = write_file(folders.place(path), data, buffer, crew.go_on, direct=folders.direct)
+    written.files[path] = StoredFile(len(data), checksum)
+
+
+def _write_chunk(
+    folders: _Folders,
+    job: WriteJob,
+    chunk: Chunk,
+    values: npt.NDArray[Any],
+    written: WrittenFiles,
+    crew: _Crew,
+    buffer: Buffer,
+) -> None:
+    path = layout.in_item(job.item, chunk.file)
+    data = ArrayBytes(values, job.specs[chunk.leaf].numpy_dtype)
+    if chunk.mine:
+        _write(folders, path, data, written, crew, buffer)
+    else:
+        written.copies[path] = checksum_of(data, buffer)
+    job.source.written(chunk)
+
+
+def _sync(folder: Path, _: Buffer) -> None:
+    sync_folders([folder])
+
+
+class _Crew:
+    """The threads of one save. What they are to do is added, waited for and closed by the thread that writes."""
+
+    def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
+        """``buffers`` is where each takes one from and gives it back."""
+        self._buffers = buffers
+        self._limit_bytes = limit_bytes
+        self._folder = folder
+        self._deadline = deadline
+        self._waiting: collections.deque[tuple[int, _Act]] = collections.deque()
+        self._waiting_bytes = self._unwritten_bytes = 0
+        self._added = self._ended = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()  # of all that is above
+        self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        """Starts the threads: as many as the system allows, as fewer write everything, too.
+
+        With none, which is all that Python 3.12 allows once the interpreter is about to end, the calling thread writes.
+        """
+        for number in range(THREADS):
+            thread = threading.Thread(target=self._run, name=f"gracepoint: writes {number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit of threads, or no memory for their stacks
+                logger.warning("a save is written by %d threads and not %d: %s", number, THREADS, error)
+                return
+            self._threads.append(thread)
+
+    def add(self, size_bytes: int, act: _Act) -> None:
+        """Has a thread call ``act`` with its buffer, when there is room for it.
+
+        Raises:
+            SaveFailed: There was no room in time, or the save is stopped.
+            BaseException: Of any call before.
+        """
+        with self._lock:
+            has_room = self._deadline.wait_for(self._has_room, lambda: self._may_wait(size_bytes))
+            self._raise_error()
+            if not has_room or self._deadline.passed():
+                raise self._too_late()
+            self._waiting.append((size_bytes, act))
+            self._waiting_bytes += size_bytes
+            self._unwritten_bytes += size_bytes
+            self._added += 1
+            self._has_work.notify()
+        if not self._threads:
+            self._run(wait=False)
+
+    def wait(self) -> None:
+        """Waits for all that was added.
+
+        Raises:
+            SaveFailed: Not all ended in time.
+            BaseException: Of any call.
+        """
+        with self._lock:
+            in_time = self._deadline.wait_for(
+                self._has_room, lambda: self._error is not None or self._ended == self._added
+            )
+            self._raise_error()
+            if not in_time:
+                raise self._too_late()
+
+    def close(self) -> None:
+        """Lets the threads end; what they have not begun is dropped."""
+        with self._lock:
+            self._closed = True
+            self._has_work.notify_all()
+
+    def join(self) -> None:
+        """Waits for threads that have nothing to do any more, so that their buffers are there for the next save."""
+        for thread in self._threads:
+            thread.join(self._deadline.remaining_s())
+
+    def go_on(self) -> None:
+        """Raises SaveFailed if the threads are to stop."""
+        if self._closed or self._error is not None or self._deadline.passed():
+            raise self._too_late()
+
+    def _run(self, *, wait: bool = True) -> None:
+        buffer = self._take_buffer()
+        while (found := self._next(wait)) is not None:
+            size_bytes, act = found
+            error = None
+            try:
+                act(buffer)
+            except BaseException as raised:  # noqa: BLE001 - raised by the thread that writes
+                error = raised
+            del found, act  # with the values, which may be copies from a device
+            with self._lock:
+                self._ended += 1
+                self._unwritten_bytes -= size_bytes
+                self._error = self._error or error
+                self._has_room.notify_all()
+        if len(self._buffers) < THREADS:
+            self._buffers.append(buffer)
+
+    def _take_buffer(self) -> Buffer:
+        try:
+            return self._buffers.pop()
+        except IndexError:
+            return Buffer()  # was not reserved, or a thread of an earlier save is stuck with it
+
+    def _next(self, wait: bool) -> tuple[int, _Act] | None:
+        """Returns what comes next; None if that is nothing any more, or without ``wait`` nothing now."""
+        with self._lock:
+            if wait:
+                self._deadline.wait_for(
+                    self._has_work, lambda: bool(self._waiting) or self._closed or self._error is not None
+                )
+            if self._closed or self._error is not None or not self._waiting:
+                return None
+            size_bytes, act = self._waiting.popleft()
+            self._waiting_bytes -= size_bytes
+            self._has_room.notify_all()
+            return size_bytes, act
+
+    def _may_wait(self, size_bytes: int) -> bool:
+        if self._error is not None or self._added == self._ended:
+            return True
+        if self._limit_bytes is not None and self._unwritten_bytes + size_bytes > self._limit_bytes:
+            return False
+        if not self._waiting:
+            return True
+        return len(self._waiting) < _WAITING_FILES and self._waiting_bytes + size_bytes <= _WAITING_BYTES
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _too_late(self) -> SaveFailed:
+        return SaveFailed(
+            f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
+        )

@@ -1,0 +1,230 @@
+"""Writes a save's files with TensorStore: compressed chunks, OCDBT, and any others where that is asked for.
+
+TensorStore's own threads do the writing and syncing, and tell of each chunk that is done; the calling thread brings
+chunks to host memory and computes checksums meanwhile. Each file has one writer, in a folder that no other save
+uses, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import tensorstore as ts
+
+from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, as_bytes
+from gracepoint.checkpoint.format.manifest import StoredFile, file_of
+from gracepoint.checkpoint.memory.array_bytes import stored_values
+from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.storage.posix import crc32_of, folders_up_to, sync_folders
+from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+
+# Chunks that are being written at once in a process. More than cores, as writers mostly wait for the disk.
+_CONCURRENT_WRITES = 32
+# Up to here it is quicker to hand TensorStore a copy of a chunk's bytes than to open its array.
+_COPIED_BYTES = 1 << 16
+
+
+class TensorStoreWriter:
+    """Keeps TensorStore's context warm between saves."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._limit_bytes = options.write_limit_bytes
+        self._resources: dict[str, Any] = {
+            "file_io_concurrency": {"limit": _CONCURRENT_WRITES},
+            "file_io_locking": {"mode": "none"},
+        }
+        self._context = ts.Context({**self._resources, "cache_pool": {"total_bytes_limit": 0}, "file_io_sync": True})
+
+    def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
+        """Makes all files of ``job`` durable.
+
+        Raises:
+            SaveFailed: The deadline passed, or was cancelled.
+            ValueError, OSError: TensorStore could not write a file; names it.
+        """
+        folder, item, specs = job.folder, job.item, job.specs
+        form = form_of(job)
+        written, chunk_bytes = WrittenFiles(), 0
+        in_flight = _InFlight(self._limit_bytes, folder, deadline)
+        plain = self._plain(folder, deadline)
+        for path, data in job.small_files.items():
+            in_flight.add(0, functools.partial(plain.write, path, data))
+            written.files[path] = file_of(data)
+        store = self._store(folder / item, form, job.process_index, deadline)
+        for leaf in job.arrays:
+            path, data = specs[leaf].metadata_file, json.dumps(specs[leaf].metadata).encode()
+            in_flight.add(0, functools.partial(store.kvstore.write, path, data))
+            if not form.ocdbt:
+                written.files[layout.in_item(item, path)] = file_of(data)
+        for chunk, given in job.source.chunks(deadline):
+            path, spec = layout.in_item(item, chunk.file), specs[chunk.leaf]
+            values = stored_values(given, spec.numpy_dtype)
+            if chunk.mine:
+                begin = store.writing(chunk, spec, values)
+                in_flight.add(chunk.bytes, begin, functools.partial(job.source.written, chunk))
+                chunk_bytes += chunk.bytes
+            file = file_of(as_bytes(values))
+            if not chunk.mine:
+                written.copies[path] = file.crc32
+                job.source.written(chunk)
+            elif form.files_hold_values:
+                written.files[path] = file
+            else:
+                written.values[path] = file.crc32
+        in_flight.wait()
+        if not form.files_hold_values:
+            written.files.update(_found(folder, item, form, job.process_index, written.values))
+        # TensorStore synced each file and its folder; folders above those hold the entries of new folders.
+        folders = {(folder / path).parent for path in written.files}
+        sync_folders(itertools.chain.from_iterable(folders_up_to(path / "_", folder.parent) for path in folders))
+        return dataclasses.replace(written, chunk_bytes=chunk_bytes)
+
+    def _plain(self, folder: Path, deadline: Deadline) -> ts.KvStore:
+        opening = ts.KvStore.open({"driver": "file", "path": f"{folder}/"}, context=self._context)
+        return opening.result(timeout=deadline.remaining_s())
+
+    def _store(self, item: Path, form: Format, process_index: int, deadline: Deadline) -> _Store:
+        if form.ocdbt:
+            context = ocdbt.context(**self._resources)
+            tree = item / ocdbt.process_folder(process_index)
+            opening = ts.KvStore.open(ocdbt.kvstore(tree), context=context)
+            kvstore = opening.result(timeout=deadline.remaining_s())
+            return _Store(kvstore, lambda path: ocdbt.kvstore(tree, path), context, deadline)
+        kvstore = self._plain(item, deadline)
+        return _Store(kvstore, lambda path: {"driver": "file", "path": f"{item}/{path}"}, self._context, deadline)
+
+
+class _Store:
+    """Where one save's chunks go: a folder, or a B+tree."""
+
+    def __init__(
+        self,
+        kvstore: ts.KvStore,
+        spec_of: Callable[[str], dict[str, Any]],
+        context: ts.Context,
+        deadline: Deadline,
+    ) -> None:
+        self.kvstore = kvstore
+        self._spec_of = spec_of
+        self._context = context
+        self._deadline = deadline
+        self._arrays: dict[str, ts.TensorStore] = {}
+
+    def writing(self, chunk: Chunk, spec: ArraySpec, values: npt.NDArray[Any]) -> Callable[[], ts.Future[Any]]:
+        """Returns what starts to write a chunk."""
+        if spec.format.zstd_level is None and values.nbytes <= _COPIED_BYTES:
+            return lambda: self.kvstore.write(chunk.file, bytes(as_bytes(values)))
+        region = self._array(spec)[tuple(slice(start, stop) for start, stop in chunk.index)]
+        return lambda: region.write(values, can_reference_source_data_indefinitely=True).commit
+
+    def _array(self, spec: ArraySpec) -> ts.TensorStore:
+        if spec.name not in self._arrays:
+            opening = {
+                **spec.opening(self._spec_of(f"{spec.name}/")),
+                # Otherwise a chunk of zeros would not be stored, and could not be told from a lost one.
+                "store_data_equal_to_fill_value": True,
+            }
+            opened = ts.open(opening, context=self._context).result(timeout=self._deadline.remaining_s())
+            self._arrays[spec.name] = opened
+        return self._arrays[spec.name]
+
+
+class _InFlight:
+    """The writes of one save that TensorStore works at, and whether all went well.
+
+    Added to and waited for by the thread that writes; ended by TensorStore's.
+    """
+
+    def __init__(self, limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
+        self._limit = ByteLimiter(limit_bytes)
+        self._folder = folder
+        self._deadline = deadline
+        self._added = 0
+        self._ended = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._begun: list[ts.Future[Any]] = []
+
+    def add(self, size_bytes: int, begin: Callable[[], ts.Future[Any]], done: Callable[[], None] | None = None) -> None:
+        """Begins a write as soon as there is room for it; ``done`` is called when it has ended well.
+
+        Raises:
+            SaveFailed: There was no room in time, or the save is stopped.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._limit.take(size_bytes, self._deadline) or self._deadline.passed():
+            raise self._given_up()
+        try:
+            future = begin()
+        except BaseException:
+            self._limit.give_back(size_bytes)
+            raise
+        self._added += 1
+        self._begun.append(future)
+        future.add_done_callback(lambda ended: self._end(ended, size_bytes, done))
+
+    def wait(self) -> None:
+        """Waits for all that was added.
+
+        Raises:
+            SaveFailed: Not all ended in time.
+        """
+        with self._changed:
+            in_time = self._deadline.wait_for(
+                self._changed, lambda: self._error is not None or self._ended == self._added
+            )
+        if self._error is not None:
+            raise self._error
+        if not in_time:
+            raise self._given_up()
+
+    def _given_up(self) -> SaveFailed:
+        """Has TensorStore drop the writes that it has not begun."""
+        error = self._too_late()
+        for future in self._begun:
+            future.cancel()
+        return error
+
+    def _end(self, future: ts.Future[Any], size_bytes: int, done: Callable[[], None] | None) -> None:
+        error: BaseException | None = self._too_late() if future.cancelled() else future.exception()
+        try:
+            if error is None and done is not None:
+                done()
+        except Exception as raised:  # noqa: BLE001 - of a caller's callback: raised by the thread that writes
+            error = raised
+        self._limit.give_back(size_bytes)
+        with self._changed:
+            self._ended += 1
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _too_late(self) -> SaveFailed:
+        return SaveFailed(
+            f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
+        )
+
+
+def _found(
+    folder: Path, item: str, form: Format, process_index: int, values: Mapping[str, int]
+) -> dict[str, StoredFile]:
+    """Returns the files that TensorStore made of chunks, whose contents are not the values' bytes."""
+    if form.ocdbt:
+        tree = folder / item / ocdbt.process_folder(process_index)
+        paths = [path for path in tree.rglob("*") if path.is_file()]
+    else:
+        paths = [folder / path for path in values]
+    return {str(path.relative_to(folder)): StoredFile(path.stat().st_size, crc32_of(path)) for path in paths}

@@ -1,0 +1,4 @@
+"""What a training loop holds: attach, the session, its sync points and its periodic saves.
+
+User code calls ``attach`` and ``Session``. It calls ``preemption`` and ``checkpoint``.
+"""

@@ -1,0 +1,131 @@
+"""``attach``: joins the cluster, brings the processes together and opens a session. No state, no threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from gracepoint.errors import SettingsError
+from gracepoint.multihost import join, meet
+from gracepoint.session.session import Session, is_open
+from gracepoint.settings import Settings
+from gracepoint.wire.names import Env
+
+log = logging.getLogger(__name__)
+
+#: Where a single process without any setting keeps its checkpoints, below the current folder.
+LOCAL_DIRECTORY = "gracepoint-checkpoints"
+_CHECK_TIMEOUT_S = 60.0
+
+
+def attach(
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    save_every_steps: int | None = None,
+    save_every_s: float | None = None,
+    keep_last: int | None = None,
+    keep_every_steps: int | None = None,
+    keep_for_s: float | None = None,
+    saved_exit_code: int | None = None,
+    unsaved_exit_code: int | None = None,
+    grace_period_s: float | None = None,
+    margin: float | None = None,
+    head_start_s: float | None = None,
+    metadata: str | None = None,
+    host_memory_limit_bytes: int | None = None,
+) -> Session:
+    """Joins the training processes and starts to listen for preemptions. Collective.
+
+    Every argument overrides what the policy (through the environment) says. Joins the JAX cluster unless it is
+    initialised already, and initialises JAX's backend.
+
+    Args:
+        directory: Path or ``file://`` URI below which the steps are kept, the same storage for all processes.
+        save_every_steps: Periodic saves at its multiples; 0: none for that reason.
+        save_every_s: Periodic saves so many seconds after the last one; 0: none for that reason.
+        keep_last: How many committed steps are kept.
+        keep_every_steps: Its multiples are kept, too; 0: none for that reason.
+        keep_for_s: Steps that are younger are kept, too; 0: none for that reason.
+        saved_exit_code: With which the process ends after an emergency save.
+        unsaved_exit_code: With which it ends if the save failed.
+        grace_period_s: How long the pod lives after a SIGTERM.
+        margin: Factor on predicted durations.
+        head_start_s: A preemption's save begins no later than so many seconds before the deadline, however short it
+            is predicted to be. Up to that much training time is given for safety against what no figure foresees;
+            notices that are shorter (spot: 15 to 30 s) are acted upon at once. 0: by the prediction alone.
+        metadata: Clouds whose metadata server is watched for notices, ``gce``, ``aws``, ``azure`` with commas
+            between, or ``auto``.
+        host_memory_limit_bytes: Periodic saves may have so much host memory in each process; None: what there is.
+
+    Raises:
+        SettingsError: A setting is missing, unknown or wrong, or a session is open already.
+        CheckpointError: The directory cannot be written to, is not the same storage for all processes, or another
+            job uses it.
+        BarrierTimeout: A process did not come.
+    """
+    if is_open():
+        raise SettingsError("attach(): a session is open in this process; close() it first")
+    settings = Settings.from_environment(os.environ).override(
+        directory=None if directory is None else os.fspath(directory),
+        save_every_steps=save_every_steps,
+        save_every_s=save_every_s,
+        keep_last=keep_last,
+        keep_every_steps=keep_every_steps,
+        keep_for_s=keep_for_s,
+        saved_exit_code=saved_exit_code,
+        unsaved_exit_code=unsaved_exit_code,
+        grace_period_s=grace_period_s,
+        margin=margin,
+        head_start_s=head_start_s,
+        metadata=metadata,
+        host_memory_limit_bytes=host_memory_limit_bytes,
+    )
+    join(settings)
+    meeting = meet(settings)
+    where = _directory(settings, meeting.gang.process_count)
+    from gracepoint.checkpoint import StepCheckpointer
+
+    checkpointer = StepCheckpointer(
+        where,
+        gang=meeting.gang,
+        attempt=meeting.attempt,
+        save_every_steps=settings.save_every_steps,
+        save_every_s=settings.save_every_s,
+        keep_last=settings.keep_last,
+        keep_every_steps=settings.keep_every_steps,
+        keep_for_s=settings.keep_for_s,
+        host_memory_limit_bytes=settings.host_memory_limit_bytes,
+        remember_throughput=True,
+        hastens=settings.operator_url is not None,
+        clock=time.monotonic,
+    )
+    checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+    checkpointer.claim(settings.jobset_uid or meeting.attempt, timeout_s=_CHECK_TIMEOUT_S)
+    log.info(
+        "attached process=%d of=%d attempt=%s directory=%s",
+        meeting.gang.process_index,
+        meeting.gang.process_count,
+        meeting.attempt,
+        where,
+    )
+    try:
+        return Session(settings, meeting, checkpointer, where, clock=time.monotonic)
+    except BaseException as error:
+        checkpointer.abandon(str(error), timeout_s=0.0)
+        raise
+
+
+def _directory(settings: Settings, process_count: int) -> str:
+    if settings.directory is not None:
+        is_uri = "://" in settings.directory
+        return settings.directory if is_uri else str(Path(settings.directory).absolute())
+    if process_count > 1:
+        raise SettingsError(
+            f"{Env.DIRECTORY}: expected a path or file:// URI on storage that all {process_count} processes share, "
+            f"found none. Set it in the policy, or call attach(directory)"
+        )
+    where = str(Path.cwd() / LOCAL_DIRECTORY)
+    log.warning("no directory was given, checkpoints go below the current one directory=%s", where)
+    return where

@@ -1,0 +1,274 @@
+"""Leaves saved and restored by type, without a tree and a commit."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint import (
+    ArrayHandler,
+    ArrayRestoreArgs,
+    HandlerRegistry,
+    NumpyHandler,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    ScalarHandler,
+    StringHandler,
+    TransferPriority,
+    TypeHandler,
+    WriteOptions,
+    default_handlers,
+)
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, SettingsError
+from tests.unit.checkpoint.support import assert_same, sharding
+from tests.unit.checkpoint.writing.test_formats import each_format
+
+
+def infos_of(folder: Path, *names: str) -> list[ParamInfo]:
+    return [ParamInfo(name, folder / "tree") for name in names]
+
+
+def arrays() -> list[jax.Array]:
+    return [
+        jax.device_put(jnp.arange(64.0).reshape(8, 8), sharding("x", "y")),
+        jax.device_put(jnp.arange(8, dtype=jnp.bfloat16), sharding("x")),
+        jax.device_put(jax.random.split(jax.random.key(1), 4), sharding("y")),
+        jnp.asarray(3),
+    ]
+
+
+def serialize(handler: TypeHandler, values: Sequence[Any], infos: Sequence[ParamInfo], args: Any = None) -> None:
+    for future in handler.serialize(values, infos, args):
+        future.result(timeout=60)
+    handler.finalize(infos[0].parent_dir)
+
+
+@each_format
+def test_arrays_come_back_with_the_shardings_they_were_saved_with(
+    tmp_path: Path, options: WriteOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    infos = infos_of(tmp_path, "params.w", "b/c", "key", "count")
+    handler = ArrayHandler(options)
+    serialize(handler, arrays(), infos)
+    with caplog.at_level(logging.WARNING):
+        found = ArrayHandler().deserialize(infos)
+    assert_same(found, arrays())
+    assert [array.sharding for array in found] == [array.sharding for array in arrays()]
+    assert "restored with the shardings that they were saved with" in caplog.text
+
+
+def test_arrays_come_back_as_the_arguments_say(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "w", "b")
+    serialize(ArrayHandler(), arrays()[:2], infos)
+    args = [
+        ArrayRestoreArgs(sharding=sharding("y"), dtype=jnp.bfloat16),
+        ArrayRestoreArgs(sharding=sharding(), global_shape=(4,), strict=False),
+    ]
+    cast, cut = ArrayHandler().deserialize(infos, args)
+    assert_same([cast, cut], [arrays()[0].astype(jnp.bfloat16), arrays()[1][:4]])
+    assert (cast.sharding, cut.sharding) == (sharding("y"), sharding())
+
+
+def test_what_is_saved_is_what_the_arguments_say(tmp_path: Path) -> None:
+    (info,) = infos_of(tmp_path, "w")
+    value = jnp.arange(64.0).reshape(8, 8)
+    serialize(ArrayHandler(), [value], [info], [SaveArgs(dtype=jnp.float16, chunk_byte_size=32)])
+    (metadata,) = ArrayHandler().metadata([info])
+    assert (metadata.shape, metadata.dtype, metadata.chunk_shape) == ((8, 8), jnp.float16, (2, 8))
+    assert sorted(path.name for path in info.path.iterdir()) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
+
+
+def test_values_may_change_as_soon_as_serialize_has_returned(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "w")
+    value, given = np.arange(4.0), jnp.arange(4.0)
+    written = NumpyHandler().serialize([value], infos)
+    value[:] = 0
+    other = infos_of(tmp_path / "jax", "w")
+    written += ArrayHandler().serialize([given], other)
+    given.delete()
+    for future in written:
+        future.result(timeout=60)
+    (found,) = NumpyHandler().deserialize(infos)
+    np.testing.assert_array_equal(found, np.arange(4.0))
+    np.testing.assert_array_equal(ArrayHandler().deserialize(other)[0], np.arange(4.0))
+
+
+@each_format
+def test_leaves_of_all_types_that_are_written_at_once_share_a_folder(tmp_path: Path, options: WriteOptions) -> None:
+    handlers = default_handlers(options)
+    cases: list[tuple[TypeHandler, list[Any], list[ParamInfo]]] = [
+        (handlers.get(jax.Array), arrays(), infos_of(tmp_path, "w", "b", "key", "count")),
+        (handlers.get(np.ndarray), [np.arange(6).reshape(2, 3)], infos_of(tmp_path, "n")),
+        (handlers.get(int), [3, 2.5], infos_of(tmp_path, "i", "f")),
+    ]
+    for future in [future for handler, *leaves in cases for future in handler.serialize(*leaves)]:
+        future.result(timeout=60)
+    for handler, _, infos in cases:
+        handler.finalize(infos[0].parent_dir)
+    for handler, values, infos in cases:
+        assert_same(handler.deserialize(infos), values)
+
+
+def test_many_small_arrays_leave_leaves_of_other_types_where_they_are_found(tmp_path: Path) -> None:
+    handlers = default_handlers()
+    many = [jnp.full(2, i) for i in range(520)]
+    infos = infos_of(tmp_path, *(f"w{i}" for i in range(520)))
+    serialize(handlers.get(int), [7], infos_of(tmp_path, "i"))
+    serialize(handlers.get(jax.Array), many, infos)
+    assert (tmp_path / "tree" / "manifest.ocdbt").is_file()
+    assert handlers.get(int).deserialize(infos_of(tmp_path, "i")) == [7]
+    assert_same(handlers.get(jax.Array).deserialize(infos), many)
+
+
+@each_format
+def test_a_folder_that_is_written_again_has_the_new_values(tmp_path: Path, options: WriteOptions) -> None:
+    (info,) = infos_of(tmp_path, "w")
+    for value in (1.0, 2.0, 3.0):
+        serialize(ArrayHandler(options), [jnp.full(3, value)], [info])
+        assert ArrayHandler().deserialize([info])[0].tolist() == [value] * 3
+
+
+def test_numbers_and_numpy_arrays_and_strings_come_back(tmp_path: Path) -> None:
+    numpy, scalar, string = NumpyHandler(), ScalarHandler(), StringHandler()
+    cases: list[tuple[TypeHandler, list[Any], list[ParamInfo]]] = [
+        (numpy, [np.arange(6, dtype=np.int16).reshape(2, 3), np.asarray(False)], infos_of(tmp_path, "a", "b")),
+        (scalar, [3, 2.5, True, np.float32(0.5)], infos_of(tmp_path, "i", "f", "t", "n")),
+        (string, ["é", ""], infos_of(tmp_path, "s", "t/u~v")),
+    ]
+    for handler, values, infos in cases:
+        serialize(handler, values, infos)
+    for handler, values, infos in cases:
+        found = handler.deserialize(infos)
+        assert [np.asarray(value).tolist() for value in found] == [np.asarray(value).tolist() for value in values]
+        assert [metadata.value_type for metadata in handler.metadata(infos)] == [handler.typestr] * len(infos)
+    assert ScalarHandler().deserialize(infos_of(tmp_path, "i"), [RestoreArgs(restore_type=float)]) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("handler", "values", "message"),
+    [
+        pytest.param(ArrayHandler(), [np.zeros(1)], "leaf 'w': expected a jax.Array, found a ndarray", id="other type"),
+        pytest.param(ArrayHandler(), [jnp.zeros((0, 2))], "leaf 'w' has no elements", id="zero size"),
+        pytest.param(NumpyHandler(), [np.zeros(0)], "leaf 'w' has no elements", id="zero size in numpy"),
+        pytest.param(ArrayHandler(), [], "expected as many values and args as there are infos, 1, found 0", id="none"),
+    ],
+)
+def test_what_a_handler_cannot_save_is_refused_by_name(
+    tmp_path: Path, handler: TypeHandler, values: list[Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        handler.serialize(values, infos_of(tmp_path, "w"))
+
+
+def test_arrays_without_elements_are_saved_where_that_is_asked_for(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "w")
+    serialize(ArrayHandler(allow_zero_size=True), [jnp.zeros((0, 2))], infos)
+    (found,) = ArrayHandler().deserialize(infos)
+    assert found.shape == (0, 2)
+
+
+def test_a_leaf_that_is_missing_is_named(tmp_path: Path) -> None:
+    serialize(ArrayHandler(), [jnp.zeros(1)], infos_of(tmp_path, "w"))
+    serialize(StringHandler(), ["x"], infos_of(tmp_path, "s"))
+    for handler in (ArrayHandler(), StringHandler()):
+        with pytest.raises(CheckpointCorrupt, match="'gone'"):
+            handler.deserialize(infos_of(tmp_path, "gone"))
+
+
+def test_a_leaf_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "w")
+    serialize(ArrayHandler(), [jnp.zeros(4)], infos)
+    with pytest.raises(CheckpointMismatch, match=r"leaf 'w': expected float32\[5\].*, found float32\[4\]"):
+        ArrayHandler().deserialize(infos, [ArrayRestoreArgs(sharding=sharding(), global_shape=(5,))])
+
+
+def test_memory_is_counted_by_what_this_process_writes_and_reads() -> None:
+    values = arrays()
+    assert ArrayHandler().memory_size(values) == [(256, 256), (16, 16), (32, 32), (4, 4)]
+    assert StringHandler().memory_size(["é"]) == [(2, 2)]
+
+
+def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Callback:
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            return TransferPriority.ASYNCHRONOUS_PRIORITIZED
+
+        def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
+            told.append(("transferred", jax.tree_util.keystr(keypath)))
+
+        def on_write_end(self, keypath: tuple[Any, ...]) -> None:
+            told.append(("written", jax.tree_util.keystr(keypath)))
+
+    ((keypath, value),) = jax.tree_util.tree_flatten_with_path({"a": [jnp.zeros(3)]})[0]
+    handler = ArrayHandler(WriteOptions(device_host_max_bytes=100, callback=Callback()))
+    serialize(handler, [value], [ParamInfo("a.0", tmp_path, keypath)])
+    assert told == [("transferred", "['a'][0]"), ("written", "['a'][0]")]
+
+
+def test_a_dispatcher_is_given_the_work_and_the_arrays(tmp_path: Path) -> None:
+    class Remote:
+        def __init__(self) -> None:
+            self.work: list[tuple[str, int]] = []
+
+        def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
+            self.work.append((name, len(arrays)))
+            future: Future[Any] = Future()
+            future.set_result(function(arrays))
+            return future
+
+    remote = Remote()
+    handler = ArrayHandler(dispatcher=remote)
+    infos = infos_of(tmp_path, "a", "b")
+    serialize(handler, [jnp.zeros(2), jnp.ones(3)], infos)
+    handler.deserialize(infos)
+    assert remote.work == [("writing jax.Array leaves", 2), ("reading jax.Array leaves", 0)]
+
+
+def test_an_error_of_a_write_is_the_future_s(tmp_path: Path) -> None:
+    (tmp_path / "tree").write_text("no folder")
+    (future,) = ArrayHandler().serialize([jnp.zeros(2)], infos_of(tmp_path, "w"))
+    with pytest.raises(OSError, match="tree"):
+        future.result(timeout=60)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint: writing")]
+
+
+def test_a_registry_knows_handlers_by_type_and_by_orbax_s_word() -> None:
+    registry = default_handlers()
+    for leaf_type, typestr in (
+        (type(jnp.zeros(1)), "jax.Array"),
+        (np.ndarray, "np.ndarray"),
+        (int, "scalar"),
+        (bool, "scalar"),
+        (np.float32, "scalar"),
+        (str, "string"),
+    ):
+        assert registry.get(leaf_type).typestr == typestr
+        assert registry.get(typestr).typestr == typestr
+    assert not registry.has(bytes)
+    with pytest.raises(SettingsError, match="leaves of type bytes have no handler; there are some for jax.Array, np"):
+        registry.get(bytes)
+
+
+def test_a_handler_takes_another_s_place_only_when_told_so() -> None:
+    registry, mine = HandlerRegistry(), ScalarHandler()
+    registry.add(int, ScalarHandler())
+    with pytest.raises(SettingsError, match="int has a handler already; pass override=True"):
+        registry.add(int, mine)
+    registry.add(int, mine, override=True)
+    assert registry.get(bool) is mine
+    registry.add(bytes, NumpyHandler(), matches=lambda found: found is bytes)
+    assert registry.has(bytes)
+    assert not registry.has(bytearray)

@@ -1,0 +1,171 @@
+"""However a save ends, all processes that can say how say the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.writing import chunk_writer
+from gracepoint.errors import SaveFailed
+from gracepoint.multihost.store import StoreUnavailable
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.unit.checkpoint.support import assert_same, engine, outcomes_in_gang, restore, save, small_state
+
+
+class Clock:
+    """The real time, and what is added to it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Cut(SingleProcess):
+    """One process of two, which cannot reach the coordination service any more."""
+
+    process_count = 2
+
+    def __init__(self, process_index: int) -> None:
+        self.process_index = process_index
+
+    def barrier(self, *arguments: Any, **options: Any) -> None:
+        raise StoreUnavailable("UNAVAILABLE")
+
+    def decide(self, key: str, value: str) -> str:
+        raise StoreUnavailable("UNAVAILABLE")
+
+
+def messages(outcomes: list[Any]) -> list[str]:
+    assert [type(outcome) for outcome in outcomes] == [SaveFailed] * len(outcomes), outcomes
+    return [str(outcome) for outcome in outcomes]
+
+
+def test_a_process_that_is_late_fails_as_the_one_that_gave_up_waiting_and_the_next_start_has_the_step(
+    tmp_path: Path,
+) -> None:
+    gave_up = threading.Event()
+
+    def run(gang: ProcessGroup) -> Any:
+        clock = Clock()
+
+        def on_stage(stage: str) -> None:
+            if gang.process_index == 0 and stage == "durable":
+                clock.ahead_s = 1000.0  # its time is over: it waits for nobody
+            if gang.process_index == 1 and stage == "written":
+                assert gave_up.wait(30)
+
+        try:
+            return save(engine(tmp_path, gang, clock=clock), 4, small_state(4), on_stage=on_stage)
+        finally:
+            if gang.process_index == 0:
+                gave_up.set()
+
+    early, late = messages(outcomes_in_gang(2, run))
+    assert "process 1" in early
+    assert early in late
+    assert "was durable too late: the next start commits" in late
+    assert not (tmp_path / "4").exists()
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state(4))
+
+
+def test_where_the_commit_itself_fails_all_say_so_and_the_next_start_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "_complete", full)
+        outcomes = outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(4)))
+    for message in messages(outcomes):
+        assert "step 4 is durable and not committed" in message
+        assert "No space left" in message
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state(4))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_process_that_reaches_nobody_goes_by_what_is_on_the_disk(tmp_path: Path, finished: bool) -> None:
+    if finished:
+        with pytest.raises(SaveFailed, match="UNAVAILABLE"):
+            save(engine(tmp_path, Cut(1)), 4, small_state(4))
+        assert save(engine(tmp_path, Cut(0)), 4, small_state(4)).step == 4
+        assert restore(tmp_path, small_state()) is not None
+    else:
+        with pytest.raises(SaveFailed, match="UNAVAILABLE"):
+            save(engine(tmp_path, Cut(0)), 4, small_state(4))
+        assert not (tmp_path / "4").exists()
+
+
+def test_a_save_whose_folder_a_later_start_took_away_fails_and_vouches_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(engine(tmp_path), 1, small_state(1))
+    real = chunk_writer.ChunkWriter.write
+
+    def interrupted(self: chunk_writer.ChunkWriter, folder: Path, *arguments: Any, **options: Any) -> Any:
+        if not folder.name.startswith("4."):
+            return real(self, folder, *arguments, **options)
+        # As for a process that was stopped for more than an hour: a later start has cleared its folder away.
+        folder.rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
+        return real(self, folder, *arguments, **options)
+
+    monkeypatch.setattr(chunk_writer.ChunkWriter, "write", interrupted)
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)
+    with pytest.raises(SaveFailed, match="was taken away while it was written"):
+        save(engine(tmp_path), 4, small_state(4))
+    assert not list(tmp_path.glob("4*/done.*"))
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert restored.step == 1
+
+
+def test_any_number_of_writers_may_write_one_small_file_at_once(tmp_path: Path) -> None:
+    """Also where host name and process id are the same, as for pods in the host's network: here they are."""
+    path, errors = tmp_path / "file", []
+    start = threading.Barrier(8)
+
+    def run() -> None:
+        start.wait(10)
+        try:
+            for _ in range(20):
+                write_durably(path, b"contents")
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"contents"}
+
+
+def test_a_small_file_goes_where_its_folder_is_renamed_to_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, renamed = tmp_path / "4.tmp", tmp_path / "4"
+    folder.mkdir()
+    real = os.replace
+
+    def replaced(*arguments: Any, **options: Any) -> None:
+        folder.rename(renamed)  # another process commits
+        real(*arguments, **options)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    write_durably(folder / "mark", b"contents")
+    assert {file.name: file.read_bytes() for file in renamed.iterdir()} == {"mark": b"contents"}

@@ -1,0 +1,479 @@
+"""Durable saves become visible whoever is left, incomplete ones never do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint import checkpoint
+from gracepoint.checkpoint import StepCheckpointer, latest_step
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import listing as catalog
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+
+
+class DyingGang(SingleProcess):
+    """One process of two, whose peer never comes: what it leaves is what a crash before the commit leaves."""
+
+    def __init__(self, process_index: int, process_count: int = 2) -> None:
+        self.process_index = process_index
+        self.process_count = process_count
+
+    def barrier(self, key: str, *, timeout_s: float, on_last: Any = None, **_: Any) -> None:
+        raise SystemExit("killed")
+
+
+def leave_uncommitted(root: Path, step: int, processes: tuple[int, ...], *, attempt: str = "job-0-a") -> Path:
+    """Leaves a save of two processes in which ``processes`` finished writing; returns its folder."""
+    for process in processes:
+        with pytest.raises(SystemExit):
+            save(engine(root, DyingGang(process), attempt=attempt), step, small_state(step), {"data": process})
+    return root / f"{step}.gracepoint-tmp.{attempt}.1"
+
+
+@contextlib.contextmanager
+def engine_closed(checkpointer: StepCheckpointer) -> Iterator[StepCheckpointer]:
+    try:
+        yield checkpointer
+    finally:
+        checkpointer.close(30)
+
+
+def set_age(folder: Path, age_s: float) -> None:
+    """Makes all of ``folder`` look unchanged for ``age_s``."""
+    now_s = commit.file_system_now_s(Layout(folder.parent))
+    for directory, _, names in os.walk(folder):
+        for path in (directory, *(os.path.join(directory, name) for name in names)):
+            os.utime(path, (now_s - age_s, now_s - age_s))
+
+
+def in_two(root: Path) -> Any:
+    return in_gang(2, lambda gang: restore(root, small_state(), gang=gang))
+
+
+def test_a_save_whose_processes_all_died_before_the_commit_is_salvaged_by_the_next_start(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    restored = in_two(tmp_path)
+    assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
+    assert_same(restored[0].state, small_state(4))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("finished", [(0,), (1,)])
+def test_a_save_that_one_process_did_not_finish_stays_invisible(tmp_path: Path, finished: tuple[int, ...]) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 1, small_state(1), {"data": 5}))
+    folder = leave_uncommitted(tmp_path, 4, finished)
+    set_age(folder, catalog.QUIET_S + 1)
+    assert [r.step for r in in_two(tmp_path)] == [1, 1]
+    assert folder.exists()
+    assert not (tmp_path / "4").exists()
+
+
+def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0,))
+    set_age(folder, catalog.QUIET_S + 1)
+    assert restore(tmp_path, small_state()) is None
+    assert f"{folder} is incomplete" in caplog.text
+
+
+def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    (folder / "default/w/0.0").write_bytes(b"")
+    remarks = recovery.salvage(Layout(tmp_path))
+    assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
+    assert not (tmp_path / "4").exists()
+
+
+def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    (folder / "done.process_1.json").write_text("{}")
+    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(tmp_path))[0]
+    assert not (tmp_path / "4").exists()
+
+
+def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
+    for step in range(10):
+        leave_uncommitted(tmp_path, step, (0, 1))
+    start, errors = threading.Barrier(4), []
+
+    def run() -> None:
+        start.wait(10)
+        try:
+            recovery.salvage(Layout(tmp_path))
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(str(step) for step in range(10))
+    assert [r.step for r in in_two(tmp_path)] == [9, 9]
+
+
+def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="other"), 4, small_state(1)))
+    remarks = recovery.salvage(Layout(tmp_path))
+    assert f"{folder} is left" in remarks[0]
+    assert folder.exists()
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state(1))
+
+
+def test_a_durable_save_takes_the_place_of_the_step_that_it_found_there(tmp_path: Path) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="old"), 4, small_state(1)))
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    restored = in_two(tmp_path)
+    assert_same(restored[0].state, small_state(4))
+    assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
+def fail_to_commit(path: Path, value: float) -> Path:
+    """Saves to ``path`` with ``force``; the commit fails when all is durable. Returns the folder that is left."""
+
+    def fails(*arguments: Any, **options: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "finalize", fails)
+        with pytest.raises(SaveFailed, match="is durable and not committed"):
+            checkpoint.save(path, small_state(value), force=True)
+    return max(path.parent.glob(f"{path.name}.gracepoint-tmp.*"), key=lambda left: left.stat().st_mtime_ns)
+
+
+def test_a_forced_save_whose_commit_failed_is_what_the_next_restore_gives(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    fail_to_commit(path, 2)
+    assert_same(checkpoint.restore(path, small_state()), small_state(2))
+    assert not list(tmp_path.glob("*.gracepoint-tmp.*"))
+
+
+def test_a_forced_save_whose_commit_failed_never_takes_the_place_of_a_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    left = fail_to_commit(path, 2)
+    checkpoint.save(path, small_state(3), force=True)
+    assert_same(checkpoint.restore(path, small_state()), small_state(3))
+    assert left.is_dir()
+
+
+def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    lefts = []
+    for value in (2, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            # Of another start each; the first one's name comes last.
+            patch.setattr(
+                "gracepoint.checkpoint.process_groups.secrets.token_hex", lambda _, value=value: f"{9 - value}" * 8
+            )
+            lefts.append(fail_to_commit(path, value))
+    assert_same(checkpoint.restore(path, small_state()), small_state(3))
+    assert [left.is_dir() for left in lefts] == [True, False]
+
+
+def test_what_gracepoint_did_not_write_gives_way_to_a_forced_save_and_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    (path / layout.MANIFEST).unlink()  # as Orbax's are
+    fail_to_commit(path, 2)
+    assert_same(checkpoint.restore(path, small_state()), small_state(2))
+    (aside,) = tmp_path.glob("best.gracepoint-aside.*")
+    assert (aside / "_METADATA").is_file()
+
+
+def test_a_done_record_that_does_not_say_what_it_replaces_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    checkpoint.save(path, small_state(1))
+    record = fail_to_commit(path, 2) / layout.done_record(0)
+    assert commit.done_records(record.parent)
+    body = re.sub(rb', "replaces": "[^"]+"', b"", record.read_bytes()).rpartition(b', "checksum": ')[0]
+    record.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
+    found = commit.done_records(record.parent)
+    assert found is not None
+    assert found[0].replaces is None
+    assert_same(checkpoint.restore(path, small_state()), small_state(1))
+
+
+def is_marked(step: Path) -> None:
+    (step / layout.DAMAGE_MARK).write_text("a restore went back from it")
+
+
+def has_a_cut_manifest(step: Path) -> None:
+    manifest = step / layout.MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [is_marked, has_a_cut_manifest])
+def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    damage(tmp_path / "4")
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    restored = in_two(tmp_path)
+    assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
+    assert_same(restored[0].state, small_state(4))
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["4"]
+
+
+def make_newer(path: Path) -> bytes:
+    """Makes a manifest or done-record one of a format that comes after this version's; returns its contents."""
+    body = re.sub(rb"(gracepoint\.\w+)/1", rb"\1/2", path.read_bytes(), count=1).rpartition(b', "checksum": ')[0]
+    path.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
+    return path.read_bytes()
+
+
+def test_a_step_that_a_newer_version_wrote_is_named_and_neither_passed_over_nor_replaced(tmp_path: Path) -> None:
+    save(engine(tmp_path), 3, small_state(3))
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9)))
+    left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    manifest = tmp_path / "4" / layout.MANIFEST
+    contents = make_newer(manifest)
+    for outcome in outcomes_in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang, attempt="job-2-c")):
+        assert isinstance(outcome, CheckpointTooNew)
+        assert f"{manifest} was written by a newer Gracepoint: found format 'gracepoint.checkpoint/2'" in str(outcome)
+    with pytest.raises(SaveFailed, match="is in the way of .* was written by a newer Gracepoint"):
+        save(engine(tmp_path, attempt="job-2-c"), 4, small_state(4))
+    assert manifest.read_bytes() == contents
+    assert not (tmp_path / "4" / layout.DAMAGE_MARK).exists()
+    assert left.is_dir()
+    assert latest_step(tmp_path) == 4  # so that a session that does not restore is warned
+
+
+def test_a_step_that_a_newer_version_wrote_is_never_deleted_and_older_ones_can_be_asked_for(tmp_path: Path) -> None:
+    checkpointer = engine(tmp_path, keep_last=1)
+    for step in (1, 2):
+        save(checkpointer, step, small_state(step))
+    make_newer(tmp_path / "1" / layout.MANIFEST)
+    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restore(small_state(), timeout_s=30)
+    assert restored is not None
+    assert restored.step == 2
+    make_newer(tmp_path / "2" / layout.MANIFEST)
+    with engine_closed(engine(tmp_path, attempt="job-2-c", keep_last=1)) as again:
+        save(again, 3, small_state(3))
+        found = again.restore(small_state(), timeout_s=30, step=3)
+        assert found is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
+
+
+def test_a_checkpoint_at_a_path_that_a_newer_version_wrote_is_not_replaced_by_force(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "best", small_state(1))
+    contents = make_newer(tmp_path / "best" / layout.MANIFEST)
+    with pytest.raises(CheckpointTooNew, match="was written by a newer Gracepoint"):
+        checkpoint.restore(tmp_path / "best")
+    with pytest.raises(CheckpointExists, match="was written by a newer Gracepoint"):
+        checkpoint.save(tmp_path / "best", small_state(2), force=True)
+    assert (tmp_path / "best" / layout.MANIFEST).read_bytes() == contents
+
+
+def test_a_durable_save_of_a_newer_version_is_neither_salvaged_nor_given_up(tmp_path: Path) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    for process in range(2):
+        make_newer(folder / layout.done_record(process))
+    set_age(folder, 3700)
+    (remark,) = recovery.salvage(Layout(tmp_path))
+    assert "is not salvaged" in remark
+    assert "newer Gracepoint" in remark
+    assert restore(tmp_path, small_state(), attempt="job-1-b") is None
+    assert folder.is_dir()
+
+
+def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    looks = iter([True, False])  # damaged at first, and by then the other's
+    monkeypatch.setattr(recovery, "is_damaged", lambda folder: next(looks, False))
+    remarks = recovery.salvage(Layout(tmp_path))
+    assert "there is a folder for step 4 already" in remarks[0]
+    assert_same(in_two(tmp_path)[0].state, small_state(9))
+
+
+@pytest.mark.parametrize("died", ["before it looked again", "and another commits meanwhile"])
+def test_a_good_step_that_a_salvager_had_moved_away_when_it_died_gets_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: str
+) -> None:
+    """It was good already when it was moved: another salvager had been there first."""
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
+    real, looks = recovery.is_damaged, iter([True])
+
+    def dying(folder: Path) -> bool:
+        if next(looks, False):
+            return True
+        if died == "before it looked again":
+            raise SystemExit("killed")
+        (tmp_path / "4").mkdir(exist_ok=True)
+        (tmp_path / "4" / "theirs").touch()
+        return False
+
+    monkeypatch.setattr(recovery, "is_damaged", dying)
+    if died == "before it looked again":
+        with pytest.raises(SystemExit):
+            recovery.salvage(Layout(tmp_path))
+        assert not (tmp_path / "4").exists()
+    else:
+        (remark,) = recovery.salvage(Layout(tmp_path))
+        assert "there is a folder for step 4 already" in remark
+        shutil.rmtree(tmp_path / "4")
+    monkeypatch.setattr(recovery, "is_damaged", real)
+    assert_same(in_two(tmp_path)[0].state, small_state(9))
+
+
+def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> None:
+    aside = tmp_path / "4.gracepoint-aside.job-0-a.1"
+    aside.mkdir()
+    (aside / "theirs").touch()
+    assert recovery.salvage(Layout(tmp_path)) == []
+    assert (aside / "theirs").exists()
+
+
+def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> Any:
+        if gang.process_index == 1:
+            return save(engine(tmp_path, DyingGang(1)), 4, small_state(4))
+        # Long enough for process 1 to write; the barrier cannot be met.
+        return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=3.0)
+
+    survivor, dead = outcomes_in_gang(2, run)
+    assert isinstance(dead, SystemExit)
+    assert not isinstance(survivor, BaseException), survivor
+    assert restore(tmp_path, small_state()) is not None
+
+
+def test_the_survivor_of_a_peer_that_died_before_its_done_record_fails_and_commits_nothing(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> Any:
+        return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=1.0) if gang.process_index == 0 else None
+
+    survivor, _ = outcomes_in_gang(2, run)
+    assert isinstance(survivor, SaveFailed)
+    assert "process 1" in str(survivor)
+    assert not (tmp_path / "4").exists()
+
+
+def test_records_that_miss_a_chunk_are_refused(tmp_path: Path) -> None:
+    from gracepoint.checkpoint.format.manifest import merge
+
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    records = commit.done_records(folder)
+    assert records is not None
+    merge(records)
+    for record in records:
+        record.files.pop("default/w/0.0", None)  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointCorrupt, match=r"nobody wrote 1 of its files, as default/w/0\.0"):
+        merge(records)
+
+
+class Clock:
+    """Time that passes only in sleep; another writer may work meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.while_sleeping: list[Any] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.while_sleeping:
+            self.while_sleeping.pop(0)()
+
+
+def list_steps(root: Path, clock: Clock, timeout_s: float = 60.0) -> catalog.Listing:
+    return catalog.list_steps(
+        Layout(root), attempt="job-1-b", deadline=Deadline.after(timeout_s, clock), sleep=clock.sleep
+    )
+
+
+def test_a_newer_save_that_an_earlier_attempt_is_still_writing_is_waited_for(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    clock = Clock()
+    clock.while_sleeping = [lambda: None, lambda: leave_uncommitted(tmp_path, 4, (1,), attempt="job-0-z")]
+    assert list_steps(tmp_path, clock).steps == (4, 1)
+    assert 100 < clock.now_s < 101
+
+
+def test_a_save_that_is_finished_just_while_it_is_looked_at_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    real = catalog._is_live
+
+    def finished_meanwhile(*arguments: Any) -> bool:
+        leave_uncommitted(tmp_path, 4, (1,), attempt="job-0-z")
+        return real(*arguments)
+
+    monkeypatch.setattr(catalog, "_is_live", finished_meanwhile)
+    assert list_steps(tmp_path, Clock()).steps == (4, 1)
+
+
+def test_a_save_that_keeps_changing_is_waited_for_until_the_deadline_only(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    folder = leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    clock = Clock()
+    listing = list_steps(tmp_path, clock, timeout_s=3.0)
+    assert listing.steps == (1,)
+    assert clock.now_s == pytest.approx(103)
+    assert any(str(folder) in remark and "still being written" in remark for remark in listing.remarks)
+
+
+def test_a_save_in_which_nothing_changes_is_not_waited_for(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    set_age(leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z"), catalog.QUIET_S + 1)
+    clock = Clock()
+    assert list_steps(tmp_path, clock).steps == (1,)
+    assert clock.now_s == 100
+
+
+def test_an_incomplete_save_older_than_what_is_complete_is_not_waited_for(tmp_path: Path) -> None:
+    leave_uncommitted(tmp_path, 1, (0,), attempt="job-0-z")
+    save(engine(tmp_path), 4, small_state())
+    clock = Clock()
+    assert list_steps(tmp_path, clock).steps == (4,)
+    assert clock.now_s == 100
+
+
+def test_a_start_deletes_incomplete_saves_of_other_attempts_once_they_are_old(tmp_path: Path) -> None:
+    old = leave_uncommitted(tmp_path, 2, (0,), attempt="job-0-y")
+    young = leave_uncommitted(tmp_path, 3, (0,), attempt="job-0-z")
+    own = leave_uncommitted(tmp_path, 4, (0,), attempt="job-1-b")
+    set_age(old, 3700)
+    set_age(young, 3500)
+    set_age(own, 3700)
+    assert restore(tmp_path, small_state(), attempt="job-1-b") is None
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([young.name, own.name])
+
+
+def test_what_a_crash_left_half_deleted_is_deleted_and_never_restored(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    save(engine(tmp_path, attempt="job-0-z"), 2, small_state())
+    (tmp_path / "2").rename(tmp_path / "2.gracepoint-trash.job-0-z.1")
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert restored.step == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1"]

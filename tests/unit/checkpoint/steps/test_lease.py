@@ -1,0 +1,229 @@
+"""Two jobs in one checkpoint directory are told; attempts of one job follow each other without waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.steps.lease import Holder, Lease
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError, SaveFailed
+from tests.unit.checkpoint.support import engine, outcomes_in_gang, small_state
+
+ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "4026531836:7:123")
+
+
+class Time:
+    """Seconds that pass by sleeping; the file system's clock is the machine's."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def held() -> Iterator[list[Lease]]:
+    """Leases to be released in the end."""
+    leases: list[Lease] = []
+    yield leases
+    for each in leases:
+        each.release()
+
+
+def claim(root: Path, job: str, held: list[Lease], *, attempt: str = "0", patience_s: float = 0.0) -> Lease:
+    time = Time()
+    found = lease.claim(
+        Layout(root), job, f"{job}-{attempt}", deadline=Deadline.after(patience_s, time), sleep=time.sleep
+    )
+    held.append(found)
+    return found
+
+
+def put(root: Path, holder: Holder, *, age_s: float = 0.0) -> Path:
+    """Leaves another's lease."""
+    path = Layout(root).lease()
+    lease._write(path, holder)
+    then_s = path.stat().st_mtime - age_s
+    os.utime(path, (then_s, then_s))
+    return path
+
+
+def lose(checkpointer: StepCheckpointer, root: Path) -> None:
+    """Has another take the lease, until its holder has seen that."""
+    held = checkpointer._lease
+    assert held is not None
+    while held._thread.is_alive():
+        put(root, ELSEWHERE)  # again where a sign of life came between
+        held._thread.join(0.1)
+
+
+def test_a_directory_that_another_job_uses_is_refused_and_the_error_names_it(tmp_path: Path, held: list[Lease]) -> None:
+    put(tmp_path, ELSEWHERE)
+    with pytest.raises(CheckpointError, match=r"another job uses it: job-b \(attempt job-b-0, on another-machine\)"):
+        claim(tmp_path, "job-a", held)
+
+
+def test_a_later_attempt_of_the_same_job_takes_over_at_once(tmp_path: Path, held: list[Lease]) -> None:
+    put(tmp_path, ELSEWHERE)
+    claim(tmp_path, "job-b", held, attempt="1")
+    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == "job-b-1"
+
+
+def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held: list[Lease]) -> None:
+    put(tmp_path, ELSEWHERE, age_s=lease.EXPIRES_S - 5)
+    with pytest.raises(CheckpointError):
+        claim(tmp_path, "job-a", held)
+    put(tmp_path, ELSEWHERE, age_s=lease.EXPIRES_S + 1)
+    claim(tmp_path, "job-a", held)
+
+
+def test_a_job_waits_for_another_that_is_about_to_end(tmp_path: Path, held: list[Lease]) -> None:
+    path = put(tmp_path, ELSEWHERE)
+    time = Time()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if time.now_s > 20:
+            path.unlink(missing_ok=True)
+
+    deadline = Deadline.after(lease.PATIENCE_S, time)
+    held.append(lease.claim(Layout(tmp_path), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
+    assert 20 < time.now_s < 22
+
+
+def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
+    assert lease.PATIENCE_S > lease.EXPIRES_S > 3 * lease.BEAT_S
+
+
+def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path, held: list[Lease]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gracepoint.checkpoint.steps import lease;"
+        "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
+        "import time; lease.claim(Layout(Path(sys.argv[1])), 'job-b', 'job-b-0',"
+        "deadline=Deadline.after(0, time.monotonic), sleep=time.sleep);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match="another job uses it: job-b"):
+            claim(tmp_path, "job-a", held)
+        other.kill()
+    claim(tmp_path, "job-a", held)
+
+
+def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, held: list[Lease]) -> None:
+    mine = claim(tmp_path, "job-a", held)
+    mine.release()
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
+    second = claim(tmp_path, "job-a", held)
+    path = put(tmp_path, ELSEWHERE)
+    second.release()
+    assert path.exists()
+
+
+def test_the_holder_keeps_giving_signs_of_life(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    beaten = threading.Event()
+    real = lease._write
+
+    def write(*arguments: Any, **options: Any) -> bool:
+        if not options:
+            beaten.set()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(lease, "_write", write)
+    claim(tmp_path, "job-a", held)
+    assert beaten.wait(30)
+
+
+def test_whoever_has_lost_the_directory_to_another_job_saves_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    checkpointer = engine(tmp_path)
+    checkpointer.claim("job-a", timeout_s=30)
+    lose(checkpointer, tmp_path)
+    with pytest.raises(CheckpointError, match="another job has taken it over: job-b"):
+        checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.close(30)
+    assert [p.name for p in tmp_path.iterdir()] == [".gracepoint-lease"]
+
+
+def test_whoever_was_followed_by_a_later_attempt_may_still_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    checkpointer = engine(tmp_path)
+    checkpointer.claim("job-b", timeout_s=30)
+    lose(checkpointer, tmp_path)
+    checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.close(30)
+    assert (tmp_path / "1").is_dir()
+
+
+def test_of_two_jobs_that_start_at_once_one_gets_it(tmp_path: Path, held: list[Lease]) -> None:
+    start = threading.Barrier(8)
+    outcomes: list[str] = []
+
+    def run(number: int) -> None:
+        start.wait()
+        # As from another process: all threads of one may share a directory.
+        mine = dataclasses.replace(ELSEWHERE, job=f"job-{number}")
+        outcomes.append(f"job-{number}" if lease._write(Layout(tmp_path).lease(), mine, only_if_none=True) else "")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len([outcome for outcome in outcomes if outcome]) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [".gracepoint-lease"]
+
+
+def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PATIENCE_S", 0.01)
+    put(tmp_path, ELSEWHERE)
+    found = outcomes_in_gang(2, lambda gang: engine(tmp_path, gang).claim("job-a", timeout_s=30))
+    assert ["another job uses it: job-b" in str(error) for error in found] == [True, True]
+    assert all(isinstance(error, CheckpointError) and not isinstance(error, SaveFailed) for error in found)
+
+
+def test_a_disk_that_takes_no_sign_of_life_is_left_as_it_was(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            lease.claim(Layout(tmp_path), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Lease]) -> None:
+    Layout(tmp_path).lease().write_text("something")
+    with pytest.raises(CheckpointError, match="is not a lease of Gracepoint's"):
+        claim(tmp_path, "job-a", held)

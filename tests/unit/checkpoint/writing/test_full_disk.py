@@ -1,0 +1,87 @@
+"""Saves to a disk that is really full: real file systems, small ones, and the kernel's own word."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint import WriteOptions, verify
+from gracepoint.checkpoint.steps import listing
+from gracepoint.errors import SaveFailed
+from gracepoint.process_group import ProcessGroup
+from tests import limits
+from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save
+
+DISK_BYTES = 24 << 20
+STATE_BYTES = 4 << 20
+
+
+@pytest.fixture(params=["ext4", "tmpfs"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The first has direct I/O, the second has not."""
+    if reason := limits.cannot_mount():
+        pytest.skip(f"no small file systems here: {reason}")
+    with limits.small_disk(tmp_path / "disk", DISK_BYTES, request.param):
+        yield tmp_path / "disk"
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"w": np.full((4, STATE_BYTES // 4), value, np.uint8), "count": value}
+
+
+WRITERS = {
+    "express": WriteOptions(target_chunk_bytes=1 << 20),
+    "TensorStore": WriteOptions(target_chunk_bytes=1 << 20, express=False),
+    "OCDBT": WriteOptions(use_ocdbt=True),
+}
+
+
+@pytest.mark.parametrize("in_background", [True, False], ids=["periodic", "emergency"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_named_and_the_step_before_stays_whole(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, writer: str, in_background: bool
+) -> None:
+    def first(gang: ProcessGroup) -> None:
+        save(engine(disk, gang, options=WRITERS[writer]), 1, state(1))
+
+    def second(gang: ProcessGroup) -> None:
+        checkpointer = engine(disk, gang, attempt="job-1-b", options=WRITERS[writer])
+        if in_background:
+            checkpointer.save_in_background(2, state(2), {})
+            checkpointer.wait_until_finished(30)
+        else:
+            save(checkpointer, 2, state(2))
+
+    in_gang(2, first)
+    filler = limits.fill(disk, but_bytes=STATE_BYTES // 4)
+    outcomes = outcomes_in_gang(2, second)
+    assert all(isinstance(outcome, SaveFailed) for outcome in outcomes), outcomes
+    for outcome in outcomes:
+        assert "No space left on device" in str(outcome)
+        assert str(disk) in str(outcome)
+    assert not (disk / "2").exists()
+    assert verify(disk / "1").ok
+    filler.unlink()
+    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody waits for what is left of it
+    restored = restore(disk, state(0), attempt="job-2-c")
+    assert restored is not None
+    assert restored.step == 1
+    assert_same(restored.state, state(1))
+    save(engine(disk, attempt="job-3-d", options=WRITERS[writer]), 2, state(2))
+    assert verify(disk / "2").ok
+
+
+def test_a_restore_from_a_disk_that_is_full_needs_no_space(disk: Path) -> None:
+    save(engine(disk), 1, state(1))
+    limits.fill(disk)
+    with pytest.raises(OSError, match="No space left") as raised:
+        (disk / "more").write_bytes(bytes(1 << 16))
+    assert raised.value.errno == errno.ENOSPC
+    restored = restore(disk, state(0))
+    assert restored is not None
+    assert_same(restored.state, state(1))

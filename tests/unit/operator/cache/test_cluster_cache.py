@@ -1,0 +1,168 @@
+"""What is remembered of objects, and what late news cannot undo."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from pydantic import ValidationError
+
+from gracepoint.wire.messages import Phase
+from gracepoint_operator.kube import kinds
+from tests.unit.operator import objects
+from tests.unit.operator.objects import JOBSET_UID, NOW
+from tests.unit.operator.scene import Scene
+
+
+def versioned(body: objects.Body, version: int) -> objects.Body:
+    body["metadata"]["resourceVersion"] = str(version)
+    return body
+
+
+def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
+    scene = Scene()
+    scene.listed(kinds.JOBSETS, versioned(objects.jobset(restarts=1), 20))
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(restarts=0), 19))
+    assert scene.world.jobsets[JOBSET_UID].restarts == 1
+
+
+def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
+    scene = Scene()
+    scene.gone(objects.pod(0))
+    scene.listed(kinds.PODS, objects.pod(0))
+    assert "uid-pod-0-0" not in scene.world.pods
+
+
+def test_a_node_made_anew_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+    scene = Scene()
+    new = objects.node("node-1")
+    new["metadata"]["uid"] = "uid-new"
+    scene.seen(kinds.NODES, new)
+    scene.gone(objects.node("node-1"))
+    assert scene.world.nodes["node-1"].uid == "uid-new"
+
+
+def test_news_of_a_node_concern_the_jobsets_with_pods_on_it() -> None:
+    scene = Scene()
+    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
+    assert scene.world.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
+    scene.gone(objects.pod(0))
+    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
+
+
+def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
+    scene = Scene()
+    scene.taint()
+    scene.clock.move(5)
+    scene.taint()
+    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW}
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    scene.clock.move(5)
+    scene.taint()
+    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW + 10}
+
+
+def test_a_preemption_of_another_schema_is_refused_with_the_fields_name() -> None:
+    scene = Scene()
+    body = objects.preemption()
+    del body["spec"]["deadline"]
+    with pytest.raises(ValidationError, match="deadline"):
+        scene.listed(kinds.PREEMPTIONS, body)
+
+
+def test_an_old_record_from_the_api_does_not_undo_what_is_known() -> None:
+    scene = Scene()
+    scene.recorded(phase="Agreed", deadline_at=NOW + 10)
+    epoch = scene.recorded(phase="Noticed", deadline_at=NOW + 15)
+    assert epoch.phase is Phase.AGREED
+    assert epoch.spec.deadline.timestamp() == NOW + 10
+
+
+def test_of_two_ends_the_one_in_the_api_counts() -> None:
+    scene = Scene()
+    scene.recorded(phase="Failed", ended_at=NOW + 1)
+    assert scene.recorded(phase="Expired", ended_at=NOW + 2).phase is Phase.EXPIRED
+
+
+@pytest.mark.parametrize("phases", [("Committed", "Expired"), ("Expired", "Committed")])
+def test_a_commit_corrects_what_expired_whichever_is_known_first(phases: tuple[str, str]) -> None:
+    scene = Scene()
+    for ended_at, phase in enumerate(phases, start=1):
+        epoch = scene.recorded(phase=phase, ended_at=NOW + ended_at)
+    assert epoch.phase is Phase.COMMITTED
+    assert epoch.ended_at == NOW + 1 + phases.index("Committed")
+
+
+def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
+    scene = Scene()
+    scene.world.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 29))
+    assert JOBSET_UID not in scene.world.jobsets
+    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 31))
+    assert JOBSET_UID in scene.world.jobsets
+
+
+def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+    scene = Scene()
+    new = objects.policy(mode="Observe")
+    new["metadata"]["uid"] = "uid-new"
+    scene.seen(kinds.POLICIES, new)
+    scene.gone(objects.policy())
+    assert scene.world.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
+
+
+@pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
+def test_what_only_says_by_label_that_it_is_of_another_namespaces_jobset_is_none_of_its(kind: str) -> None:
+    scene = Scene()
+    if kind == "pod":
+        body = objects.pod(7, phase="Failed")
+        place = kinds.PODS
+    elif kind == "job":
+        body, place = objects.job(attempt=7, deleted=True), kinds.JOBS
+    else:
+        body, place = objects.preemption(7), kinds.PREEMPTIONS
+    body["metadata"]["namespace"] = "team-b"
+    scene.seen(place, body)
+    gang = scene.world.gang(JOBSET_UID)
+    assert len(gang.pods) == 2
+    assert not gang.jobs["train-workers-0"].deleted
+    assert gang.epochs == ()
+    scene.taint()
+    assert scene.start().spec.epoch == 1
+
+
+def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -> None:
+    scene = Scene()
+    scene.taint("node-1")
+    scene.taint("node-2")
+    scene.taint("node-3", "node.kubernetes.io/unschedulable")  # a hint only
+    assert scene.world.disrupted_nodes == {"node-1", "node-2"}
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    scene.gone(objects.node("node-2"))
+    assert scene.world.disrupted_nodes == set()
+
+
+def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> None:
+    scene = Scene()
+    for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
+        scene.recorded(phase=phase)
+        assert scene.world.disrupted_jobset_uids() == disrupted
+    scene.recorded(epoch=2)
+    scene.gone(objects.preemption(2))
+    assert scene.world.disrupted_jobset_uids() == set()
+
+
+def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made_yet() -> None:
+    scene = Scene()
+    scene.recorded(epoch=1, created_at=NOW - 60)
+    scene.recorded(epoch=2, created_at=NOW - 59)
+    elsewhere = objects.preemption(3)
+    elsewhere["metadata"]["namespace"] = "team-b"
+    scene.seen(kinds.PREEMPTIONS, elsewhere)
+    assert [epoch.spec.epoch for epoch in scene.world.latest_epochs(60)] == [2]
+    begun = dataclasses.replace(scene.world.latest_epochs(60)[0], name="begun", created_at=None)
+    scene.world.put_epoch(begun)
+    scene.clock.move(60)
+    assert scene.world.latest_epochs(60) == [begun]
+    scene.world.put_epoch(dataclasses.replace(begun, created_at=NOW + 60))
+    assert len(scene.world.latest_epochs(60)) == 1

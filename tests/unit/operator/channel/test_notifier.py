@@ -1,0 +1,253 @@
+"""What people and their tools are told of a preemption: Events, each once, and figures, each counted once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import kubernetes.client
+import pytest
+
+from gracepoint.wire.messages import Phase, StageTiming
+from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording import outcome_metrics
+from gracepoint_operator.recording.event_recorder import Events
+from gracepoint_operator.resources import PreemptionStatus
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, Clock
+from tests.unit.operator.replica import Replica, frames, report, running, until
+
+NAME = f"train-{JOBSET_UID[:8]}-1"
+PAGE = Path(__file__).parents[4] / "docs" / "observability.md"
+
+
+def figure(replica: Replica, name: str, **labels: str) -> float:
+    return replica.metrics.registry.get_sample_value(f"gracepoint_{name}", labels) or 0.0
+
+
+def watch(replica: Replica) -> None:
+    replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
+
+
+async def test_the_events_tell_the_story_in_order_on_the_jobset_and_on_the_preemption(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        await frames(replica.subscribe(0, "s-0"))
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.AGREED)
+        await replica.phase("Agreed")
+        await replica.report(Phase.COMMITTED)
+        story = ["PreemptionNoticed", "SaveAgreed", "CheckpointCommitted"]
+        await until(lambda: replica.reasons_on("Preemption") == story, "the Events on the Preemption")
+        assert replica.reasons_on("JobSet") == story
+        by_name = [body["reason"] for body in api.of(kinds.EVENTS) if body["regarding"]["kind"] == "JobSet"]
+        assert by_name == story, "kubectl shows them by name"
+        uids = {body["regarding"]["kind"]: body["regarding"]["uid"] for body in api.of(kinds.EVENTS)}
+        assert uids == {"JobSet": JOBSET_UID, "Preemption": replica.preemptions[0]["metadata"]["uid"]}
+
+
+async def test_an_agreement_that_was_never_written_by_itself_is_told_before_the_end(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        await frames(replica.subscribe(0, "s-0"))
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await until(lambda: "CheckpointCommitted" in replica.reasons, "the Event")
+        assert replica.reasons == ["PreemptionNoticed", "SaveAgreed", "CheckpointCommitted"]
+
+
+async def test_a_deadline_that_came_nearer_is_an_event(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint(key="cloud.google.com/maintenance-window-started")
+        await replica.phase("Noticed")
+        replica.taint("node-2")
+        await until(lambda: "DeadlineMoved" in replica.reasons, "the Event")
+
+
+async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await frames(replica.subscribe(0, "s-0"))
+        replica.taint()
+        noticed = await replica.phase("Noticed")
+        assert noticed["status"]["message"] == (
+            f"SpotTermination: taint {objects.GKE_TAINT}:NoSchedule on node-1, 15 s ahead; the gang is told"
+        )
+        pod = replica.core.world.pods["uid-pod-0-0"]
+        said = {
+            Phase.FROZEN: "every process is held at its next sync point",
+            Phase.AGREED: "all processes save at their sync point 41",
+            Phase.DRAINED: "all processes have reached step 40, and their devices are idle",
+            Phase.WRITTEN: "every process has written its part of step 40",
+            Phase.DURABLE: "all parts of step 40 are on stable storage",
+            Phase.COMMITTED: "step 40 is saved, 0 steps lost, 9.5 s to spare",
+        }
+        for phase, message in said.items():
+            await replica.core.intake.take(pod, dataclasses.replace(report(phase), message=""))
+            assert (await replica.phase(phase))["status"]["message"] == message
+
+
+async def test_an_event_that_is_posted_again_is_the_same_event(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first:
+        first.taint()
+        await first.phase("Noticed")
+        await until(lambda: first.reasons, "the Event")
+        epoch = first.core.world.epochs[objects.NAMESPACE, NAME]
+        before = len(api.of(kinds.EVENTS))
+        uid = str(first.preemptions[0]["metadata"]["uid"])
+        for name in ("replica-a", "replica-b"):
+            note = preemption_status.note_of_phase(epoch, Phase.NOTICED)
+            assert note is not None
+            await Events(api, clock, name).post(epoch, uid, note)
+        assert len(api.of(kinds.EVENTS)) == before
+
+
+async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        both = (first, second)
+        await frames(first.subscribe(0, "s-0"))
+        for replica in both:
+            replica.taint()
+        await first.phase("Noticed")
+        for replica in both:
+            watch(replica)
+        stages = {
+            name: StageTiming(p50_s=at_s, max_s=at_s)
+            for name, at_s in [("frozen", 1.0), ("agreed", 1.5), ("drained", 2.0), ("durable", 5.0), ("committed", 5.5)]
+        }
+        pod = first.core.world.pods["uid-pod-0-0"]
+        await first.core.intake.take(pod, dataclasses.replace(report(Phase.COMMITTED), stages=stages, steps_lost=3))
+        await first.phase("Committed")
+        for replica in both:
+            watch(replica)
+        await until(lambda: "CheckpointCommitted" in first.reasons, "the Event")
+
+        def total(name: str, **labels: str) -> float:
+            return sum(figure(replica, name, **labels) for replica in both)
+
+        assert total("preemption_phases_total", phase="Noticed", cause="SpotTermination") == 1
+        assert total("preemption_phases_total", phase="Committed", cause="SpotTermination") == 1
+        assert total("signal_lead_seconds_count", cause="SpotTermination") == 1
+        assert total("signal_lead_seconds_sum", cause="SpotTermination") == 15
+        assert total("steps_lost_total") == 3
+        assert total("spare_seconds_bucket", le="5.0") == 0
+        assert total("spare_seconds_bucket", le="10.0") == 1
+        took_s = {part: total("emergency_seconds_sum", part=part) for part in ("agreement", "drain", "save", "commit")}
+        assert took_s == pytest.approx({"agreement": 0.5, "drain": 0.5, "save": 3.0, "commit": 0.5})
+        # Both pods were expected, and neither acknowledged; they still might.
+        assert total("notices_undelivered_total") == 0
+        for index in (0, 1):
+            first.drop(kinds.PODS, objects.pod(index))
+        await until(lambda: total("notices_undelivered_total") == 2, "the count once the gang is gone")
+
+
+async def test_a_preemption_that_is_further_on_when_it_is_first_recorded_was_noticed_too(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        before = replica.core.world.epochs[objects.NAMESPACE, NAME]
+    before = dataclasses.replace(before, status=PreemptionStatus())
+    after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
+    metrics = Metrics()
+    outcome_metrics.count(metrics, before, after, pods_live=True)
+    for phase in ("Noticed", "Agreed"):
+        labels = {"phase": phase, "cause": "SpotTermination"}
+        assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
+
+
+async def test_the_causes_that_people_write_into_requests_are_one_time_series(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.request(cause="JustOnce", deadlineSeconds=60))
+        await until(lambda: replica.reasons, "the Event")
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="JustOnce") == 0
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="Requested") == 1
+        assert figure(replica, "signal_lead_seconds_count", cause="Requested") == 1
+
+
+async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        epoch = replica.core.world.epochs[objects.NAMESPACE, NAME]
+        await Events(api, clock, "replica-a").post(epoch, "uid", preemption_status.Note("PreemptionFailed", "ä" * 1000))
+        (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
+        assert len(body["note"].encode()) == 1024
+
+
+async def test_a_signal_that_went_away_was_a_false_alarm(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint(key="aws-node-termination-handler/scheduled-maintenance")
+        await replica.phase("Noticed")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        await until(
+            lambda: figure(replica, "false_alarms_total", cause="Maintenance", phase="Retracted") == 1, "the figure"
+        )
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["the pod lives on", "the pod is gone"])
+async def test_an_expired_preemption_was_a_false_alarm_if_its_pod_lives_on(
+    api: MemoryApi, clock: Clock, lives: bool
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        if not lives:
+            replica.drop(kinds.PODS, objects.pod(0))
+        clock.move(100)
+        replica.taint("node-2", key="unrelated")
+        await replica.phase("Expired")
+        await until(lambda: "PreemptionExpired" in replica.reasons, "the Event")
+        assert figure(replica, "false_alarms_total", cause="SpotTermination", phase="Expired") == lives
+
+
+@pytest.mark.parametrize("rehearsal", [False, True], ids=["a disruption", "a rehearsal"])
+@pytest.mark.parametrize("reason", EndReason)
+def test_only_what_was_said_and_did_not_happen_was_a_false_alarm(reason: EndReason, rehearsal: bool) -> None:
+    metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode="Drill" if rehearsal else "Enforce"))
+    phase = Phase.EXPIRED if reason in (EndReason.DEADLINE_PASSED, EndReason.PODS_REPLACED) else Phase.RETRACTED
+    ended = preemption_status.ended(before.status, phase, reason, "told by the test", objects.NOW)
+    after = dataclasses.replace(before, status=ended)
+    outcome_metrics.count(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
+    found = metrics.registry.get_sample_value(
+        "gracepoint_false_alarms_total", {"cause": "SpotTermination", "phase": str(phase)}
+    )
+    wrong = reason in (EndReason.SIGNAL_WENT_AWAY, EndReason.DEADLINE_PASSED) and not rehearsal
+    assert (found or 0) == wrong
+
+
+async def test_requests_to_the_api_are_counted_by_outcome() -> None:
+    counted: list[tuple[str, str]] = []
+    configuration = kubernetes.client.Configuration(host="http://127.0.0.1:9")  # nobody listens on the discard port
+    configuration.retries = False
+    api = client.KubeClient(kubernetes.client.ApiClient(configuration), lambda *what: counted.append(what))
+    with pytest.raises(client.Unavailable):
+        await api.get(kinds.NODES, None, "node-1")
+    api.close()
+    assert counted == [("GET", "Unavailable")]
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    listed = set(re.findall(r"^\| `(gracepoint_\w+)`", PAGE.read_text(), re.M))
+    exposed = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().registry.collect()}
+    assert listed == exposed
+
+
+def test_the_page_names_every_reason_of_an_event() -> None:
+    reasons = {
+        *preemption_status._REASONS.values(),
+        *(value for name, value in vars(preemption_status).items() if name.startswith("REASON")),
+    }
+    assert set(preemption_status.STORY) == reasons
+    listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
+    assert listed == reasons

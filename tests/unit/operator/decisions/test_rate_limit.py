@@ -1,0 +1,77 @@
+"""Signals that are not sure do not make every gang leave at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracepoint_operator.decisions.rate_limit import holds_back
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.resources import PreemptionSpec
+from tests.unit.operator import objects
+
+
+def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", made: bool = True) -> PreemptionRecord:
+    body = objects.preemption(mode=mode)
+    body["metadata"]["name"] += f"-of-{gang}"
+    body["spec"] |= {"confidence": confidence, "jobSet": {"name": "train", "uid": f"uid-{gang}"}}
+    epoch = PreemptionRecord.of(body)
+    return epoch if made else dataclasses.replace(epoch, created_at=None)
+
+
+def held(epochs: list[PreemptionRecord], spec: PreemptionSpec | None = None) -> bool:
+    return holds_back(spec or told(99).spec, epochs, own=(), limit=2, replicas=1)
+
+
+def test_as_many_gangs_as_allowed_are_told_at_once() -> None:
+    assert [held([told(gang) for gang in range(count)]) for count in (0, 1, 2, 3)] == [False, False, True, True]
+
+
+def test_a_gang_that_was_told_twice_counts_once() -> None:
+    assert not held([told(0), told(0)])
+
+
+def test_what_is_sure_neither_waits_nor_counts() -> None:
+    assert not held([told(gang) for gang in range(5)], told(99, "sure").spec)
+    assert not held([told(gang, "sure") for gang in range(5)])
+
+
+def test_what_is_only_observed_neither_waits_nor_counts() -> None:
+    assert not held([told(gang) for gang in range(5)], told(99, mode="Observe").spec)
+    assert not held([told(gang, mode="Observe") for gang in range(5)])
+
+
+def test_a_replica_tells_its_share_and_what_the_others_made_is_of_theirs() -> None:
+    began = [told(gang, made=False) for gang in range(2)]
+    assert holds_back(told(99).spec, began, own=(), limit=4, replicas=2), "two are on their way, a half of the limit"
+    made = [told(gang) for gang in range(2)]
+    assert holds_back(told(99).spec, made, own={epoch.key for epoch in made}, limit=4, replicas=2)
+    assert not holds_back(told(99).spec, made, own=(), limit=4, replicas=2), "the twin was first with both"
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.booleans()), max_size=120),
+)
+def test_all_replicas_together_never_tell_more_gangs_than_the_limit(
+    limit: int, replicas: int, turns: list[tuple[int, int, bool]]
+) -> None:
+    """Each in any order, each seeing the others' records any time late."""
+    makers: dict[int, int] = {}  # which replica made the record about a gang
+    begun: list[set[int]] = [set() for _ in range(replicas)]
+    seen: list[set[int]] = [set() for _ in range(replicas)]
+    for replica, gang, looks in turns:
+        me = replica % replicas
+        if looks:  # what it began is written, and its watch brings everything that there is
+            for mine in begun[me]:
+                makers.setdefault(mine, me)
+            begun[me], seen[me] = set(), set(makers)
+        known = [told(other) for other in seen[me]] + [told(other, made=False) for other in begun[me]]
+        own = {told(other).key for other, maker in makers.items() if maker == me}
+        if gang not in seen[me] | begun[me] and not holds_back(told(gang).spec, known, own, limit, replicas):
+            begun[me].add(gang)
+    gangs = set(makers).union(*begun)
+    assert len(gangs) <= max(limit, replicas)

@@ -1,0 +1,207 @@
+"""What is kept of Preemptions that have ended, and what is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import PreemptionAsk
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.replica import Replica, running, until
+
+LIMITS = Limits(ttl_s=30 * 86_400, history=3)
+DAY_S = 86_400.0
+MONTH_S = 31 * DAY_S
+JOBSET = (NAMESPACE, "train", JOBSET_UID)
+
+
+def ended(
+    epoch: int, *, ago_s: float, phase: str = "Committed", drill: bool = False, asked: Iterable[str] = ()
+) -> Body:
+    """A record that ended so long ago."""
+    return objects.preemption(
+        epoch,
+        phase=phase,
+        created_at=NOW - ago_s - 20,
+        ended_at=NOW - ago_s,
+        mode="Drill" if drill else "Enforce",
+        requests=list(asked),
+    )
+
+
+def answered(name: str, *, ago_s: float, phase: str = "Committed") -> Body:
+    """A request that was made so long ago, and is at that phase."""
+    return objects.request(name, created_at=NOW - ago_s) | {"status": {"phase": phase}}
+
+
+def names(found: Iterable[Due]) -> list[str]:
+    """The numbers of records and the names of requests."""
+    return [item.key[1].removeprefix(f"train-{JOBSET_UID[:8]}-") for item in found]
+
+
+def found(*bodies: Body, living: Iterable[str] = (JOBSET_UID,), limits: Limits = LIMITS) -> list[Due]:
+    epochs = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
+    requests = [PreemptionAsk.of(body) for body in bodies if "epoch" not in body["spec"]]
+    return due(epochs, requests, set(living), NOW, limits)
+
+
+def test_what_ended_longer_ago_than_is_kept_goes() -> None:
+    old, new = ended(1, ago_s=MONTH_S), ended(2, ago_s=29 * DAY_S)
+    assert found(old, new) == [Due((NAMESPACE, f"train-{JOBSET_UID[:8]}-1"), DeletionReason.AGE)]
+
+
+def test_of_one_jobsets_name_so_many_are_kept_and_the_oldest_go_first() -> None:
+    records = [ended(number, ago_s=(10 - number) * DAY_S) for number in range(1, 6)]
+    assert names(found(*reversed(records))) == ["1", "2"]
+    assert {item.reason for item in found(*records)} == {DeletionReason.COUNT}
+
+
+def test_jobsets_of_one_name_share_the_number_that_is_kept() -> None:
+    records = [ended(1, ago_s=(10 - life) * DAY_S) for life in range(4)]
+    for life, body in enumerate(records):
+        body["spec"]["jobSet"]["uid"] = f"uid-{life}"
+        body["metadata"]["name"] = f"life-{life}"
+    assert names(found(*records, living=["uid-3"])) == ["life-0"]
+
+
+@pytest.mark.parametrize("phase", ["Noticed", "Agreed"])
+def test_what_is_under_way_stays_however_old_it_is(phase: str) -> None:
+    body = objects.preemption(1, phase=phase, created_at=NOW - MONTH_S)
+    assert found(body, ended(2, ago_s=DAY_S), limits=Limits(history=1)) == []
+
+
+def test_the_number_of_the_next_record_and_what_a_gang_has_answered_are_never_forgotten_while_it_lives() -> None:
+    records = [ended(1, ago_s=MONTH_S + 3), ended(2, ago_s=MONTH_S + 2), ended(3, ago_s=MONTH_S + 1, drill=True)]
+    assert names(found(*records)) == ["1"]
+    gone = found(*records, living=())
+    assert names(gone) == ["1", "2", "3"]
+    assert [item.unless_lives for item in gone] == [None, JOBSET, JOBSET], "only after the API was asked for the JobSet"
+
+
+def test_what_ended_just_now_stays_however_many_there_are() -> None:
+    records = [ended(number, ago_s=SHORTEST_S - number) for number in range(1, 9)]
+    assert found(*records) == []
+
+
+def test_what_the_exit_breaker_counts_stays() -> None:
+    records = [ended(number, ago_s=3 * DAY_S - number) for number in range(1, 6)]
+    assert names(found(*records)) == ["1", "2"]
+    for body in records:
+        body["spec"]["policy"]["spec"]["exitBreaker"] = {"savedExits": 9, "withinSeconds": 604_800}
+    assert found(*records) == []
+
+
+def test_a_request_goes_with_its_record_before_it_and_not_earlier() -> None:
+    made = answered("leave", ago_s=MONTH_S + 60)
+    assert found(made, ended(1, ago_s=29 * DAY_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []
+    assert names(found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S))) == ["leave", "1"]
+
+
+def test_a_record_stays_until_its_request_is_told_how_it_ended() -> None:
+    made = answered("leave", ago_s=MONTH_S + 60, phase="Adopted")
+    assert found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []
+
+
+def test_requests_of_which_nothing_came_go_by_age_and_count_too() -> None:
+    requests = [answered(f"r-{day}", ago_s=day * DAY_S, phase="Superseded") for day in (32, 9, 7, 5, 3)]
+    waiting = answered("waits", ago_s=MONTH_S, phase="Adopted")
+    assert [(item.key[1], item.reason) for item in found(*requests, waiting)] == [
+        ("r-32", DeletionReason.AGE),
+        ("r-9", DeletionReason.COUNT),
+    ]
+
+
+# What becomes of it at the API.
+
+
+def kept(replica: Replica) -> list[str]:
+    return [body["metadata"]["name"].removeprefix(f"train-{JOBSET_UID[:8]}-") for body in replica.preemptions]
+
+
+def counted(replica: Replica, reason: str) -> float:
+    return float(
+        replica.metrics.registry.get_sample_value("gracepoint_preemptions_deleted_total", {"reason": reason}) or 0
+    )
+
+
+async def test_what_is_due_is_deleted_and_counted_by_one_replica(api: MemoryApi, clock: Clock) -> None:
+    for number, ago_s in ((1, MONTH_S), (2, DAY_S)):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=ago_s))
+    api.add(kinds.PREEMPTIONS, answered("leave", ago_s=MONTH_S, phase="Superseded"))
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        for replica in (first, second):
+            await replica.core._pruner.prune()
+        assert kept(first) == ["2"]
+        assert (counted(first, "age"), counted(second, "age")) == (2, 0)
+
+
+async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
+    async with running(api, clock) as replica:
+        replica.core.feed(kinds.JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
+        await until(lambda: not replica.core.world.jobsets, "the watch")
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["1"]
+        api.remove(kinds.JOBSETS, objects.jobset())
+        await replica.core._pruner.prune()
+        assert kept(replica) == []
+
+
+async def test_a_record_that_was_corrected_since_is_looked_at_again(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
+    api.add(kinds.PREEMPTIONS, ended(2, ago_s=DAY_S))
+    async with running(api, clock) as replica:
+        api.add(kinds.PREEMPTIONS, objects.preemption(1, phase="Noticed", created_at=NOW - MONTH_S))
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["1", "2"]
+
+
+async def test_a_record_that_a_newer_version_wrote_since_is_left_to_it_and_holds_up_no_other(
+    api: MemoryApi, clock: Clock
+) -> None:
+    for number in (1, 2, 3):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S - number))
+    async with running(api, clock) as replica:
+        body = ended(1, ago_s=MONTH_S)
+        body["spec"]["ofTheFuture"] = True
+        api.add(kinds.PREEMPTIONS, body)
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["1", "3"]
+
+
+async def test_a_pass_deletes_so_many_at_most_and_ends_where_the_api_server_refuses(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 7):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
+    async with running(api, clock) as replica:
+        monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.AT_MOST", 2)
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["3", "4", "5", "6"]
+        api.failing = [client.NotFound("gone"), client.RequestRejected("HTTP 403")]
+        await replica.core._pruner.prune()
+        assert (kept(replica), api.failing) == (["3", "4", "5", "6"], [])
+
+
+async def test_a_replica_prunes_by_itself(api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.PASS_S", 0.01)
+    api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
+    api.add(kinds.PREEMPTIONS, ended(2, ago_s=DAY_S))
+    async with running(api, clock) as replica:
+        await until(lambda: kept(replica) == ["2"], "the old record to go")
+
+
+async def test_after_the_old_records_are_gone_the_numbers_go_on(api: MemoryApi, clock: Clock) -> None:
+    for number in (1, 2):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
+    async with running(api, clock) as replica:
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["2"]
+        replica.taint()
+        await until(lambda: kept(replica) == ["2", "3"], "the next record")

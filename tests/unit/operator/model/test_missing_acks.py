@@ -1,0 +1,64 @@
+"""Who of a gang has not acknowledged, and the lines by which replicas tell one another who has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX, read_pod
+from gracepoint_operator.model.missing_acks import missing, packed, place_of, unpacked
+from gracepoint_operator.resources import Replica
+from tests.unit.operator import objects
+
+
+@pytest.mark.parametrize(
+    ("places", "lines"),
+    [
+        ([], []),
+        (["llm-workers-0-7"], ["llm-workers-0-7"]),
+        (["llm-workers-0-1", "llm-workers-0-0"], ["llm-workers-0-[0-1]"]),
+        ([f"llm-a-0-{index}" for index in (5, 10, 3, 4, 0)], ["llm-a-0-[0,3-5,10]"]),
+        (["llm-a-1-0", "llm-a-0-0"], ["llm-a-0-0", "llm-a-1-0"]),
+        (["llm-a-0-bcdfg", "llm-a-0-024", "lone"], ["llm-a-0-024", "llm-a-0-bcdfg", "lone"]),
+    ],
+)
+def test_places_are_written_as_ranges(places: list[str], lines: list[str]) -> None:
+    assert packed(places) == lines
+
+
+@given(st.sets(st.tuples(st.sampled_from(["a-b-0", "a-b-1", "c"]), st.integers(0, 5000)), max_size=300))
+def test_what_is_written_is_read_again(found: set[tuple[str, int]]) -> None:
+    places = {f"{job}-{index}" for job, index in found}
+    assert unpacked(packed(places)) == places
+
+
+def test_the_lines_of_a_large_gang_are_ones_that_the_api_server_takes() -> None:
+    places = {f"{'j' * 63}-{index}" for index in range(0, 40_000, 2)}  # as scattered as can be
+    lines = packed(places)
+    Replica(name="op", acknowledged_pods=lines)
+    assert unpacked(lines) == places
+
+
+def test_a_pod_without_an_index_has_a_place_of_its_own() -> None:
+    body = objects.pod(3)
+    assert place_of(read_pod(body)) == "train-workers-0-3"
+    del body["metadata"]["labels"][LABEL_COMPLETION_INDEX]
+    assert place_of(read_pod(body)) == "train-workers-0-3-0xyz"
+
+
+def test_each_pod_lags_in_what_it_has_not_done_yet() -> None:
+    names = ["w-0-0-x", "w-0-1-x", "w-0-2-x", "w-0-bcdfg"]
+    found = missing(names, told={"w-0-0", "w-0-1", "w-0-bcdfg"}, heard={"w-0-0", "w-0-bcdfg"})
+    assert shown(found) == [("w-0-1-x", "NotAcknowledged"), ("w-0-2-x", "NotConnected")]
+
+
+def test_no_more_than_fifty_are_named() -> None:
+    found = missing([f"w-0-{index:03}-x" for index in range(200)], told=set(), heard={"w-0-000"})
+    assert [name for name, _ in shown(found)] == [f"w-0-{index:03}-x" for index in range(1, 51)]
+
+
+def shown(found: Any) -> list[tuple[str, str]]:
+    return [(item.pod, str(item.lags)) for item in found]

@@ -1,0 +1,161 @@
+"""What an operator that was started anew knows of signs of which the API does not tell since when they are there."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from gracepoint_operator.cache.first_seen import digest
+from gracepoint_operator.kube import client, kinds
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import NOW, Body, Clock, stamp
+from tests.unit.operator.replica import Replica, running, until
+
+PLACE = ("gp-system", "gp-sightings")
+LABEL = "cloud.google.com/active-node-maintenance"
+
+
+@pytest.fixture
+def api(api: MemoryApi) -> MemoryApi:
+    api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
+    return api
+
+
+def kept(api: MemoryApi) -> dict[str, str]:
+    found: dict[str, str] = api.of(kinds.CONFIG_MAPS)[0].get("data", {})
+    return found
+
+
+def maintained(name: str = "node-1", *, written_at: float) -> Body:
+    """A node under maintenance; the owner of the label last wrote something of the node at that time."""
+    body = objects.node(name, labels={LABEL: "ONGOING"})
+    fields: Body = {"f:metadata": {"f:labels": {f"f:{LABEL}": {}, "f:pool": {}}}}
+    body["metadata"]["managedFields"] = [{"manager": "gke", "time": stamp(written_at), "fieldsV1": fields}]
+    return body
+
+
+def replica_of(
+    api: MemoryApi, clock: Clock, name: str = "replica-a"
+) -> contextlib.AbstractAsyncContextManager[Replica]:
+    return running(api, clock, name, sightings=PLACE)
+
+
+async def decided(replica: Replica) -> None:
+    """Waits until everything that is known was decided about."""
+    replica.see(kinds.NODES, objects.node("node-9"))
+    await until(lambda: "node-9" in replica.core.world.nodes, "the other node")
+
+
+def move_gang(api: MemoryApi, clock: Clock) -> None:
+    """The job starts anew, now."""
+    for index in (0, 1):
+        api.remove(kinds.PODS, objects.pod(index))
+        api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
+    api.remove(kinds.JOBS, objects.job())
+    api.add(kinds.JOBS, objects.job(attempt=1))
+    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+
+
+async def test_a_sign_that_was_there_before_the_pod_starts_no_epoch_after_a_restart_whatever_its_owner_wrote_later(
+    api: MemoryApi, clock: Clock
+) -> None:
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock):
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+    clock.move(500)
+    api.add(kinds.NODES, maintained(written_at=NOW + 400))
+    async with replica_of(api, clock) as replica:
+        await decided(replica)
+        assert replica.preemptions == []
+
+
+async def test_what_is_not_kept_is_taken_for_news_if_it_may_be(api: MemoryApi, clock: Clock) -> None:
+    """The same without a memory: this is what it is for."""
+    api.add(kinds.NODES, maintained(written_at=NOW - 50))
+    async with running(api, clock) as replica:
+        await replica.phase("Noticed")
+    assert kept(api) == {}
+
+
+async def test_a_sign_that_came_while_no_operator_ran_starts_an_epoch(api: MemoryApi, clock: Clock) -> None:
+    async with replica_of(api, clock):
+        pass
+    clock.move(60)
+    api.add(kinds.NODES, maintained(written_at=NOW + 30))
+    async with replica_of(api, clock) as replica:
+        await replica.phase("Noticed")
+
+
+async def test_a_sign_that_comes_during_the_pods_life_counts_and_no_longer_for_the_next_life(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with replica_of(api, clock) as replica:
+        clock.move(10)
+        replica.see(kinds.NODES, maintained(written_at=NOW + 10))
+        await replica.phase("Noticed")
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+    assert [float(text) for text in kept(api).values()] == [NOW + 10]
+    clock.move(100)
+    move_gang(api, clock)
+    clock.move(100)
+    api.add(kinds.NODES, maintained(written_at=clock()))
+    async with replica_of(api, clock) as replica:
+        await decided(replica)
+        assert len(replica.preemptions) == 1
+
+
+async def test_what_goes_away_is_forgotten_also_if_nobody_saw_it_go(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.NODES, maintained("node-1", written_at=NOW - 200))
+    api.add(kinds.NODES, maintained("node-2", written_at=NOW - 200))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: len(kept(api)) == 2, "both signs to be kept")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await until(lambda: len(kept(api)) == 1, "the first one to be forgotten")
+    api.add(kinds.NODES, objects.node("node-2"))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: kept(api) == {}, "the second one to be forgotten")
+        replica.see(kinds.NODES, maintained("node-2", written_at=NOW))
+        await replica.phase("Noticed")
+
+
+async def test_only_what_needs_it_is_kept(api: MemoryApi, clock: Clock) -> None:
+    exact = objects.taint("example.com/evacuate", "NoExecute", added_at=NOW - 500)
+    api.add(kinds.NODES, objects.node("node-1", taints=[exact]))  # the API tells since when
+    api.add(kinds.NODES, maintained("node-8", written_at=NOW - 200))  # no pod is there
+    api.add(kinds.NODE_CLAIMS, objects.node_claim("node-2"))  # a time limit counts whenever it was set
+    async with replica_of(api, clock) as replica:
+        await decided(replica)
+        replica.see(kinds.NODES, maintained("node-2", written_at=NOW))
+        await until(lambda: kept(api), "the sign to be kept")
+        assert list(kept(api)) == [digest(f"uid-node-2/gke-active-maintenance/label/{LABEL}=ONGOING")]
+
+
+async def test_a_replica_takes_nothing_away_that_only_the_other_one_knows(api: MemoryApi, clock: Clock) -> None:
+    async with replica_of(api, clock) as first, replica_of(api, clock, "replica-b") as second:
+        first.see(kinds.NODES, maintained(written_at=NOW))
+        await until(lambda: len(kept(api)) == 1, "the first one's sign to be kept")
+        second.see(kinds.NODES, maintained("node-2", written_at=NOW))
+        await until(lambda: len(kept(api)) == 2, "the second one's sign to be kept beside it")
+
+
+@pytest.mark.parametrize("data", [{"x": "no number"}, None], ids=["nonsense", "nothing"])
+async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, data: dict[str, str] | None) -> None:
+    api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}, "data": data})
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock):
+        await until(lambda: [float(text) for text in kept(api).values()] == [NOW - 200], "the sign alone")
+
+
+@pytest.mark.parametrize(
+    "error", [client.NotFound("no"), client.RequestRejected("no"), client.Unavailable("no")], ids=repr
+)
+async def test_an_operator_starts_without_its_memory(
+    api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gracepoint_operator.controller._SWEEP_AGAIN_S", 0.01)
+    api.failing = [error]
+    async with replica_of(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")

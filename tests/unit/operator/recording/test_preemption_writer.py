@@ -1,0 +1,429 @@
+"""What the record of a preemption comes to: whoever wrote last, whatever came late, and whoever was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gracepoint.wire.messages import Acknowledgement, Phase, StageTiming
+from gracepoint_operator.channel import reports
+from gracepoint_operator.channel.reports import UnknownPreemption
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.objects import format_time
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, NOW, Clock
+from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+
+NAME = f"train-{JOBSET_UID[:8]}-1"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class HistoricApi(MemoryApi):
+    """Remembers how many acknowledgements each version of the Preemption had."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.received: list[int] = []
+        cluster(self)
+
+    def _stored(self, body: client.JsonObject) -> client.JsonObject:
+        if body.get("kind") == "Preemption":
+            self.received.append(body.get("status", {}).get("acknowledgements", {}).get("received", 0))
+        return super()._stored(body)
+
+    @property
+    def status(self) -> client.JsonObject:
+        """Of the one Preemption that there is."""
+        (body,) = self.of(kinds.PREEMPTIONS)
+        status: client.JsonObject = body.get("status", {})
+        return status
+
+
+@pytest.fixture
+def api(clock: Clock) -> HistoricApi:
+    return HistoricApi(clock)
+
+
+async def acknowledge(replica: Replica, index: int) -> None:
+    pod = replica.core.world.pods[f"uid-pod-{index}-0"]
+    message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
+    await replica.core.intake.take(pod, message)
+
+
+def laggards(api: HistoricApi) -> dict[str, str]:
+    """By pod: what it lags in."""
+    return {item["pod"]: item["lags"] for item in api.status.get("acknowledgements", {}).get("laggards", [])}
+
+
+def watch(replica: Replica) -> None:
+    """The watch brings the Preemption as it is now."""
+    replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
+
+
+async def seen_and_at_rest(*replicas: Replica) -> None:
+    """The watch brings the Preemption to all, and none has anything left to write about it."""
+    for replica in replicas:
+        watch(replica)
+    await asyncio.sleep(0.01)  # until the loop has taken it
+    await until(lambda: not any(replica.core._recorder._scribe._tasks for replica in replicas), "their writes")
+
+
+async def told_by_both(first: Replica, second: Replica) -> None:
+    """Each of two replicas has told one process, and both have come to rest."""
+    one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+    first.taint()
+    await first.phase("Noticed")
+    watch(second)
+    await until(lambda: second.core.world.epochs, "the watch")
+    for subscriber in (one, two):
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_a_receipt_that_comes_to_the_other_replica_after_the_end_is_counted(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        await acknowledge(first, 0)
+        await first.report(Phase.COMMITTED)
+        await first.phase("Committed")
+        clock.move(2)
+        await acknowledge(second, 1)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+        assert "lastAck" in {timing["stage"] for timing in api.status["timings"]}
+        assert api.status["phase"] == "Committed"
+        assert api.received == sorted(api.received)
+
+
+async def test_of_two_replicas_that_begin_alike_one_made_the_record_and_has_it_in_its_share(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        for replica in (first, second):
+            replica.taint()
+        await until(lambda: first.core.world.epochs and second.core.world.epochs, "both to begin")
+        await first.phase("Noticed")
+        await seen_and_at_rest(first, second)
+        made = [replica.core._recorder.made for replica in (first, second)]
+        assert sorted(map(len, made)) == [0, 1]
+        (body,) = first.preemptions
+        for replica in (first, second):
+            replica.core.feed(kinds.PREEMPTIONS, "DELETED", body)
+        await until(lambda: not any(made), "it to be forgotten")
+
+
+async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        gang = [first.subscribe(index, f"s-{index}") for index in (0, 1)]
+        first.taint()
+        await first.phase("Noticed")
+        watch(second)
+        await until(lambda: second.core.world.epochs, "the watch")
+        for subscriber in gang:
+            await frames(subscriber)
+        await until(lambda: set(laggards(api).values()) == {"NotAcknowledged"}, "the laggards")
+        await seen_and_at_rest(first, second)
+        before = len(api.received)
+        await seen_and_at_rest(first, second)
+        assert len(api.received) == before  # a replica that had no part in it leaves them to the one that had
+        await acknowledge(second, 0)
+        await until(lambda: api.status["acknowledgements"]["received"] == 1, "one receipt")
+        assert laggards(api) == {"train-workers-0-1-0xyz": "NotAcknowledged"}
+        await acknowledge(second, 1)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        await seen_and_at_rest(first, second)
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+
+
+async def test_two_replicas_name_whose_receipt_is_missing_and_in_what_each_lags(api: HistoricApi, clock: Clock) -> None:
+    api.add(kinds.JOBS, objects.job(completions=4))
+    for index in (2, 3):
+        api.add(kinds.PODS, objects.pod(index, on="node-2"))
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        assert len(await frames(first.subscribe(2, "s-2"))) == 1
+        await acknowledge(second, 0)
+        await acknowledge(first, 1)
+        waits_for = {"train-workers-0-2-0xyz": "NotAcknowledged", "train-workers-0-3-0xyz": "NotConnected"}
+        await until(lambda: laggards(api) == waits_for, "both laggards")
+        await seen_and_at_rest(first, second)
+        before = len(api.received)
+        await seen_and_at_rest(first, second)
+        assert (laggards(api), len(api.received)) == (waits_for, before), "the replicas agree"
+        # The last one comes to the other replica; the third is killed before it says anything.
+        assert len(await frames(second.subscribe(3, "s-3"))) == 1
+        await acknowledge(second, 3)
+        first.drop(kinds.PODS, gone := objects.pod(2, on="node-2"))
+        second.core.feed(kinds.PODS, "DELETED", gone)
+        await until(lambda: laggards(api) == {"train-workers-0-2-0xyz": "NotAcknowledged"}, "the one that is gone")
+        assert api.status["acknowledgements"]["received"] == 3
+        shown = {entry["name"]: (entry["toldPods"], entry["acknowledgedPods"]) for entry in api.status["replicas"]}
+        assert shown == {
+            "replica-a": (["train-workers-0-[0,2]"], ["train-workers-0-1"]),
+            "replica-b": (["train-workers-0-[1,3]"], ["train-workers-0-[0,3]"]),
+        }
+
+
+async def test_a_process_that_acknowledges_to_both_replicas_is_one(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        for replica in (first, second):
+            await acknowledge(replica, 0)  # as after losing its connection to the first one
+        await until(lambda: len(laggards(api)) == 1, "the receipt")
+        await seen_and_at_rest(first, second)
+        assert api.status["acknowledgements"]["received"] == 1
+        assert "lastAck" not in {timing["stage"] for timing in api.status["timings"]}
+        await acknowledge(first, 1)
+        await until(lambda: laggards(api) == {}, "both receipts")
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
+
+
+async def test_nobody_lags_where_nobody_is_told(clock: Clock) -> None:
+    api = HistoricApi(clock)
+    api.add(kinds.POLICIES, objects.policy(mode="Observe"))
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        assert api.status["acknowledgements"] == {"expected": 2, "received": 0, "laggards": []}
+
+
+async def test_the_sum_of_the_receipts_never_dips_while_a_replica_is_about_to_write_its_own(
+    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = asyncio.Event()
+    apply_status = api.apply_status
+
+    async def after_a_while(*args: Any, manager: str) -> client.JsonObject:
+        if manager.endswith("replica-a"):
+            await held.wait()
+        return await apply_status(*args, manager=manager)
+
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        monkeypatch.setattr(api, "apply_status", after_a_while)
+        await acknowledge(first, 0)
+        await asyncio.sleep(0.1)  # several write intervals
+        await second.report(Phase.AGREED)
+        await second.phase("Agreed")
+        held.set()
+        await acknowledge(second, 1)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        assert api.received == sorted(api.received)
+
+
+async def test_a_replica_that_saw_its_entry_missing_from_the_sum_writes_it_again_also_after_the_end(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0, "s-0")
+        replica.taint()
+        await replica.phase("Noticed")
+        await acknowledge(replica, 0)
+        await replica.report(Phase.COMMITTED)
+        await until(lambda: api.status.get("acknowledgements", {}).get("received") == 1, "the receipt")
+        await replica.phase("Committed")
+        # As a replica of an older version may write it, which takes the sum before its own entry is there.
+        (body,) = api.of(kinds.PREEMPTIONS)
+        body["status"]["acknowledgements"]["received"] = 0
+        replica.see(kinds.PREEMPTIONS, body)
+        await until(lambda: api.status["acknowledgements"]["received"] == 1, "the sum")
+
+
+async def test_a_replica_whose_container_started_again_takes_nothing_back(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await replica.phase("Noticed")
+        for index, subscriber in enumerate(gang):
+            await frames(subscriber)
+            await acknowledge(replica, index)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+    async with running(api, clock) as replica:  # the same name, and no memory
+        await frames(replica.subscribe(0, "s-0"))
+        await acknowledge(replica, 0)
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        assert api.received == sorted(api.received)
+        assert api.status["replicas"][0]["acknowledged"] == 2
+
+
+async def test_a_record_that_lacks_nothing_is_not_written_again(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        await acknowledge(first, 0)
+        await acknowledge(second, 1)
+        await first.report(Phase.COMMITTED)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        await first.phase("Committed")
+        await seen_and_at_rest(first, second)
+        before = len(api.received)
+        for _ in range(3):
+            await seen_and_at_rest(first, second)
+        assert len(api.received) == before
+
+
+async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        clock.move(46)  # the deadline and half a minute
+        await first.phase("Expired")
+        watch(second)
+        clock.move(5)
+        late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0)
+        await first.core.intake.take(first.core.world.pods["uid-pod-0-0"], late)
+        body = await first.phase("Committed")
+        assert (body["status"]["step"], body["status"]["secondsToSpare"]) == (40, -3.0)
+        (ended,) = body["status"]["conditions"]
+        assert (ended["reason"], ended["lastTransitionTime"]) == ("Committed", objects.stamp(NOW + 51))
+        await until(lambda: "CheckpointCommitted" in first.reasons, "the Event")
+        # The twin, which knows it as Expired, agrees.
+        watch(second)
+        await until(lambda: [e.phase for e in second.core.world.epochs.values()] == [Phase.COMMITTED], "the watch")
+        await asyncio.sleep(0.1)  # several write intervals
+        assert api.status["phase"] == "Committed"
+        assert first.reasons.count("CheckpointCommitted") == 1
+
+
+async def test_a_commit_of_a_gang_that_had_frozen_before_the_retraction_came_corrects_the_record(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint(key="aws-node-termination-handler/scheduled-maintenance")
+        await replica.phase("Noticed")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        await replica.report(Phase.FROZEN)
+        await replica.report(Phase.COMMITTED)
+        assert (await replica.phase("Committed"))["status"]["step"] == 40
+        (epoch,) = replica.core.world.epochs.values()
+        assert epoch.leaves
+
+
+@pytest.mark.parametrize("late", [Phase.FROZEN, Phase.FAILED, Phase.RETRACTED])
+async def test_nothing_but_a_commit_corrects_a_record_that_expired(api: HistoricApi, clock: Clock, late: Phase) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(46)
+        await replica.phase("Expired")
+        await replica.report(late)
+        await asyncio.sleep(0.1)  # several write intervals
+        assert api.status["phase"] == "Expired"
+
+
+async def test_the_choice_and_what_it_cost_are_recorded_also_after_the_record_expired(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(46)
+        await replica.phase("Expired")
+        promoted = dataclasses.replace(
+            report(Phase.PROMOTED), step=30, steps_lost=10, choice="Promote", choice_reason="step 40 needs 60 s"
+        )
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], promoted)
+        status = (await replica.phase("Promoted"))["status"]
+        assert (status["step"], status["stepsLost"]) == (30, 10)
+        assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
+
+
+@pytest.fixture
+def no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
+    monkeypatch.setattr(reports, "_TWIN_POLL_S", 0.01)
+
+
+@pytest.mark.usefixtures("no_twin")
+async def test_a_notice_that_no_replica_lived_to_record_is_recorded_from_the_gangs_report(
+    api: HistoricApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:  # another life than the one that told the gang
+        subscriber = replica.subscribe(0, "s-0")
+        await replica.report(Phase.AGREED)
+        await replica.report(Phase.COMMITTED)
+        body = await replica.phase("Committed")
+        assert body["metadata"]["name"] == NAME
+        assert body["spec"]["jobSet"] == {"name": "train", "uid": JOBSET_UID}
+        assert (body["spec"]["epoch"], body["spec"]["cause"]) == (1, "SpotTermination")
+        assert body["spec"]["signal"] == "a notice without a record, as the gang reports"
+        assert (body["spec"]["nodes"], body["spec"]["pods"]) == ([], [])
+        # Told 0.3 s ago: the last stage that it reports came so long after the notice.
+        assert body["spec"]["observedAt"] == format_time(NOW - 0.3)
+        seconds = {timing["stage"]: timing["seconds"] for timing in body["status"]["timings"]}
+        assert seconds == {"frozen": 0.2, "agreed": 0.3}
+        assert (body["status"]["step"], body["status"]["acknowledgements"]["expected"]) == (40, 2)
+        assert await frames(subscriber) == []  # the gang knows
+
+
+@pytest.mark.usefixtures("no_twin")
+async def test_two_reports_of_a_lost_notice_at_once_make_one_record(
+    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = api.get
+
+    async def after_a_while(*about: Any) -> client.JsonObject:
+        await asyncio.sleep(0)  # others come in between, as they do while an API server answers
+        return await get(*about)
+
+    monkeypatch.setattr(api, "get", after_a_while)
+    async with running(api, clock) as replica:
+        await asyncio.gather(*(replica.report(phase) for phase in (Phase.FROZEN, Phase.AGREED)))
+        await replica.phase("Agreed")
+        assert len(replica.preemptions) == 1
+
+
+@pytest.mark.usefixtures("no_twin")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(f"train-{JOBSET_UID[:8]}-2", id="not the next epoch"),
+        pytest.param("other-0b6f1c9e-1", id="another JobSet's"),
+        pytest.param("../../secrets/x", id="no name"),
+    ],
+)
+async def test_a_report_of_what_cannot_have_been_told_is_refused(api: HistoricApi, clock: Clock, name: str) -> None:
+    async with running(api, clock) as replica:
+        with pytest.raises(UnknownPreemption):
+            await replica.report(Phase.COMMITTED, preemption=name)
+        assert replica.preemptions == []
+
+
+@pytest.mark.usefixtures("no_twin")
+async def test_a_gang_that_is_in_an_epoch_cannot_name_the_next_one(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        with pytest.raises(UnknownPreemption):
+            await replica.report(Phase.COMMITTED, preemption=f"train-{JOBSET_UID[:8]}-2")
+        assert len(replica.preemptions) == 1
+
+
+@pytest.mark.usefixtures("no_twin")
+async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        pod = replica.core.world.pods["uid-pod-0-0"]
+        forever = dataclasses.replace(report(Phase.AGREED), stages={"frozen": StageTiming(p50_s=1e18, max_s=1e18)})
+        await replica.core.intake.take(pod, forever)
+        body = await replica.phase("Agreed")
+        assert body["spec"]["observedAt"] == objects.stamp(pod.created_at)
+
+
+async def test_a_report_that_is_sent_again_by_a_lost_gang_of_a_deleted_jobset_is_refused(
+    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
+    async with running(api, clock) as replica:
+        api.remove(kinds.JOBSETS, objects.jobset())  # the watch has not said so yet
+        with pytest.raises(UnknownPreemption):
+            await replica.report(Phase.COMMITTED)
+        assert replica.preemptions == []

@@ -1,0 +1,529 @@
+"""The disruption catalogue: which objects, as their providers write them, say what, and by when."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from gracepoint.wire.messages import Confidence
+from gracepoint_operator import signals
+from gracepoint_operator.kube.objects import read_pod
+from gracepoint_operator.resources import SignalKind
+from gracepoint_operator.signals import BUILT_IN, Cause, On, Row, Signal
+from tests.unit.operator import objects
+from tests.unit.operator.objects import NOW, Body, stamp
+
+GRACE_S = 40
+NTH = "aws-node-termination-handler"
+SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
+
+
+def seen(on: On, body: Body, pod: Body | None = None, rows: tuple[Row, ...] = BUILT_IN) -> list[Signal]:
+    """The signals of one object for a pod."""
+    return signals.of_pod(read_pod(pod or objects.pod(grace_s=GRACE_S)), signals.marks(rows, on, body))
+
+
+def tainted(key: str, effect: str = "NoSchedule", value: str | None = None) -> Body:
+    taint = objects.taint(key, effect) | ({} if value is None else {"value": value})
+    return objects.node(taints=[taint])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A row, an object that it is for, and what follows."""
+
+    row: str
+    on: On
+    body: Body
+    cause: Cause
+    confidence: Confidence
+    cancelable: bool
+    in_s: float  # from NOW, at which the signal begins
+    text: str
+    pod: Body | None = None
+
+
+def on_node(
+    row: str, body: Body, cause: Cause, confidence: Confidence, cancelable: bool, in_s: float, text: str
+) -> Case:
+    return Case(row, On.NODE, body, cause, confidence, cancelable, in_s, text)
+
+
+def by_taint(
+    row: str, key: str, cause: Cause, confidence: Confidence, cancelable: bool, in_s: float, effect: str = "NoSchedule"
+) -> Case:
+    return on_node(row, tainted(key, effect), cause, confidence, cancelable, in_s, f"taint {key}:{effect}")
+
+
+def aks(event: str) -> Body:
+    """node-problem-detector's condition on AKS."""
+    message = f"{event} Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
+    condition = objects.condition("VMEventScheduled", reason="VMEventScheduled", message=message)
+    return objects.node(conditions=[condition])
+
+
+def evicted_by(reason: str) -> Body:
+    return objects.pod(disruption=reason, grace_s=GRACE_S)
+
+
+UPCOMING = {
+    "type": "SCHEDULED",
+    "maintenance_status": "PENDING",
+    "can_reschedule": True,
+    "window_start_time": stamp(NOW + 1800),
+    "window_end_time": stamp(NOW + 5400),
+}
+CAMEL = {"maintenanceStatus": "PENDING", "windowStartTime": stamp(NOW + 1800)}
+SHUTDOWN = objects.condition("Ready", "False", reason="KubeletNotReady", message="node is shutting down")
+LIMITED_JOB = objects.job() | {
+    "spec": {"activeDeadlineSeconds": 3000},
+    "status": {"startTime": stamp(NOW - 600)},
+}
+ADMITTED = objects.condition("Admitted", reason="Admitted", at=NOW - 300)
+CASES = [
+    by_taint("gke-impending-termination", objects.GKE_TAINT, Cause.SPOT_TERMINATION, SURE, False, 15),
+    by_taint(
+        "gke-maintenance-window-started",
+        "cloud.google.com/maintenance-window-started",
+        Cause.MAINTENANCE,
+        SURE,
+        False,
+        720,
+        "PreferNoSchedule",
+    ),
+    on_node(
+        "gke-active-maintenance",
+        objects.node(labels={"cloud.google.com/active-node-maintenance": "ONGOING"}),
+        Cause.MAINTENANCE,
+        SURE,
+        False,
+        GRACE_S,
+        "label cloud.google.com/active-node-maintenance=ONGOING",
+    ),
+    on_node(
+        "gke-scheduled-maintenance",
+        objects.node(labels={"cloud.google.com/scheduled-maintenance-time": f"{NOW + 7200:.0f}"}),
+        Cause.MAINTENANCE,
+        LIKELY,
+        True,
+        7200,
+        f"label cloud.google.com/scheduled-maintenance-time={NOW + 7200:.0f}",
+    ),
+    *(
+        on_node(
+            "gke-upcoming-maintenance",
+            objects.node(annotations={"node.gke.io/upcoming-maintenance": json.dumps(value)}),
+            Cause.MAINTENANCE,
+            LIKELY,
+            True,
+            1800,
+            "annotation node.gke.io/upcoming-maintenance=",
+        )
+        for value in (UPCOMING, CAMEL)
+    ),
+    by_taint("aws-spot-interruption", f"{NTH}/spot-itn", Cause.SPOT_TERMINATION, SURE, False, 120),
+    by_taint("aws-scheduled-maintenance", f"{NTH}/scheduled-maintenance", Cause.MAINTENANCE, SURE, True, GRACE_S),
+    by_taint("aws-asg-termination", f"{NTH}/asg-lifecycle-termination", Cause.SCALE_DOWN, SURE, False, GRACE_S),
+    by_taint("aws-rebalance", f"{NTH}/rebalance-recommendation", Cause.REBALANCE, HINT, True, GRACE_S),
+    by_taint("karpenter-disrupted", "karpenter.sh/disrupted", Cause.SCALE_DOWN, SURE, False, GRACE_S),
+    Case(
+        "karpenter-termination-time",
+        On.NODE_CLAIM,
+        objects.node_claim(
+            annotations={"karpenter.sh/nodeclaim-termination-timestamp": stamp(NOW + 900)}, expire_after="Never"
+        ),
+        Cause.SCALE_DOWN,
+        SURE,
+        False,
+        900,
+        "annotation karpenter.sh/nodeclaim-termination-timestamp=2026-03-01T12:15:00Z",
+    ),
+    Case(
+        "karpenter-expiry",
+        On.NODE_CLAIM,
+        objects.node_claim(expire_after="1h30m", created_at=NOW - 3600),
+        Cause.SCALE_DOWN,
+        SURE,
+        False,
+        1800,
+        "NodeClaim spec.expireAfter=1h30m",
+    ),
+    by_taint("autoscaler-deletion", "ToBeDeletedByClusterAutoscaler", Cause.SCALE_DOWN, SURE, False, GRACE_S),
+    by_taint(
+        "autoscaler-candidate",
+        "DeletionCandidateOfClusterAutoscaler",
+        Cause.SCALE_DOWN,
+        HINT,
+        True,
+        GRACE_S,
+        "PreferNoSchedule",
+    ),
+    *(
+        on_node(
+            f"aks-{event.lower()}",
+            aks(event),
+            cause,
+            confidence,
+            True,
+            300,
+            "Node condition VMEventScheduled (VMEventScheduled)",
+        )
+        for event, cause, confidence in (
+            ("Freeze", Cause.MAINTENANCE, HINT),
+            ("Preempt", Cause.SPOT_TERMINATION, SURE),
+            ("Terminate", Cause.SCALE_DOWN, SURE),
+            ("Redeploy", Cause.MAINTENANCE, SURE),
+            ("Reboot", Cause.MAINTENANCE, SURE),
+        )
+    ),
+    by_taint("aks-remediator", "remediator.kubernetes.azure.com/unschedulable", Cause.MAINTENANCE, SURE, True, 30),
+    by_taint("node-out-of-service", "node.kubernetes.io/out-of-service", Cause.NODE_LOST, SURE, False, 0, "NoExecute"),
+    by_taint("node-not-ready", "node.kubernetes.io/not-ready", Cause.NODE_LOST, LIKELY, True, 300, "NoExecute"),
+    by_taint("node-unreachable", "node.kubernetes.io/unreachable", Cause.NODE_LOST, LIKELY, True, 300, "NoExecute"),
+    on_node(
+        "node-shutdown",
+        objects.node(conditions=[SHUTDOWN]),
+        Cause.NODE_SHUTDOWN,
+        SURE,
+        False,
+        20,  # of a grace period of 40
+        "Node condition Ready (False, KubeletNotReady)",
+    ),
+    on_node(
+        "node-cordoned",
+        objects.node(unschedulable=True),
+        Cause.DRAIN,
+        HINT,
+        True,
+        GRACE_S,
+        "Node spec.unschedulable=true",
+    ),
+    by_taint("no-execute", "example.com/evacuate", Cause.NODE_TAINT, SURE, True, GRACE_S, "NoExecute"),
+    *(
+        Case(row, On.POD, evicted_by(reason), cause, SURE, False, GRACE_S, f"condition DisruptionTarget ({reason})")
+        for row, reason, cause in (
+            ("pod-preempted", "PreemptionByScheduler", Cause.PRIORITY_PREEMPTION),
+            ("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT),
+            ("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN),
+            ("pod-collected", "DeletionByPodGC", Cause.NODE_LOST),
+            ("pod-kubelet", "TerminationByKubelet", Cause.NODE_PRESSURE),
+            ("pod-disrupted", "ExclusivePlacementViolation", Cause.POD_DELETION),
+        )
+    ),
+    Case(
+        "pod-deleted",
+        On.POD,
+        objects.pod(deleting_at=NOW + 5, grace_s=5),
+        Cause.POD_DELETION,
+        SURE,
+        False,
+        5,
+        "deletion of the pod",
+        pod=objects.pod(deleting_at=NOW + 5, grace_s=5),
+    ),
+    Case(
+        "kueue-evicted",
+        On.WORKLOAD,
+        objects.workload(conditions=[objects.condition("Evicted", reason="Preempted", message="to make room")]),
+        Cause.SUSPENSION,
+        SURE,
+        False,
+        GRACE_S,
+        "Workload condition Evicted (Preempted)",
+    ),
+    Case(
+        "jobset-suspended",
+        On.JOB_SET,
+        objects.jobset(suspended=True),
+        Cause.SUSPENSION,
+        SURE,
+        False,
+        GRACE_S,
+        "JobSet spec.suspend=true",
+    ),
+    Case(
+        "job-suspended",
+        On.JOB,
+        objects.job(suspended=True),
+        Cause.SUSPENSION,
+        SURE,
+        False,
+        GRACE_S,
+        "Job spec.suspend=true",
+    ),
+    Case(
+        "job-time-limit",
+        On.JOB,
+        LIMITED_JOB,
+        Cause.TIME_LIMIT,
+        SURE,
+        False,
+        2400,
+        "Job spec.activeDeadlineSeconds=3000",
+    ),
+    Case(
+        "kueue-time-limit",
+        On.WORKLOAD,
+        objects.workload(conditions=[ADMITTED], limit_s=1000, used_s=100),
+        Cause.TIME_LIMIT,
+        SURE,
+        False,
+        600,
+        "Workload spec.maximumExecutionTimeSeconds=1000",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.row)
+def test_what_a_provider_writes_is_the_signal_of_its_row(case: Case) -> None:
+    marks = signals.marks(BUILT_IN, case.on, case.body)
+    assert [mark.row.name for mark in marks] == [case.row]
+    (signal,) = seen(case.on, case.body, case.pod)
+    assert signal.deadline_at(NOW) == NOW + case.in_s
+    assert (signal.cause, signal.confidence, signal.cancelable) == (case.cause, case.confidence, case.cancelable)
+    assert signal.text.startswith(case.text)
+    assert signal.node == "node-1"
+
+
+def test_every_row_has_an_object_that_it_is_tested_with() -> None:
+    assert {case.row for case in CASES} == {row.name for row in BUILT_IN}
+
+
+def test_every_kind_that_is_seen_on_objects_has_a_row() -> None:
+    assert {row.kind for row in BUILT_IN} == set(SignalKind) - {SignalKind.EVICTION, SignalKind.REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("on", "body"),
+    [
+        pytest.param(On.NODE, tainted("nvidia.com/gpu"), id="a taint that evicts nobody"),
+        pytest.param(On.NODE, objects.node(), id="a node as any other"),
+        pytest.param(
+            On.NODE,
+            objects.node(conditions=[objects.condition("VMEventScheduled", "False", reason="NoVMEventScheduled")]),
+            id="AKS: no event",
+        ),
+        pytest.param(
+            On.NODE,
+            objects.node(conditions=[objects.condition("Ready", "False", reason="KubeletNotReady", message="PLEG")]),
+            id="a node that is not ready for another reason",
+        ),
+        pytest.param(
+            On.NODE,
+            objects.node(
+                annotations={
+                    "node.gke.io/upcoming-maintenance": json.dumps(UPCOMING | {"maintenance_status": "COMPLETE"})
+                }
+            ),
+            id="GKE: maintenance that is over",
+        ),
+        pytest.param(On.NODE_CLAIM, objects.node_claim(expire_after="Never"), id="a node that never expires"),
+        pytest.param(On.JOB, objects.job(), id="a Job as any other"),
+        pytest.param(
+            On.JOB, objects.job() | {"spec": {"activeDeadlineSeconds": 9}}, id="a limited Job that has not started"
+        ),
+        pytest.param(On.JOB_SET, objects.jobset(), id="a JobSet as any other"),
+        pytest.param(
+            On.WORKLOAD,
+            objects.workload(conditions=[objects.condition("Evicted", "False", reason="QuotaReserved")]),
+            id="a Workload that was admitted again",
+        ),
+        pytest.param(On.POD, objects.pod(), id="a pod as any other"),
+    ],
+)
+def test_what_says_nothing_of_an_end_is_no_signal(on: On, body: Body) -> None:
+    assert signals.marks(BUILT_IN, on, body) == ()
+
+
+def test_a_pod_that_has_ended_has_no_signals() -> None:
+    pod = objects.pod(phase="Failed", disruption="EvictionByEvictionAPI", deleting_at=NOW)
+    assert seen(On.POD, pod, pod) == []
+
+
+# By when.
+
+
+@pytest.mark.parametrize(
+    ("key", "grace_s", "in_s"),
+    [
+        pytest.param(objects.GKE_TAINT, 5, 5, id="GKE leaves a short grace period as it is"),
+        pytest.param(objects.GKE_TAINT, 600, 15, id="... and cuts a long one"),
+        pytest.param("ToBeDeletedByClusterAutoscaler", 3600, 600, id="the autoscaler waits 600 s"),
+    ],
+)
+def test_a_grace_period_is_cut_to_what_the_provider_leaves(key: str, grace_s: int, in_s: float) -> None:
+    (signal,) = seen(On.NODE, tainted(key), objects.pod(grace_s=grace_s))
+    assert signal.deadline_at(NOW) == NOW + in_s
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("soon", id="no number"),
+        pytest.param(f"{NOW - 60:.0f}", id="over"),
+        pytest.param("", id="empty"),
+    ],
+)
+def test_a_told_time_that_is_over_or_cannot_be_read_leaves_the_grace_period(value: str) -> None:
+    (signal,) = seen(On.NODE, objects.node(labels={"cloud.google.com/scheduled-maintenance-time": value}))
+    assert signal.deadline_at(NOW) == NOW + GRACE_S
+
+
+@pytest.mark.parametrize("value", ["NONE", "[]", "{}", '{"window_start_time": null}', '"2026"'])
+def test_an_annotation_without_the_window_leaves_the_grace_period(value: str) -> None:
+    (signal,) = seen(On.NODE, objects.node(annotations={"node.gke.io/upcoming-maintenance": value}))
+    assert signal.deadline_at(NOW) == NOW + GRACE_S
+
+
+def test_karpenters_taint_has_the_time_that_the_nodes_claim_tells() -> None:
+    node = signals.marks(BUILT_IN, On.NODE, tainted("karpenter.sh/disrupted"))
+    annotation = {"karpenter.sh/nodeclaim-termination-timestamp": stamp(NOW + 900)}
+    claim = signals.marks(BUILT_IN, On.NODE_CLAIM, objects.node_claim(annotations=annotation))
+    found = signals.of_pod(read_pod(objects.pod(grace_s=GRACE_S)), [*node, *claim])
+    by_cause = {signal.text.partition("=")[0]: signal.deadline_at(NOW) for signal in found}
+    assert by_cause["taint karpenter.sh/disrupted:NoSchedule"] == NOW + 900
+
+
+def test_what_is_more_than_an_hour_ahead_is_far() -> None:
+    node = objects.node(labels={"cloud.google.com/scheduled-maintenance-time": f"{NOW + 7200:.0f}"})
+    (signal,) = seen(On.NODE, node)
+    assert signal.is_far(NOW, NOW)
+    assert not signal.is_far(NOW, NOW + 3601)
+
+
+# Tolerations.
+
+
+def test_a_no_execute_taint_that_is_tolerated_for_good_is_no_signal() -> None:
+    pod = objects.pod(tolerations=[{"operator": "Exists"}])
+    assert seen(On.NODE, tainted("example.com/evacuate", "NoExecute"), pod) == []
+    assert seen(On.NODE, tainted("node.kubernetes.io/not-ready", "NoExecute"), pod) == []
+
+
+def test_a_spot_termination_counts_though_the_pod_tolerates_its_taint() -> None:
+    pod = objects.pod(tolerations=[{"operator": "Exists"}])
+    assert [signal.cause for signal in seen(On.NODE, tainted(objects.GKE_TAINT), pod)] == [Cause.SPOT_TERMINATION]
+
+
+def test_a_no_execute_taint_that_is_tolerated_for_a_while_leaves_that_and_the_grace_period() -> None:
+    toleration = {"key": "example.com/evacuate", "operator": "Exists", "tolerationSeconds": 60}
+    pod = objects.pod(grace_s=30, tolerations=[toleration])
+    (signal,) = seen(On.NODE, tainted("example.com/evacuate", "NoExecute"), pod)
+    assert signal.lead_s == 90
+
+
+# Since when.
+
+
+def marks_of(body: Body, on: On = On.NODE) -> list[tuple[str, float | None]]:
+    return [(mark.id, mark.since_at) for mark in signals.marks(BUILT_IN, on, body)]
+
+
+def maintenance(at: float) -> Body:
+    return objects.node(labels={"cloud.google.com/scheduled-maintenance-time": f"{at:.0f}"})
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        pytest.param(
+            objects.node(taints=[objects.taint("a", "NoExecute", added_at=NOW)]),
+            objects.node(taints=[objects.taint("a", "NoExecute", added_at=NOW + 9)]),
+            id="a taint with another time",
+        ),
+        pytest.param(maintenance(NOW + 600), maintenance(NOW + 900), id="a maintenance that was moved"),
+        pytest.param(
+            objects.node(conditions=[SHUTDOWN]),
+            objects.node(conditions=[SHUTDOWN | {"lastTransitionTime": stamp(NOW + 9)}]),
+            id="a condition that came again",
+        ),
+        pytest.param(aks("Freeze"), aks("Preempt"), id="another event"),
+    ],
+)
+def test_what_comes_again_is_a_new_mark(first: Body, again: Body) -> None:
+    assert {mark for mark, _ in marks_of(first)}.isdisjoint(mark for mark, _ in marks_of(again))
+
+
+def test_the_same_announcement_in_other_words_is_the_same_mark() -> None:
+    values = [json.dumps(UPCOMING), json.dumps(UPCOMING | {"can_reschedule": False})]
+    first, again = (objects.node(annotations={"node.gke.io/upcoming-maintenance": value}) for value in values)
+    assert marks_of(first) == marks_of(again)
+
+
+def owned(body: Body, path: list[str], at: float) -> Body:
+    fields: Any = {}
+    for part in reversed(path):
+        fields = {f"f:{part}": fields}
+    body["metadata"]["managedFields"] = [{"manager": "x", "time": stamp(at), "fieldsV1": fields}]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("on", "body", "since_at"),
+    [
+        pytest.param(
+            On.NODE,
+            objects.node(taints=[objects.taint("a", "NoExecute", added_at=NOW - 5)], written_at=NOW - 1),
+            NOW - 5,
+            id="a taint that tells it",
+        ),
+        pytest.param(
+            On.NODE,
+            objects.node(taints=[objects.taint()], written_at=NOW - 7),
+            NOW - 7,
+            id="a taint that does not: by its owner's last write",
+        ),
+        pytest.param(
+            On.NODE,
+            owned(
+                maintenance(NOW + 600),
+                ["metadata", "labels", "cloud.google.com/scheduled-maintenance-time"],
+                NOW - 9,
+            ),
+            NOW - 9,
+            id="a label: the same",
+        ),
+        pytest.param(On.NODE, maintenance(NOW + 600), None, id="a label of no known owner"),
+        pytest.param(On.NODE, objects.node(conditions=[SHUTDOWN]), NOW, id="a condition: its transition"),
+        pytest.param(
+            On.POD, objects.pod(deleting_at=NOW + 20, grace_s=30), NOW - 10, id="a deletion, without the grace period"
+        ),
+        pytest.param(
+            On.JOB_SET, owned(objects.jobset(suspended=True), ["spec", "suspend"], NOW - 3), NOW - 3, id="a field"
+        ),
+    ],
+)
+def test_a_mark_says_since_when_as_far_as_the_api_tells(on: On, body: Body, since_at: float | None) -> None:
+    ((_, found_at),) = marks_of(body, on)
+    assert found_at == since_at
+
+
+def test_what_is_not_on_the_pod_itself_may_have_been_there_before_it() -> None:
+    def lasting(on: On, body: Body) -> list[bool]:
+        return [signal.lasting for signal in seen(on, body)]
+
+    assert lasting(On.NODE, tainted(objects.GKE_TAINT)) == [True]
+    assert lasting(On.NODE, maintenance(NOW + 600)) == [True]
+    assert lasting(On.WORKLOAD, objects.workload(conditions=[objects.condition("Evicted")])) == [True]
+    assert lasting(On.POD, evicted_by("PreemptionByScheduler")) == [False]
+    assert lasting(On.JOB, LIMITED_JOB) == [False]  # known from the start, and an end all the same
+
+
+# Where new pods do not go.
+
+
+@pytest.mark.parametrize(
+    ("node", "goes"),
+    [
+        pytest.param(tainted(objects.GKE_TAINT), True, id="termination"),
+        pytest.param(maintenance(NOW + 600), True, id="maintenance"),
+        pytest.param(objects.node(unschedulable=True), False, id="a hint"),
+        pytest.param(tainted("nvidia.com/gpu"), False, id="a taint of another meaning"),
+        pytest.param(tainted("example.com/dedicated", "NoExecute"), False, id="a taint that keeps others off"),
+    ],
+)
+def test_new_pods_are_kept_off_nodes_that_surely_or_likely_go(node: Body, goes: bool) -> None:
+    assert any(map(signals.marks_node, signals.marks(BUILT_IN, On.NODE, node))) is goes

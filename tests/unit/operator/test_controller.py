@@ -1,0 +1,809 @@
+"""From a watch event to the frames in a subscriber's queue and the record in the API."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gracepoint.wire import names
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
+from gracepoint_operator import controller
+from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.channel.reports import UnknownPreemption
+from gracepoint_operator.kube import client, kinds, write_queue
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
+from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+
+NAME = f"train-{JOBSET_UID[:8]}-1"
+
+
+def timings(body: client.JsonObject) -> dict[str, float]:
+    return {item["stage"]: item["seconds"] for item in body["status"].get("timings", [])}
+
+
+def condition(body: client.JsonObject, kind: str) -> client.JsonObject:
+    found: list[client.JsonObject] = body["status"].get("conditions", [])
+    return next(item for item in found if item["type"] == kind)
+
+
+async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        clock.move(0.25)
+        for index, subscriber in enumerate(gang):
+            (notice,) = await frames(subscriber)
+            assert notice == Notice(
+                preemption=NAME,
+                pod_uid=f"uid-pod-{index}-0",
+                session=f"s-{index}",
+                jobset_uid=JOBSET_UID,
+                cause="SpotTermination",
+                signal=f"taint {objects.GKE_TAINT}:NoSchedule",
+                confidence=Confidence.SURE,
+                nodes=["node-1"],
+                remaining_s=14.75,
+                deadline="2026-03-01T12:00:15.000000Z",
+                mode=Mode.ENFORCE,
+            )
+        body = await replica.phase("Noticed")
+        assert body["metadata"]["name"] == NAME
+        assert body["spec"]["policy"]["spec"]["mode"] == "Enforce"
+        assert body["status"]["acknowledgements"]["expected"] == 2
+        await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
+
+
+async def test_nobody_is_told_in_mode_observe(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, mode="Observe")
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint()
+        body = await replica.phase("Noticed")
+        assert body["spec"]["mode"] == "Observe"
+        assert await frames(subscriber) == []
+        clock.move(60)
+        await replica.phase("Expired")
+        assert await frames(subscriber) == []
+
+
+async def test_notices_do_not_wait_for_an_api_that_is_down(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        replica.api.failing = [client.Unavailable("down")] * 5
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        assert len(await frames(subscriber)) == 1
+        await replica.phase("Noticed")  # once it is back
+
+
+async def test_reports_move_the_phase_with_figures_and_timings_since_the_signal(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        clock.move(0.1)
+        for subscriber in gang:
+            await frames(subscriber)
+        for phase in (Phase.FROZEN, Phase.AGREED, Phase.COMMITTED):
+            await replica.report(phase)
+        body = await replica.phase("Committed")
+        status = body["status"]
+        assert (status["step"], status["ordinal"], status["bytes"]) == (40, 41, 1024)
+        assert (status["stepsLost"], status["secondsToSpare"], status["processes"]) == (0, 9.5, 2)
+        assert timings(body)["noticeSent"] == pytest.approx(0.1)
+        assert timings(body)["frozen"] == pytest.approx(0.3)
+        assert timings(body)["agreed"] == pytest.approx(0.4)
+        assert condition(body, "Ended")["reason"] == "Committed"
+        await until(lambda: "CheckpointCommitted" in replica.reasons, "the Event")
+        assert replica.reasons.count("CheckpointCommitted") == 1
+
+
+async def test_a_late_report_does_not_move_the_phase_back(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        await replica.report(Phase.DRAINED)
+        await replica.report(Phase.FAILED)
+        epoch = replica.core.world.epochs[NAMESPACE, NAME]
+        assert epoch.phase is Phase.COMMITTED
+
+
+async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
+        replica.taint()
+        await until(lambda: replica.core.world.epochs, "the decision")
+        for subscriber in gang:
+            await frames(subscriber)
+        await acknowledge(replica, 0)
+        await until(lambda: received(replica) == 1, "one receipt")
+        assert acknowledgements(replica)["laggards"] == [{"pod": "train-workers-0-1-0xyz", "lags": "NotAcknowledged"}]
+        clock.move(0.5)
+        await acknowledge(replica, 1)
+        await until(lambda: received(replica) == 2, "both receipts")
+        assert acknowledgements(replica)["laggards"] == []
+        assert timings(replica.preemptions[0])["lastAck"] == pytest.approx(0.5)
+
+
+async def acknowledge(replica: Replica, index: int) -> None:
+    pod = replica.core.world.pods[f"uid-pod-{index}-0"]
+    message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
+    await replica.core.intake.take(pod, message)
+
+
+def acknowledgements(replica: Replica) -> client.JsonObject:
+    (body,) = replica.preemptions
+    found: client.JsonObject = body.get("status", {}).get("acknowledgements", {"received": 0})
+    return found
+
+
+def received(replica: Replica) -> int:
+    return int(acknowledgements(replica)["received"])
+
+
+async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
+            await acknowledge(replica, 0)
+
+
+async def test_a_signal_that_goes_away_is_taken_back_from_all_who_may_know_of_it(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        told = replica.subscribe(0)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        returned = replica.subscribe(1, "s-1")  # it may have been told by its connection before, or by the twin
+        notice, retraction = await frames(told)
+        assert isinstance(notice, Notice)
+        assert notice.confidence is Confidence.LIKELY
+        assert retraction == Retraction(
+            preemption=NAME,
+            pod_uid="uid-pod-0-0",
+            session="s-0",
+            reason="the signal went away: taint node.kubernetes.io/not-ready:NoExecute",
+        )
+        assert [type(frame) for frame in await frames(returned)] == [Retraction]
+        await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
+
+
+async def test_a_retraction_that_fell_into_an_outage_is_told_on_the_return(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        told = replica.subscribe(0)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        await frames(told)
+        replica.core.subscribers.remove(told)
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+        for _ in range(2):  # an outage after it, as well
+            returned = replica.subscribe(0)
+            (frame,) = await frames(returned)
+            assert isinstance(frame, Retraction)
+            assert frame.preemption == NAME
+
+
+async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: MemoryApi, clock: Clock) -> None:
+    for number in range(1, 41):
+        api.add(kinds.PREEMPTIONS, objects.preemption(number, phase="Retracted", ended_at=NOW, cancelable=True))
+    async with running(api, clock) as replica:
+        returned = replica.subscribe(0)
+        told = [frame.preemption for frame in await frames(returned) if isinstance(frame, Retraction)]
+        assert told == [f"train-{JOBSET_UID[:8]}-{number}" for number in range(33, 41)]
+        for epoch in replica.core.world.epochs_of(JOBSET_UID):
+            replica.core.deliverer.tell(epoch)  # as a listing of all of them brings about
+        assert await frames(returned) == []
+
+
+async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=300))
+        await replica.phase_of(NAME, "Noticed")
+        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=900))
+        await until(lambda: replica.named(NAME)["spec"]["moves"] == 1, "the record of it")
+        remaining = [frame.remaining_s for frame in await frames(subscriber) if isinstance(frame, Notice)]
+        assert remaining == [900.0] or remaining == [300.0, 900.0]
+
+
+async def test_a_gang_that_is_to_train_on_to_its_time_limit_is_told_to_leave_when_its_node_goes(
+    api: MemoryApi, clock: Clock
+) -> None:
+    limited = objects.job() | {
+        "spec": {"completions": 2, "activeDeadlineSeconds": 1000},
+        "status": {"startTime": objects.stamp(NOW - 100)},
+    }
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.JOBS, limited)
+        assert (await replica.phase_of(NAME, "Noticed"))["spec"]["exits"] is False
+        replica.taint()
+        await replica.phase_of(NAME, "Retracted")
+        second = await replica.phase_of(f"{NAME[:-1]}2", "Noticed")
+        assert (second["spec"]["exits"], second["spec"]["cause"]) == (True, "SpotTermination")
+        told = [
+            (frame.preemption, frame.mode if isinstance(frame, Notice) else type(frame))
+            for frame in await frames(subscriber)
+            if isinstance(frame, Notice | Retraction)
+        ]
+        assert told == [(NAME, Mode.DRILL), (NAME, Retraction), (second["metadata"]["name"], Mode.ENFORCE)]
+        await until(lambda: replica.reasons.count("PreemptionNoticed") == 2, "the Events")
+        assert "TimeLimit" in replica.reasons
+
+
+async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.see(kinds.PREEMPTIONS, objects.request(mode="Drill"))
+        await replica.phase_of("leave", "Adopted", seen=True)
+        assert replica.named("leave")["status"]["preemption"] == NAME
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.mode is Mode.DRILL
+        await replica.report(Phase.COMMITTED)
+        await replica.phase_of("leave", "Committed", seen=True)
+
+
+async def test_a_request_for_no_jobset_is_answered_after_a_while(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "TICK_S", 0.01)
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.request(jobset="nobody"))
+        await asyncio.sleep(0.05)
+        assert "status" not in replica.named("leave")  # the JobSet may be on its way
+        clock.move(6)
+        await replica.phase_of("leave", "Superseded")
+        assert "there is no JobSet nobody" in replica.named("leave")["status"]["message"]
+
+
+async def test_a_gang_that_has_left_too_often_is_told_to_save_and_train_on(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, exitBreaker={"savedExits": 1, "withinSeconds": 600})
+    before = objects.preemption(phase="Committed", created_at=NOW - 300, ended_at=NOW - 290, pods=[])
+    api.add(kinds.PREEMPTIONS, before)
+    second = f"train-{JOBSET_UID[:8]}-2"
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint()
+        body = await replica.phase_of(second, "Noticed")
+        assert (body["spec"]["mode"], body["spec"]["exits"]) == ("Enforce", False)
+        assert condition(body, "Exits")["reason"] == "ExitBreakerOpen"
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.mode is Mode.DRILL
+        await until(lambda: "ExitBreakerOpen" in replica.reasons, "the Event")
+
+
+def others_were_told(api: MemoryApi, number: int, *, jobset: bool = True) -> None:
+    """Another gang of the namespace was told just now of what is not sure; or somebody forged that."""
+    other = objects.preemption(number)
+    other["spec"] |= {"confidence": "likely", "jobSet": {"name": f"other-{number}", "uid": f"uid-jobset-{number}"}}
+    other["metadata"] |= {"name": f"other-{number}", "uid": f"uid-other-{number}"}
+    api.add(kinds.PREEMPTIONS, other)
+    if jobset:
+        body = objects.jobset(uid=f"uid-jobset-{number}")
+        body["metadata"]["name"] = f"other-{number}"
+        api.add(kinds.JOBSETS, body)
+
+
+async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryApi, clock: Clock) -> None:
+    for number in range(1, 11):
+        others_were_told(api, number, jobset=False)
+    async with running(api, clock) as replica:
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "the epoch")
+
+
+async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "TICK_S", 0.01)
+    for number in range(1, 11):
+        others_were_told(api, number)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: "node-1" in replica.core.world.disrupted_nodes, "the taint to be seen")
+        await asyncio.sleep(0.05)
+        assert await frames(subscriber) == []
+        clock.move(60)
+        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "its turn")
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_a_deadline_that_moves_is_told_again_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await replica.phase("Noticed")
+        replica.taint("node-2")
+        await until(lambda: replica.preemptions[0]["spec"]["deadline"] < "2026-03-01T12:01", "the new deadline")
+        first, second = await frames(subscriber)
+        assert isinstance(first, Notice)
+        assert isinstance(second, Notice)
+        assert (first.preemption, second.preemption) == (NAME, NAME)
+        assert (first.remaining_s, second.remaining_s) == (300, 15)
+
+
+async def test_a_subscriber_that_comes_later_gets_the_open_notice(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(4)
+        (notice,) = await frames(replica.subscribe())
+        assert isinstance(notice, Notice)
+        assert notice.remaining_s == 11
+
+
+async def test_a_restarted_operator_tells_on_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+    clock.move(1)
+    async with running(api, clock, "replica-b") as replica:
+        (notice,) = await frames(replica.subscribe())
+        assert isinstance(notice, Notice)
+        assert (notice.preemption, notice.remaining_s) == (NAME, 14)
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_twin_tells_its_own_subscribers_and_adds_its_own_entry(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+        first.taint()
+        await first.phase("Noticed")
+        second.core.feed(kinds.PREEMPTIONS, "ADDED", api.of(kinds.PREEMPTIONS)[0])
+        await until(lambda: second.core.world.epochs, "the watch")
+        assert len(await frames(one)) == 1
+        assert len(await frames(two)) == 1
+        await until(lambda: len(entries(api)) == 2, "both entries")
+        assert {name: entry["told"] for name, entry in entries(api).items()} == {"replica-a": 1, "replica-b": 1}
+
+
+def entries(api: MemoryApi) -> dict[str, client.JsonObject]:
+    (body,) = api.of(kinds.PREEMPTIONS)
+    return {entry["name"]: entry for entry in body.get("status", {}).get("replicas", [])}
+
+
+async def test_two_replicas_that_decide_at_once_make_one_object_and_one_event(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+        node = api.add(kinds.NODES, objects.node("node-1", taints=[objects.taint()]))
+        first.core.feed(kinds.NODES, "MODIFIED", node)
+        second.core.feed(kinds.NODES, "MODIFIED", node)
+        await first.phase("Noticed")
+        assert len(await frames(one)) == 1
+        assert len(await frames(two)) == 1
+        await until(lambda: len(entries(api)) == 2, "both entries")
+        assert len(api.of(kinds.PREEMPTIONS)) == 1
+        assert first.reasons == ["PreemptionNoticed"]
+
+
+async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        api.add(kinds.JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.jobsets[JOBSET_UID].restarts == 1, "the fresh look")
+        assert await frames(subscriber) == []
+        assert replica.preemptions == []
+
+
+async def test_a_pod_that_somebody_deleted_disrupts_the_gang(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        body = await replica.phase("Noticed")
+        assert body["spec"]["cause"] == "PodDeletion"
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_a_deleted_pod_is_believed_where_the_api_does_not_answer(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        api.failing = [client.Unavailable("down")] * 3
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await replica.phase("Noticed")
+
+
+async def test_a_gang_that_learnt_by_sigterm_gets_a_record_and_is_not_told(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe()
+        await replica.report(Phase.AGREED, preemption="")
+        await replica.report(Phase.COMMITTED, preemption="")
+        body = await replica.phase("Committed")
+        assert body["spec"]["cause"] == "SpotTermination"
+        assert body["spec"]["signal"].startswith("SIGTERM")
+        assert await frames(subscriber) == []
+        assert len(replica.preemptions) == 1
+
+
+async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+        await replica.report(Phase.COMMITTED, preemption="")
+        assert replica.core.world.epochs == {}
+
+
+async def test_nameless_reports_at_the_same_moment_are_of_one_epoch(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = api.get
+
+    async def after_a_while(*about: Any) -> client.JsonObject:
+        await asyncio.sleep(0)  # others come in between, as they do while an API server answers
+        return await get(*about)
+
+    monkeypatch.setattr(api, "get", after_a_while)
+    async with running(api, clock) as replica:
+        await asyncio.gather(*(replica.report(phase, preemption="") for phase in (Phase.FROZEN, Phase.AGREED)))
+        await replica.phase("Agreed")
+        assert len(replica.preemptions) == 1
+
+
+async def test_a_nameless_report_goes_to_the_epoch_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED, preemption="")
+        await replica.phase("Committed")
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        clock.move(8)
+        replica.see(kinds.JOBSETS, objects.jobset(restarts=1))
+        replica.drop(kinds.JOBS, objects.job())
+        replica.see(kinds.JOBS, objects.job(attempt=1))
+        for index in (0, 1):
+            replica.drop(kinds.PODS, objects.pod(index))
+            body = objects.pod(index, attempt=1, on="node-2", created_at=clock())
+            replica.see(kinds.PODS, body)
+        await until(lambda: "uid-pod-0-1" in replica.core.world.pods, "the new pods")
+        assert await frames(replica.subscribe(0, "s-9", attempt=1)) == []
+        pod = replica.core.world.pods["uid-pod-0-1"]
+        for training in (False, True):
+            clock.move(1)
+            message = Resumption(
+                pod_uid=pod.uid,
+                session="s-9",
+                jobset_uid=JOBSET_UID,
+                restart_attempt=1,
+                restored_step=40,
+                training=training,
+                age_s=0.5,  # on its way, while the replica that it was sent to had gone
+            )
+            await replica.core.intake.take(pod, message)
+        await until(lambda: "training" in timings(replica.preemptions[0]), "the stage")
+        body = replica.preemptions[0]
+        assert body["status"]["restoredStep"] == 40
+        assert timings(body)["exited"] == timings(body)["podsBack"] == pytest.approx(8)
+        assert timings(body)["restored"] == pytest.approx(8.5)
+        assert timings(body)["training"] == pytest.approx(9.5)
+        await until(lambda: "Resumed" in replica.reasons, "the Event")
+        assert len(replica.preemptions) == 1
+
+
+@pytest.mark.parametrize(
+    ("save_s", "status", "reason"),
+    [(10.0, "True", "Fits"), (60.0, "False", "TooSlow")],
+    ids=["fits", "too slow"],
+)
+async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
+    api: MemoryApi, clock: Clock, save_s: float, status: str, reason: str
+) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        (policy,) = api.of(kinds.POLICIES)
+        assert condition(policy, "Ready")["status"] == "True"
+        assert condition(policy, "FitsGrace")["status"] == "Unknown"
+        assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+        await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
+        found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
+        assert found["reason"] == reason
+        assert "30 s granted" in found["message"]
+
+
+async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryApi, clock: Clock) -> None:
+    newer = objects.policy(futureField=True)
+    newer["metadata"].update(name="newer", uid="uid-newer")
+    api.add(kinds.POLICIES, newer)
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+
+
+async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        api.remove(kinds.PODS, objects.pod(1))
+        await sweep(api, replica.core.world, replica.core.world.drop)
+        assert set(replica.core.world.pods) == {"uid-pod-0-0"}
+
+
+async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        api.add(kinds.NAMESPACES, objects.namespace(deleted=True))
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        gone = f"GET /api/v1/namespaces/{NAMESPACE}"
+        await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
+        replica.see(kinds.JOBSETS, objects.jobset())  # its status changes while it is still there
+        replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.pods["uid-pod-1-0"].deletion_at, "the watch")
+        assert await frames(subscriber) == []
+        await replica.report(Phase.COMMITTED, preemption="")
+        assert replica.preemptions == []
+
+
+async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_CHECK_WITHIN_S", 0.05)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        hanging = asyncio.Event()
+
+        async def get(*_: object) -> client.JsonObject:
+            await hanging.wait()
+            raise client.Unavailable("too late")
+
+        monkeypatch.setattr(api, "get", get)
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+        await until(lambda: replica.core.world.epochs, "the decision")
+        hanging.set()
+        assert len(await frames(subscriber)) == 1
+
+
+async def test_many_events_that_waited_bring_about_one_decision(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(api, clock) as replica:
+        decided: list[str] = []
+        monkeypatch.setattr(replica.core, "_decide", decided.append)
+        for _ in range(50):
+            replica.see(kinds.PODS, objects.pod(0))
+        await until(lambda: decided, "the decision")
+        assert decided == [JOBSET_UID]
+
+
+def forecast(jobset_uid: str = JOBSET_UID, save_s: float = 10.0) -> Forecast:
+    return Forecast(
+        pod_uid="uid-pod-0-0",
+        session="s-0",
+        jobset_uid=jobset_uid,
+        state_bytes=10**9,
+        step_s=0.5,
+        drain_s=1.0,
+        save_s=save_s,
+        margin=1.25,
+    )
+
+
+def fits(api: MemoryApi) -> client.JsonObject:
+    return condition(api.of(kinds.POLICIES)[0], "FitsGrace")
+
+
+def policy_writes(api: MemoryApi) -> int:
+    return sum(call.startswith("PATCH") and call.endswith("checkpointpolicies/careful/status") for call in api.calls)
+
+
+async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_come_to_rest(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        replicas = (first, second)
+
+        def seen_by_both() -> None:
+            for replica in replicas:
+                replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
+
+        for replica, save_s in zip(replicas, (10.0, 60.0), strict=True):
+            clock.move(1)
+            await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+            status = "True" if save_s < 30 else "False"
+            await until(lambda expected=status: fits(api)["status"] == expected, "the condition")  # type: ignore[misc]
+            seen_by_both()
+        await asyncio.sleep(0.1)  # several write intervals
+        before = policy_writes(api)
+        for _ in range(5):
+            seen_by_both()
+            await asyncio.sleep(0.05)
+        assert policy_writes(api) == before
+        assert fits(api)["reason"] == "TooSlow"
+
+
+async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gone(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=60.0))
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0] and fits(api)["status"] == "False", "the condition")
+    async with running(api, clock, "replica-b") as replica:
+        replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
+        await asyncio.sleep(0.1)
+        assert fits(api)["reason"] == "TooSlow"
+        replica.drop(kinds.JOBSETS, objects.jobset())
+        await until(lambda: fits(api)["reason"] == "NoForecast", "the condition")
+
+
+async def test_a_jobset_that_is_older_than_its_policy_is_named_on_it(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        assert condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "True"
+        replica.see(kinds.JOBSETS, objects.jobset(injected=False))
+        await until(lambda: condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "False", "the condition")
+        found = condition(api.of(kinds.POLICIES)[0], "Injected")
+        assert found["reason"] == "CreatedBeforePolicy"
+        assert "train" in found["message"]
+        assert "create them again" in found["message"]
+
+
+@pytest.mark.parametrize("phase", ["Retracted", "Expired"])
+async def test_a_gang_that_went_on_after_an_epoch_and_is_then_disrupted_unseen_gets_its_own_record(
+    api: MemoryApi, clock: Clock, phase: str
+) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(phase=phase, ended_at=NOW))
+    clock.move(1000)
+    async with running(api, clock) as replica:
+        await replica.report(Phase.COMMITTED, preemption="")
+        body = await replica.phase("Committed", 1)
+        assert body["spec"]["epoch"] == 2
+        assert replica.preemptions[0]["status"]["phase"] == phase
+
+
+async def test_the_last_word_is_written_however_long_the_api_was_away(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_queue, "_SAY_AFTER_S", 0.05)
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        api.failing = [client.Unavailable("down")] * 5
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+
+
+async def test_a_record_that_lacks_the_end_is_written_again_when_it_is_seen(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        noticed = await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        replica.core.feed(kinds.PREEMPTIONS, None, api.add(kinds.PREEMPTIONS, noticed))  # restored from a backup
+        await replica.phase("Committed")
+
+
+async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        replica.core._recorder._scribe._interval_s = 30.0
+        await asyncio.sleep(0.1)
+        before = len(api.calls)
+        for index in (0, 1):
+            await acknowledge(replica, index)
+            await asyncio.sleep(0.05)
+        assert received(replica) <= 1
+        assert sum("PATCH" in call for call in api.calls[before:]) <= 2
+
+
+async def test_what_vanished_while_nobody_watched_is_forgotten_wholly(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1, "s-1")
+        api.remove(kinds.PODS, objects.pod(1))
+        await sweep(api, replica.core.world, replica.core._drop)
+        assert subscriber.closed
+        assert not replica.core.subscribers._current
+
+
+async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        pod = replica.core.world.pods["uid-pod-0-0"]
+        with pytest.raises(ValidationError, match="step"):
+            await replica.core.intake.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
+
+
+async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on_until_it_is_deleted(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        bare = objects.jobset()
+        del bare["metadata"]["labels"][names.LABEL_POLICY]
+        replica.core.feed(kinds.JOBSETS, "DELETED", api.add(kinds.JOBSETS, bare))
+        await until(
+            lambda: (jobset := replica.core.world.jobsets.get(JOBSET_UID)) is not None and not jobset.policy,
+            "a fresh look at the JobSet",
+        )
+        replica.taint("node-2")
+        await until(lambda: replica.preemptions[0]["spec"]["nodes"] == ["node-1", "node-2"], "the other node to join")
+        assert replica.preemptions[0]["status"]["phase"] == "Noticed"
+        replica.drop(kinds.JOBSETS, bare)
+        body = await replica.phase("Retracted")
+        assert condition(body, "Ended")["reason"] == "JobSetDeleted"
+
+
+async def test_an_eviction_waits_for_the_save_also_when_the_policy_was_deleted_meanwhile(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        pod = objects.pod(0)["metadata"]["name"]
+        assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
+        replica.drop(kinds.POLICIES, objects.policy())
+        await until(lambda: not replica.core.world.policies, "the policy to be gone")
+        assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
+
+
+async def test_a_record_whose_maker_died_before_its_first_status_is_filled_in_by_the_next_replica(
+    api: MemoryApi, clock: Clock
+) -> None:
+    made = objects.preemption(deadline_at=NOW + 300)
+    del made["status"]
+    api.add(kinds.PREEMPTIONS, made)
+    async with running(api, clock) as replica:
+        body = await replica.phase("Noticed")
+        assert body["status"]["acknowledgements"]["expected"] == 2
+        assert body["status"]["message"].startswith("SpotTermination: taint")
+        await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
+
+
+async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300))
+    api.remove(kinds.JOBSETS, objects.jobset())
+    async with running(api, clock) as replica:
+        body = await replica.phase("Retracted")
+        assert condition(body, "Ended")["reason"] == "JobSetDeleted"
+
+
+async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_it_came_back(
+    api: MemoryApi, clock: Clock
+) -> None:
+    api.add(kinds.PREEMPTIONS, objects.preemption(phase="Committed", ended_at=NOW))
+    clock.move(10)
+    api.remove(kinds.JOBS, objects.job())
+    api.add(kinds.JOBS, objects.job(attempt=1))
+    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+    for index in (0, 1):
+        api.remove(kinds.PODS, objects.pod(index))
+        api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
+    async with running(api, clock) as replica:
+        clock.move(5)
+        replica.taint()
+        await replica.phase("Noticed", epoch=1)
+        pod = replica.core.world.pods["uid-pod-0-1"]
+        said = Resumption(
+            pod_uid=pod.uid,
+            session="s-0",
+            jobset_uid=JOBSET_UID,
+            restart_attempt=1,
+            restored_step=40,
+            training=True,
+            age_s=0,
+        )
+        await replica.core.intake.take(pod, said)
+        await until(lambda: replica.preemptions[0]["status"].get("restoredStep") == 40, "the first record to say so")
+        assert "restoredStep" not in replica.preemptions[1]["status"]

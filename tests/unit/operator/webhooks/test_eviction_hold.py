@@ -1,0 +1,417 @@
+"""Evictions of a gang's pods: the first attempt is a signal, and all wait while the gang saves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gracepoint.wire.messages import Notice, Phase
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.objects import Pod, read_pod
+from gracepoint_operator.model import evictions
+from gracepoint_operator.model.evictions import Hold
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.webhooks import eviction_hold
+from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.replica import Replica, cluster, frames, running, until
+
+POD = "train-workers-0-0-0xyz"
+BOUND_S = 60.0  # as the policy has it by itself
+
+
+async def evict(replica: Replica, name: str = POD, uid: str | None = None) -> Hold | None:
+    return await replica.core.evictions.attempted(NAMESPACE, name, uid)
+
+
+def budget(allowed: int, *, name: str = "mine", selector: Body | None = None, current: bool = True) -> Body:
+    return {
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "generation": 2},
+        "spec": {"selector": {} if selector is None else selector},
+        "status": {"disruptionsAllowed": allowed, "observedGeneration": 2 if current else 1},
+    }
+
+
+async def test_the_first_attempt_tells_the_gang_and_waits(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscribers = [replica.subscribe(0), replica.subscribe(1)]
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + BOUND_S
+        assert "Gracepoint saves the JobSet train" in held.message
+        for subscriber in subscribers:
+            (notice,) = await frames(subscriber)
+            assert isinstance(notice, Notice)
+            assert (notice.cause, notice.signal) == ("Drain", "eviction of the pod")
+            assert notice.remaining_s == BOUND_S
+        made = await replica.phase("Noticed")
+        assert made["spec"]["evictionAttemptedAt"] == made["spec"]["observedAt"]
+        assert made["spec"]["cancelable"] is False
+        assert made["spec"]["pods"] == [POD]
+
+
+async def test_it_waits_until_the_commit(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await evict(replica)
+        clock.move(5)
+        await replica.report(Phase.WRITTEN)
+        assert await evict(replica) is not None
+        await replica.report(Phase.COMMITTED)
+        assert await evict(replica) is None
+        await replica.phase("Committed")
+        assert await evict(replica) is None, "the gang is leaving, which is no new disruption"
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_bound_lets_it_through_without_a_word_of_the_gang(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await evict(replica)
+        clock.move(BOUND_S - 1)
+        assert await evict(replica) is not None
+        clock.move(1)
+        assert await evict(replica) is None
+        clock.move(60)
+        await replica.phase("Expired")
+        assert await evict(replica) is None, "it was held once"
+        text = replica.metrics.text().decode()
+        assert 'gracepoint_evictions_answered_total{answer="wait"} 2.0' in text
+        assert 'gracepoint_evictions_answered_total{answer="go"} 2.0' in text
+        assert len(replica.preemptions) == 1
+
+
+async def test_the_bound_is_the_policys(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"boundSeconds": 5})
+    async with running(api, clock) as replica:
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + 5
+
+
+async def test_all_replicas_count_from_the_first_attempt(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as first, running(api, clock, "replica-b") as second:
+        held = await evict(first)
+        await first.phase("Noticed")
+        clock.move(20)
+        again = await evict(second)  # its watch has not brought the Preemption
+        assert again is not None
+        assert held is not None
+        assert again.until_at == held.until_at
+        clock.move(BOUND_S - 20)
+        assert await evict(second) is None
+        assert await evict(first) is None
+        assert len(first.preemptions) == 1
+
+
+async def test_attempts_at_both_replicas_at_once_are_one_epoch(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as first, running(api, clock, "replica-b") as second:
+        answers = await asyncio.gather(evict(first), evict(second, "train-workers-0-1-0xyz"))
+        assert None not in answers
+        await first.phase("Noticed")
+        assert len(first.preemptions) == 1
+
+
+async def test_a_replica_that_is_new_goes_on_counting(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        held = await evict(replica)
+        await replica.phase("Noticed")
+    clock.move(10)
+    async with running(api, clock, "replica-c") as replica:
+        again = await evict(replica)
+        assert again is not None
+        assert held is not None
+        assert again.until_at == held.until_at
+
+
+async def test_an_attempt_during_another_disruption_joins_it(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        made = await replica.phase("Noticed")
+        deadline = made["spec"]["deadline"]
+        clock.move(3)
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + 3 + BOUND_S
+        await until(
+            lambda: replica.preemptions[0]["spec"].get("evictionAttemptedAt"),
+            f"the attempt in the record, found {replica.preemptions}",
+        )
+        (made,) = replica.preemptions
+        assert made["spec"]["deadline"] == deadline, "which is nearer than the bound"
+        assert made["spec"]["signal"].startswith("taint ")
+
+
+async def test_an_eviction_brings_a_far_deadline_near_and_is_not_taken_back(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")  # 300 s, may go away again
+        await replica.phase("Noticed")
+        await evict(replica)
+        await until(
+            lambda: replica.preemptions[0]["spec"]["signal"] == "eviction of the pod",
+            f"the nearer deadline, found {replica.preemptions}",
+        )
+        assert replica.preemptions[0]["spec"]["cancelable"] is False
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await until(lambda: not replica.core.world.gang(objects.JOBSET_UID).marks["uid-pod-0-0"], "the taint to go")
+        assert await evict(replica) is not None
+        assert replica.preemptions[0]["status"]["phase"] == "Noticed"
+
+
+async def test_an_attempt_after_an_end_without_leaving_is_a_new_disruption(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await evict(replica)
+        clock.move(100)
+        await replica.phase("Expired")
+        clock.move(400)  # whoever drained has long given up
+        assert await evict(replica) is not None
+        await replica.phase("Noticed", epoch=1)
+
+
+def not_running(api: MemoryApi) -> None:
+    api.add(kinds.PODS, objects.pod(0, phase="Pending"))
+
+
+def ended(api: MemoryApi) -> None:
+    api.add(kinds.PODS, objects.pod(0, phase="Failed"))
+
+
+def deleted(api: MemoryApi) -> None:
+    api.add(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
+    api.add(kinds.JOBSETS, objects.jobset(deleted=True))
+
+
+def unlabelled(api: MemoryApi) -> None:
+    api.add(kinds.PODS, objects.pod(0, labelled=False))
+
+
+def job_over(api: MemoryApi) -> None:
+    api.add(kinds.JOBS, objects.job(condition="Complete"))
+
+
+def jobset_deleted(api: MemoryApi) -> None:
+    api.add(kinds.JOBSETS, objects.jobset(deleted=True))
+
+
+def other_kinds_only(api: MemoryApi) -> None:
+    api.add(kinds.POLICIES, objects.policy(signals=["NodeTaint"]))
+
+
+def no_policy(api: MemoryApi) -> None:
+    api.remove(kinds.POLICIES, objects.policy())
+
+
+def no_budget_left(api: MemoryApi) -> None:
+    api.add(kinds.POD_DISRUPTION_BUDGETS, budget(0))
+
+
+def two_budgets(api: MemoryApi) -> None:
+    api.add(kinds.POD_DISRUPTION_BUDGETS, budget(1))
+    api.add(kinds.POD_DISRUPTION_BUDGETS, budget(1, name="another"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(not_running, id="pod not running yet"),
+        pytest.param(ended, id="pod ended"),
+        pytest.param(deleted, id="pod deleted"),
+        pytest.param(unlabelled, id="pod of no gang"),
+        pytest.param(job_over, id="Job over"),
+        pytest.param(jobset_deleted, id="JobSet deleted"),
+        pytest.param(other_kinds_only, id="policy without the kind"),
+        pytest.param(no_policy, id="policy deleted"),
+        pytest.param(no_budget_left, id="a budget forbids it"),
+        pytest.param(two_budgets, id="two budgets, which Kubernetes cannot serve"),
+    ],
+)
+async def test_what_needs_no_save_goes_through_and_tells_nobody(change: Any, api: MemoryApi, clock: Clock) -> None:
+    change(api)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1)
+        assert await evict(replica) is None
+        assert await frames(subscriber) == []
+        assert replica.preemptions == []
+
+
+@pytest.mark.parametrize(
+    "pdb",
+    [
+        pytest.param(budget(1), id="allows one"),
+        pytest.param(budget(0, selector={"matchLabels": {"app": "other"}}), id="of other pods"),
+    ],
+)
+async def test_a_budget_that_allows_it_is_no_reason_not_to_save(pdb: Body, api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.POD_DISRUPTION_BUDGETS, pdb)
+    async with running(api, clock) as replica:
+        assert await evict(replica) is not None
+
+
+async def test_where_the_hold_is_off_it_is_a_signal_all_the_same(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"enabled": False})
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1)
+        assert await evict(replica) is None
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.remaining_s == 30, "the pod's grace period"
+
+
+async def test_in_mode_observe_it_is_recorded_and_nobody_waits(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, mode="Observe")
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1)
+        assert await evict(replica) is None
+        assert await frames(subscriber) == []
+        made = await replica.phase("Noticed")
+        assert made["spec"]["cause"] == "Drain"
+
+
+async def test_in_mode_drill_it_goes_through_and_is_none(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, mode="Drill")
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1)
+        assert await evict(replica) is None
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert (notice.mode, notice.remaining_s) == ("Enforce", 30), "no rehearsal: the pod goes"
+
+
+async def test_an_eviction_that_is_for_another_pod_of_that_name_is_not_ours(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        assert await evict(replica, uid="somebody-elses") is None
+        assert replica.preemptions == []
+        assert await evict(replica, uid="uid-pod-0-0") is not None
+
+
+async def test_a_pod_that_is_known_and_of_no_gang_is_answered_without_asking_anybody(
+    api: MemoryApi, clock: Clock
+) -> None:
+    api.add(kinds.PODS, objects.pod(0, labelled=False))
+    async with running(api, clock) as replica:
+        api.calls.clear()
+        assert await evict(replica) is None
+        assert api.calls == []
+
+
+async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryApi, clock: Clock) -> None:
+    api.remove(kinds.PODS, objects.pod(1))
+    async with running(api, clock) as replica:
+        api.add(kinds.PODS, {"metadata": {"name": "train-web", "namespace": NAMESPACE, "uid": "uid-web"}})
+        assert await evict(replica, "train-web") is None
+        assert replica.core.world.place("uid-web") is None, "what is none of ours is not kept"
+        assert await evict(replica, "train-gone") is None
+        api.add(kinds.PODS, new := objects.pod(1))
+        assert await evict(replica, new["metadata"]["name"]) is not None
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, "team-b"])
+async def test_a_pod_whose_name_is_of_no_jobset_is_answered_without_asking_anybody(
+    namespace: str, api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        api.calls.clear()
+        name = "web-0" if namespace == NAMESPACE else "train-workers-0-5-xyz"
+        assert await replica.core.evictions.attempted(namespace, name, None) is None
+        assert api.calls == []
+
+
+async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: MemoryApi, clock: Clock) -> None:
+    strict = budget(0)
+    strict["spec"]["unhealthyPodEvictionPolicy"] = "AlwaysAllow"
+    api.add(kinds.POD_DISRUPTION_BUDGETS, strict)
+    unready = objects.pod(0)
+    unready["status"]["conditions"] = [item for item in unready["status"]["conditions"] if item["type"] != "Ready"]
+    async with running(api, clock) as replica:
+        assert await evict(replica) is None
+        assert replica.preemptions == [], "the API server refuses it"
+        replica.see(kinds.PODS, unready)
+        await until(lambda: not replica.core.world.pods["uid-pod-0-0"].ready, "the pod's condition")
+        assert await evict(replica) is not None
+
+
+async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_hold(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 0.01)
+    async with running(api, clock) as replica:
+
+        async def silent(*args: object, **kwargs: object) -> Body:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(api, "get", silent)
+        held = await evict(replica)
+        assert held is not None, "what the watches brought is enough to know that it is a gang's"
+        assert await evict(replica, "train-unknown") is None
+        clock.move(BOUND_S)
+        assert await evict(replica) is None, "the bound needs no API server"
+
+
+async def test_an_api_server_that_refuses_is_no_reason_to_hold_or_to_break(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        api.failing = [client.Unavailable("no")]
+        assert await evict(replica, "train-unknown") is None
+        api.failing = [client.RequestRejected("forbidden")]
+        assert await evict(replica) is not None
+
+
+async def test_before_the_cluster_is_known_nothing_is_held(api: MemoryApi, clock: Clock) -> None:
+    replica = Replica(api, clock, "replica-a")
+    assert isinstance(replica.core.evictions, EvictionHold)
+    assert await evict(replica) is None
+    assert api.calls == []
+
+
+async def test_where_evictions_are_no_signal_nobody_is_asked_about_them(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, signals=["NodeTaint"])
+    async with running(api, clock) as replica:
+        api.calls.clear()
+        assert await evict(replica) is None
+        assert api.calls == []
+
+
+def epoch(
+    *, attempted_at: float | None = NOW, created_at: float = NOW, phase: str = "Noticed", **spec: object
+) -> PreemptionRecord:
+    body = objects.preemption(phase=phase, created_at=created_at, ended_at=NOW if phase == "Committed" else None)
+    if attempted_at is not None:
+        body["spec"]["evictionAttemptedAt"] = objects.stamp(attempted_at)
+    body["spec"] |= spec
+    return PreemptionRecord.of(body)
+
+
+def held(of: PreemptionRecord | None, now: float = NOW) -> bool:
+    return evictions.hold(of, the_pod(), now) is not None
+
+
+def the_pod() -> Pod:
+    return read_pod(objects.pod(0))
+
+
+def test_whether_an_eviction_waits_follows_from_the_preemption_and_the_time_alone() -> None:
+    observed = {"name": "careful", "spec": {"mode": "Observe"}}
+    assert held(epoch())
+    assert held(epoch(), NOW + BOUND_S - 0.1)
+    assert not held(epoch(), NOW + BOUND_S)
+    assert not held(None)
+    assert not held(epoch(phase="Committed"))
+    assert not held(epoch(attempted_at=None)), "without a first attempt there is nothing to count from"
+    assert not held(epoch(created_at=NOW - 200)), "the pod is of the life after it"
+    assert not held(epoch(mode="Observe"))
+    assert not held(epoch(mode="Drill"))
+    assert not held(epoch(policy=observed))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(NOW, NOW + 5), (NOW + 5, NOW), (NOW, None), (None, NOW)])
+def test_two_replicas_knowledge_joins_to_the_earlier_attempt(ours: float | None, theirs: float | None) -> None:
+    joined = epoch(attempted_at=ours).joined(epoch(attempted_at=theirs))
+    assert joined.spec.eviction_attempted_at is not None
+    assert joined.spec.eviction_attempted_at.timestamp() == NOW

@@ -1,0 +1,161 @@
+"""What is chosen in which situation, alike in all processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, plan
+from gracepoint.errors import AgreementError
+from tests.unit.preemption.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s.state_gb:g}GB-{s.left_s:g}s-{s.behind}-{s.choice}")
+def test_the_choice_is_the_tables(scenario: Scenario) -> None:
+    found = plan(scenario.situation())
+    assert (found.choice, found.steps_lost) == (scenario.choice, scenario.lost), found.reason
+    assert found.step == STEP - scenario.lost
+
+
+def test_the_table_in_the_documentation_is_this_one() -> None:
+    assert "\n".join(markdown()) in DOCS.read_text()
+
+
+def test_the_table_has_every_choice_and_every_state_of_a_snapshot() -> None:
+    assert {s.choice for s in SCENARIOS} == set(Choice)
+    assert {s.snapshot for s in SCENARIOS} == {None, *SnapshotState}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        (SCENARIOS[0], "step 1000 needs 4.6 s to drain and save, 27.0 s are left"),
+        (SCENARIOS[8], "and the save of step 990 under way another 16.0 s: there is no time for both, 27.0 s are left"),
+        (SCENARIOS[11], "step 1000 needs 40.6 s to drain and save, the save of step 975 under way another 4.0 s, 27"),
+        (SCENARIOS[20], "the snapshot of step 990, whose save failed, 4.0 s"),
+        (SCENARIOS[2], "nothing older can be had in time, 27.0 s are left; tried all the same"),
+    ],
+)
+def test_the_reason_has_the_figures_that_it_was_chosen_by(scenario: Scenario, words: str) -> None:
+    assert words in plan(scenario.situation()).reason
+
+
+def test_an_older_step_that_fits_without_the_margin_is_taken_before_a_current_one_that_does_not_fit_at_all() -> None:
+    under_way = Scenario(160, 4, 27, 0.2, 25, SnapshotState.WRITING, 0.35, Choice.PROMOTE, 25)  # another 26 s
+    held = Scenario(100, 4, 27, 10, 10, SnapshotState.HELD, 0.5, Choice.PROMOTE, 10)  # 25 s once more
+    for scenario in (under_way, held):
+        found = plan(scenario.situation())
+        assert (found.choice, found.step, found.steps_lost) == (Choice.PROMOTE, STEP - scenario.lost, scenario.lost)
+        assert "which fits without margin" in found.reason
+
+
+def test_a_save_that_has_nothing_on_the_disk_is_not_expected_sooner_than_it_has_taken_so_far() -> None:
+    usual = Scenario(16, 4, 27, 0.2, 10, SnapshotState.WRITING, 0, Choice.FINISH_IN_FLIGHT, 0).situation()
+    assert usual.snapshot is not None
+    stuck = dataclasses.replace(usual, snapshot=dataclasses.replace(usual.snapshot, elapsed_s=600.0))
+    assert (usual.finish_s, stuck.finish_s) == (4.0, 600.0)
+    assert plan(usual).choice is Choice.FINISH_IN_FLIGHT
+    assert plan(stuck).choice is Choice.CANCEL_AND_SAVE
+
+
+seconds = st.floats(0, 1e4)
+rates = st.none() | st.floats(1e3, 1e12)
+snapshots = st.none() | st.builds(
+    NewestSnapshot,
+    step=st.integers(0, STEP),
+    state=st.sampled_from(SnapshotState),
+    done_bytes=st.integers(0, 10**12),
+    left_bytes=st.integers(0, 10**12),
+    elapsed_s=seconds,
+)
+situations = st.builds(
+    Situation,
+    step=st.just(STEP),
+    left_s=st.floats(-10, 1e4) | st.just(math.inf),
+    state_bytes=st.none() | st.integers(0, 10**13),
+    process_count=st.integers(1, 4096),
+    drain_s=seconds,
+    streamed_bytes_per_s=rates,
+    snapshot_bytes_per_s=rates,
+    snapshot=snapshots,
+    margin=st.floats(1.0, 3.0),
+)
+
+
+@given(situations)
+def test_no_step_is_lost_where_there_is_time_for_drain_and_save(now: Situation) -> None:
+    if now.margin * (now.drain_s + now.save_s) <= now.left_s:
+        assert plan(now).steps_lost == 0
+        assert plan(now).choice is not Choice.IMPOSSIBLE
+
+
+@given(situations)
+def test_a_choice_can_be_followed(now: Situation) -> None:
+    found = plan(now)
+    state = None if now.snapshot is None else now.snapshot.state
+    if found.choice in (Choice.FINISH_IN_FLIGHT, Choice.CANCEL_AND_SAVE):
+        assert state is SnapshotState.WRITING
+    if found.choice is Choice.SAVE_NOW:
+        assert state is not SnapshotState.WRITING or now.state_bytes is None
+    if found.choice is Choice.PROMOTE:
+        assert state in (SnapshotState.WRITING, SnapshotState.HELD)
+        assert now.snapshot is not None
+        assert found.step == now.snapshot.step
+        assert found.steps_lost == STEP - found.step > 0
+    else:
+        assert found.step == STEP
+
+
+@given(situations)
+def test_a_save_that_is_stopped_leaves_the_current_step_more_than_it_needs(now: Situation) -> None:
+    if plan(now).choice is Choice.CANCEL_AND_SAVE:
+        assert now.drain_s + now.save_s <= now.left_s
+
+
+@given(situations)
+def test_a_situation_comes_through_the_store_as_it_was(now: Situation) -> None:
+    assert Situation.from_json(now.to_json()) == now
+
+
+@given(st.lists(situations, min_size=1, max_size=4), snapshots)
+def test_all_processes_choose_the_same_by_the_worst_that_one_of_them_knows(
+    found: list[Situation], snapshot: NewestSnapshot | None
+) -> None:
+    alike = [dataclasses.replace(s, snapshot=snapshot, process_count=len(found)) for s in found]
+    together = merged(alike)
+    assert together == merged([Situation.from_json(s.to_json()) for s in alike])
+    assert together.left_s == min(s.left_s for s in alike)
+    assert together.drain_s == max(s.drain_s for s in alike)
+
+
+def snapshot(state: SnapshotState, done: int = 5, step: int = 990) -> NewestSnapshot:
+    return NewestSnapshot(step=step, state=state, done_bytes=done, left_bytes=10 - done, elapsed_s=1.0)
+
+
+def with_snapshots(*found: NewestSnapshot | None) -> Situation:
+    now = SCENARIOS[0].situation()
+    return merged([dataclasses.replace(now, snapshot=each) for each in found])
+
+
+def test_a_save_under_way_is_as_far_as_the_process_that_has_most_left() -> None:
+    assert with_snapshots(snapshot(SnapshotState.WRITING, 9), snapshot(SnapshotState.WRITING, 2)).snapshot == snapshot(
+        SnapshotState.WRITING, 2
+    )
+
+
+@pytest.mark.parametrize("state", [SnapshotState.COMMITTED, SnapshotState.HELD])
+def test_what_one_process_knows_of_a_saves_end_holds_for_all(state: SnapshotState) -> None:
+    assert with_snapshots(snapshot(SnapshotState.WRITING), snapshot(state)).snapshot == snapshot(state)
+
+
+@pytest.mark.parametrize("other", [None, snapshot(SnapshotState.WRITING, step=980)])
+def test_processes_with_different_snapshots_fail_and_name_both(other: NewestSnapshot | None) -> None:
+    with pytest.raises(AgreementError, match=r"process 0 is of step 990, and that of process 1 of step (None|980)"):
+        with_snapshots(snapshot(SnapshotState.WRITING), other)

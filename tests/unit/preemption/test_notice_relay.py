@@ -1,0 +1,172 @@
+"""Mailboxes of several processes, which go by one bell."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gracepoint.multihost import StoreUnavailable
+from gracepoint.multihost.entries import NoticeEntry, Retract
+from gracepoint.multihost.ledger import Ledger, Noticed, Retracted
+from gracepoint.preemption.notice_relay import NoticeRelay
+from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.receivers.mailbox import SIGTERM
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Gang:
+    """``count`` mailboxes on one bell, which is read when the test says so."""
+
+    def __init__(self, count: int) -> None:
+        self.clock = Clock()
+        self.mailboxes = [Mailbox(self.clock) for _ in range(count)]
+        self.notices = [NoticeRelay(mailbox, i, self.clock) for i, mailbox in enumerate(self.mailboxes)]
+        self.entries: list[NoticeEntry | Retract] = []
+        self.ledger = Ledger()
+        self.reachable = True
+        for index, notices in enumerate(self.notices):
+            notices.connect(_End(self, index))
+
+    def read(self) -> None:
+        """All processes hear what was written since."""
+        entries, self.entries = self.entries, []
+        for number, entry in enumerate(entries, start=self.ledger.changed + 1):
+            self.ledger, events = self.ledger.hear(number, entry)
+            for notices in self.notices:
+                for event in events:
+                    if isinstance(event, Noticed):
+                        notices.stands(event.notice)
+                    elif isinstance(event, Retracted):
+                        notices.falls(event.notice.origin)
+
+    def remaining_s(self) -> list[float]:
+        return [mailbox.remaining_s() for mailbox in self.mailboxes]
+
+
+@dataclasses.dataclass
+class _End:
+    """The bell as one process has it."""
+
+    gang: Gang
+    by: int
+
+    def tell(self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool) -> None:
+        if not self.gang.reachable:
+            raise StoreUnavailable("process 0 is gone")
+        self.gang.entries.append(NoticeEntry(self.by, origin, remaining_s, text, drill, once))
+
+    def take_back(self, origin: str, reason: str) -> None:
+        if not self.gang.reachable:
+            raise StoreUnavailable("process 0 is gone")
+        self.gang.entries.append(Retract(self.by, origin, reason))
+
+
+def notice(preemption: str = "gpt-1", remaining_s: float = 30.0, signal: str = "taint") -> Disruption:
+    return Disruption(preemption=preemption, cause="Spot", signal=signal, remaining_s=remaining_s)
+
+
+def sigterm(remaining_s: float = 30.0) -> Disruption:
+    return notice("", remaining_s, SIGTERM)
+
+
+def test_a_notice_to_one_process_is_in_every_mailbox() -> None:
+    gang = Gang(3)
+    gang.mailboxes[1].post(notice())
+    gang.read()
+    assert gang.remaining_s() == [30, 30, 30]
+    assert [m.current.preemption for m in gang.mailboxes if m.current] == ["gpt-1"] * 3
+
+
+def test_process_0_speaks_of_the_name_that_any_process_has() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(sigterm())
+    gang.mailboxes[1].post(notice("gpt-1"))
+    gang.read()
+    assert gang.mailboxes[0].current == notice("gpt-1")
+
+
+def test_what_all_know_is_not_told_again() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice(remaining_s=30))
+    gang.read()
+    gang.clock.now_s += 10
+    gang.mailboxes[1].post(notice(remaining_s=20))  # its own stream is a little later
+    assert gang.entries == []
+
+
+def test_the_time_that_an_entry_took_to_be_read_does_not_count_twice_where_it_was_told() -> None:
+    gang = Gang(1)
+    gang.mailboxes[0].post(notice(remaining_s=30))
+    gang.clock.now_s += 10
+    gang.read()
+    assert gang.remaining_s() == [20]
+
+
+def test_a_sigterm_to_another_pod_does_not_put_off_the_first_ones_deadline() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(sigterm(30))
+    gang.read()
+    gang.clock.now_s += 10
+    gang.mailboxes[1].post(sigterm(30))
+    gang.read()
+    assert gang.remaining_s() == [20, 20]
+
+
+def test_a_later_word_of_another_process_moves_the_deadline_everywhere() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice(remaining_s=30))
+    gang.mailboxes[1].post(notice(remaining_s=30))
+    gang.mailboxes[1].post(notice(remaining_s=10))
+    gang.read()
+    assert gang.remaining_s() == [10, 10]
+
+
+@pytest.mark.parametrize("by", [0, 1], ids=["by the process that was told", "by another"])
+def test_a_named_notice_is_taken_back_in_all_mailboxes(by: int) -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice())
+    gang.read()
+    gang.mailboxes[by].retract("gpt-1")
+    gang.read()
+    assert [m.current for m in gang.mailboxes] == [None, None]
+
+
+def test_a_pods_own_signal_is_taken_back_by_the_pod_and_touches_no_other_pods() -> None:
+    gang = Gang(2)
+    for mailbox in gang.mailboxes:
+        mailbox.post(notice("", 60, "maintenance"))
+    gang.read()
+    gang.mailboxes[0].post(notice("", 10, "maintenance"))
+    gang.mailboxes[0].retract("maintenance")
+    gang.read()
+    assert gang.remaining_s() == [60, 60]  # process 1's
+
+
+def test_a_retraction_that_is_too_late_leaves_the_deadline_where_it_is() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice())
+    gang.read()
+    gang.mailboxes[0].retract("gpt-1")
+    gang.entries.clear()  # void: the freeze had begun
+    gang.read()
+    assert gang.remaining_s() == [30, 30]
+
+
+def test_a_bell_that_cannot_be_reached_is_said_and_the_process_goes_by_its_own_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gang = Gang(2)
+    gang.reachable = False
+    gang.mailboxes[0].post(notice())
+    gang.mailboxes[0].retract("gpt-1")
+    assert "could not be told of the notice" in caplog.text
+    assert "could not be told of the retraction" in caplog.text
+    assert gang.mailboxes[0].remaining_s() == 30
