@@ -45,10 +45,10 @@ async def make(api: KubeClient, count: int, folder: Path) -> list[Member]:
     await api.create(_ACCOUNTS, NAMESPACE, {"metadata": {"name": _ACCOUNT}})
     await api.create(kinds.POLICIES, NAMESPACE, _policy())
     jobset = await api.create(kinds.JOBSETS, NAMESPACE, _jobset(count))
-    jobset_uid = str(jobset["metadata"]["uid"])
-    await api.create(kinds.JOBS, NAMESPACE, _job(count, jobset_uid))
+    workload_uid = str(jobset["metadata"]["uid"])
+    await api.create(kinds.JOBS, NAMESPACE, _job(count, workload_uid))
     await _all(_make_node(api, index) for index in range(-(-count // _PODS_A_NODE)))
-    return await _all(_make_pod(api, index, count, jobset_uid, folder) for index in range(count))
+    return await _all(_make_pod(api, index, count, workload_uid, folder) for index in range(count))
 
 
 async def taint(api: KubeClient, index: int, value: str | None) -> None:
@@ -79,9 +79,9 @@ async def _make_node(api: KubeClient, index: int) -> None:
     await taint(api, index, None)  # admission gives a new node the taint of one that is not ready
 
 
-async def _make_pod(api: KubeClient, index: int, count: int, jobset_uid: str, folder: Path) -> Member:
+async def _make_pod(api: KubeClient, index: int, count: int, workload_uid: str, folder: Path) -> Member:
     name = f"{_JOB}-{index}-abcde"
-    made = await api.create(kinds.PODS, NAMESPACE, _pod(name, index, jobset_uid))
+    made = await api.create(kinds.PODS, NAMESPACE, _pod(name, index, workload_uid))
     uid = str(made["metadata"]["uid"])
     await api.merge_status(kinds.PODS, NAMESPACE, name, {"status": _running()})
     bound_to = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
@@ -94,7 +94,7 @@ async def _make_pod(api: KubeClient, index: int, count: int, jobset_uid: str, fo
         "namespace": NAMESPACE,
         "pod_name": name,
         "pod_uid": uid,
-        "jobset_uid": jobset_uid,
+        "jobset_uid": workload_uid,
         "token_file": str(token_file),
     }
     return Member(settings, index, count)
@@ -130,29 +130,29 @@ def _jobset(count: int) -> JsonObject:
     }
 
 
-def _labels(jobset_uid: str) -> dict[str, str]:
+def _labels(workload_uid: str) -> dict[str, str]:
     return {
         names.JOBSET_LABEL_NAME: "train",
-        names.JOBSET_LABEL_UID: jobset_uid,
+        names.JOBSET_LABEL_UID: workload_uid,
         names.JOBSET_LABEL_REPLICATED_JOB: "workers",
         names.JOBSET_LABEL_JOB_INDEX: "0",
         names.JOBSET_LABEL_RESTART_ATTEMPT: "0",
     }
 
 
-def _job(count: int, jobset_uid: str) -> JsonObject:
+def _job(count: int, workload_uid: str) -> JsonObject:
     return {
-        "metadata": {"name": _JOB, "labels": _labels(jobset_uid)},
+        "metadata": {"name": _JOB, "labels": _labels(workload_uid)},
         "spec": {"parallelism": count, "completions": count, "completionMode": "Indexed", "template": _template()},
     }
 
 
-def _pod(name: str, index: int, jobset_uid: str) -> JsonObject:
+def _pod(name: str, index: int, workload_uid: str) -> JsonObject:
     return {
         "metadata": {
             "name": name,
             "labels": {
-                **_labels(jobset_uid),
+                **_labels(workload_uid),
                 names.LABEL_POLICY: POLICY,
                 "batch.kubernetes.io/job-name": _JOB,
                 "batch.kubernetes.io/job-completion-index": str(index),

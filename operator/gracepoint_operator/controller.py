@@ -62,7 +62,7 @@ _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
 #: For so long a JobSet may be on its way that somebody asked something for: both may be of one file.
-_JOBSET_COMES_S = 5.0
+_WORKLOAD_COMES_S = 5.0
 
 
 class Controller:
@@ -202,12 +202,12 @@ class Controller:
         elif kind is kinds.JOBSETS:
             self._policies.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
 
-    def _react(self, jobset_uids: Iterable[str]) -> None:
-        for uid in jobset_uids:
+    def _react(self, workload_uids: Iterable[str]) -> None:
+        for uid in workload_uids:
             try:
                 self._decide(uid)
             except Exception:
-                log.exception("a JobSet could not be decided about", extra=about(jobset_uid=uid))
+                log.exception("a JobSet could not be decided about", extra=about(workload_uid=uid))
 
     def _decide(self, uid: str) -> None:
         now, waits = self._clock(), False
@@ -229,7 +229,7 @@ class Controller:
         elif uid not in self._held_back:
             self._held_back.add(uid)
             log.warning(
-                "a gang is not told yet, as many were of signals that are not sure", extra=about(jobset_uid=uid)
+                "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
@@ -238,7 +238,7 @@ class Controller:
 
     async def _check(self, decision: Check) -> None:
         """Asks the API whether a deletion is ordinary life. If it does not answer in time, the pod is believed."""
-        uid = decision.jobset.uid
+        uid = decision.workload.uid
         again = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.KubeError),
             wait=tenacity.wait_fixed(_CHECK_AGAIN_S),
@@ -246,11 +246,11 @@ class Controller:
         )
         try:
             async with asyncio.timeout(_CHECK_WITHIN_S):
-                await again(look_afresh, self._api, self.world, decision.jobset, decision.jobs, decision.pod_uids)
+                await again(look_afresh, self._api, self.world, decision.workload, decision.jobs, decision.pod_uids)
         except TimeoutError:
             log.warning(
                 "no fresh look in time, pods that are deleted are taken for disrupted",
-                extra=about(jobset=decision.jobset.name, waited_s=_CHECK_WITHIN_S),
+                extra=about(workload=decision.workload.name, waited_s=_CHECK_WITHIN_S),
             )
             self.world.mark_checked(decision.pod_uids)
         finally:
@@ -274,7 +274,7 @@ class Controller:
             self.deliverer.ready = True
             for namespace, name in list(self.world.policies):
                 self._policies.touch(namespace, name)
-            self._react(self.world.jobset_uids())
+            self._react(self.world.workload_uids())
             for epoch in self.world.epochs.values():
                 if epoch.status.phase is None:
                     self._recorder.touch(epoch)
@@ -285,10 +285,10 @@ class Controller:
             await asyncio.sleep(TICK_S)
             if self.ready:
                 joined, self.deliverer.joined = self.deliverer.joined, set()
-                self._react(self.world.disrupted_jobset_uids() | self._held_back | joined)
+                self._react(self.world.disrupted_workload_uids() | self._held_back | joined)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:
         for request in self.world.homeless_requests():
-            if self._clock() - request.created_at > _JOBSET_COMES_S:
-                self._requests.answer(request_answers.without_jobset(request))
+            if self._clock() - request.created_at > _WORKLOAD_COMES_S:
+                self._requests.answer(request_answers.without_workload(request))

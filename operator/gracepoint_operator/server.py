@@ -206,7 +206,7 @@ class Server:
             self._listening.set()
 
     def _is_quiet(self) -> bool:
-        return not self._core.world.disrupted_jobset_uids()
+        return not self._core.world.disrupted_workload_uids()
 
     @contextlib.asynccontextmanager
     async def _ports(self) -> AsyncIterator[None]:

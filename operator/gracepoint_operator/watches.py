@@ -27,7 +27,7 @@ _KINDS: dict[tuple[str, str | None, str], kinds.Kind] = {
     ("batch", "v1", "jobs"): kinds.JOBS,
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"): kinds.JOBSETS,
     ("karpenter.sh", "v1", "nodeclaims"): kinds.NODE_CLAIMS,
-    ("kueue.x-k8s.io", None, "workloads"): kinds.WORKLOADS,
+    ("kueue.x-k8s.io", None, "workloads"): kinds.KUEUE_WORKLOADS,
     (GROUP, API_VERSION, "checkpointpolicies"): kinds.POLICIES,
     (GROUP, API_VERSION, "preemptions"): kinds.PREEMPTIONS,
 }

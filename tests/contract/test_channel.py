@@ -98,7 +98,7 @@ def test_a_notice_reaches_the_sockets_well_within_250_ms(replica: Replica) -> No
         pytest.param("abroad", {}, 403, "unknown_pod", "'team-b'", id="a token of the pod's UID from elsewhere"),
         pytest.param("token-0", {"namespace": "team-b"}, 403, "other_pod", "namespace", id="another namespace"),
         pytest.param("token-0", {"restart_attempt": 7}, 403, "other_pod", "restart_attempt", id="another attempt"),
-        pytest.param("token-0", {"jobset_uid": "x"}, 403, "other_pod", "jobset_uid", id="another JobSet"),
+        pytest.param("token-0", {"workload_uid": "x"}, 403, "other_pod", "jobset_uid", id="another JobSet"),
     ],
 )
 def test_a_subscription_that_is_not_the_pods_own_is_refused_and_counted(
@@ -212,7 +212,9 @@ def test_a_pod_that_never_reads_is_cut_off_and_the_others_are_not(
     monkeypatch.setattr(subscribers.Subscriber, "next", _much)
     stuck = _that_never_reads(replica)
     stream = replica.stream(1, "s-1")
-    until(lambda: [item.hello.session for item in replica.core.subscribers.of_jobset(JOBSET_UID)] == ["s-1"], "the end")
+    until(
+        lambda: [item.hello.session for item in replica.core.subscribers.of_workload(JOBSET_UID)] == ["s-1"], "the end"
+    )
     assert isinstance(stream.next(), Hello)
     assert isinstance(stream.next(), Ping)
     stuck.close()

@@ -25,7 +25,7 @@ def send_hint(stream: Stream, name: str) -> None:
             hints=[name],
             pod_uid=stream.who.pod_uid,
             session=stream.who.session,
-            jobset_uid=stream.who.jobset_uid,
+            workload_uid=stream.who.workload_uid,
             cause="Drain",
             signal="Node spec.unschedulable=true",
             nodes=["node-1"],

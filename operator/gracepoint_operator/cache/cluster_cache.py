@@ -20,7 +20,7 @@ from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, dis
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.kube.objects import Job, Node, Pod, Workload, read_job, read_jobset, read_node, read_pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -43,7 +43,7 @@ class ClusterCache:
         self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
         self.jobs: dict[str, Job] = {}
-        self.jobsets: dict[str, JobSet] = {}
+        self.workloads: dict[str, Workload] = {}
         self.policies: dict[Key, CheckpointPolicy] = {}
         self._archive = PreemptionStore()
         self.epochs = self._archive.epochs
@@ -61,10 +61,10 @@ class ClusterCache:
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
             kinds.NODE_CLAIMS: self._put_node_claim,
-            kinds.WORKLOADS: self._put_workload,
+            kinds.KUEUE_WORKLOADS: self._put_kueue_workload,
             kinds.PODS: self._put_pod,
             kinds.JOBS: self._put_job,
-            kinds.JOBSETS: self._put_jobset,
+            kinds.JOBSETS: self._put_workload,
             kinds.POLICIES: self._put_policy,
             kinds.PREEMPTIONS: self._put_preemption,
         }
@@ -112,16 +112,16 @@ class ClusterCache:
             return self._on_node(name)
         if kind is kinds.NODE_CLAIMS:
             return self._on_node(attached_to)
-        if kind is kinds.WORKLOADS:
-            return {attached_to} & self.jobsets.keys()
+        if kind is kinds.KUEUE_WORKLOADS:
+            return {attached_to} & self.workloads.keys()
         if kind is kinds.PODS:
             return self._drop_pod(uid)
         if kind is kinds.JOBS and uid in self.jobs:
             job = self.jobs.pop(uid)
-            discard(self._jobs_of, job.jobset_uid, uid)
-            return {job.jobset_uid}
+            discard(self._jobs_of, job.workload_uid, uid)
+            return {job.workload_uid}
         if kind is kinds.JOBSETS:
-            self.jobsets.pop(uid, None)
+            self.workloads.pop(uid, None)
             return {uid}
         if (kind, namespace, name) in self._places.values():
             return set()  # made anew under its name before the news of the old one's deletion came
@@ -130,8 +130,8 @@ class ClusterCache:
             return self._of_policy((namespace, name))
         if (wanted := self._archive.drop_request((namespace, name))) is not None:
             return self._named(wanted)
-        jobset_uid = self._archive.drop_epoch((namespace, name))
-        return set() if jobset_uid is None else {jobset_uid}
+        workload_uid = self._archive.drop_epoch((namespace, name))
+        return set() if workload_uid is None else {workload_uid}
 
     def recall(self, seen: Mapping[str, float]) -> None:
         """Takes what was seen of signs before this replica began; see ``recollection``."""
@@ -143,7 +143,7 @@ class ClusterCache:
 
     def untold_since(self) -> dict[str, float]:
         """Since when those signs are there which concern a pod and of which the API does not tell that."""
-        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.jobsets.keys()
+        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.workloads.keys()
         about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
         about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
         about |= self._markings.attached_to([*nodes, *gangs])
@@ -157,20 +157,20 @@ class ClusterCache:
     def put_epoch(self, epoch: PreemptionRecord) -> None:
         self._archive.put_epoch(epoch)
 
-    def epochs_of(self, jobset_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
+    def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
         """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
-        return self._archive.epochs_of(jobset_uid, namespace)
+        return self._archive.epochs_of(workload_uid, namespace)
 
     def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
         """The pods of the gang that were there when the epoch began; none once its next life has begun."""
-        jobset = self.jobsets.get(epoch.spec.job_set.uid)
-        if jobset is None:
+        workload = self.workloads.get(epoch.spec.workload.uid)
+        if workload is None:
             return []
-        pods = (self.pods[uid] for uid in self._pods_of.get(jobset.uid, ()))
+        pods = (self.pods[uid] for uid in self._pods_of.get(workload.uid, ()))
         return [
             pod
             for pod in pods
-            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == jobset.restarts
+            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == workload.restarts
             if epoch.includes(pod)
         ]
 
@@ -178,41 +178,41 @@ class ClusterCache:
         """The pod of a JobSet, where it is known."""
         return self.pods.get(self._pod_uids.get((namespace, name), ""))
 
-    def may_be_of_jobset(self, namespace: str, pod_name: str) -> bool:
+    def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
         """True if the pod may be of a known JobSet, by its name: JobSet begins its Jobs' names with its own, and a Job
         its pods'."""
-        names = (jobset.name for jobset in self.jobsets.values() if jobset.namespace == namespace)
+        names = (workload.name for workload in self.workloads.values() if workload.namespace == namespace)
         return any(pod_name.startswith(f"{name}-") for name in names)
 
     def see_eviction(self, pod: Pod) -> None:
         """Somebody asked to evict the pod, just now."""
         self._sightings.see_attempt(pod.uid, evictions.mark(pod.uid))
 
-    def doom(self, jobset_uid: str) -> None:
+    def doom(self, workload_uid: str) -> None:
         """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
-        if jobset_uid in self.jobsets:
-            self._doomed.add(jobset_uid)
+        if workload_uid in self.workloads:
+            self._doomed.add(workload_uid)
 
-    def mark_gone(self, jobset_uid: str) -> None:
+    def mark_gone(self, workload_uid: str) -> None:
         """The API was asked for this JobSet, and it is not there."""
-        self._archive.mark_gone(jobset_uid)
+        self._archive.mark_gone(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
         """Job and JobSet of these deleted pods were looked at afresh."""
         self._checked |= set(pod_uids) & self.pods.keys()
 
-    def jobset_uids(self) -> set[str]:
+    def workload_uids(self) -> set[str]:
         """Every JobSet with anything to decide about."""
-        return self.jobsets.keys() | self.disrupted_jobset_uids()
+        return self.workloads.keys() | self.disrupted_workload_uids()
 
     def homeless_requests(self) -> list[PreemptionAsk]:
         """Requests that nobody has answered, for JobSets that are not known."""
         waiting = (request for request in self.requests.values() if request.is_open and request.status.phase is None)
-        return [item for item in waiting if not self._named((item.namespace, item.spec.job_set.name))]
+        return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
 
-    def disrupted_jobset_uids(self) -> set[str]:
+    def disrupted_workload_uids(self) -> set[str]:
         """The JobSets with an epoch under way."""
-        return self._archive.disrupted_jobset_uids()
+        return self._archive.disrupted_workload_uids()
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
         """The epochs of known JobSets that were made within so many seconds, or are not made yet.
@@ -221,41 +221,41 @@ class ClusterCache:
             within_s: The same in every call.
         """
         found = self._archive.latest(self._clock() - within_s)
-        return [epoch for epoch in found if self._is_of_known_jobset(epoch)]
+        return [epoch for epoch in found if self._is_of_known_workload(epoch)]
 
-    def _is_of_known_jobset(self, epoch: PreemptionRecord) -> bool:
-        jobset = self.jobsets.get(epoch.spec.job_set.uid)
-        return jobset is not None and jobset.namespace == epoch.namespace
+    def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
+        workload = self.workloads.get(epoch.spec.workload.uid)
+        return workload is not None and workload.namespace == epoch.namespace
 
-    def gang(self, jobset_uid: str) -> GangSnapshot:
+    def gang(self, workload_uid: str) -> GangSnapshot:
         """The view on which is decided."""
-        jobset = self.jobsets.get(jobset_uid)
-        namespace = jobset.namespace if jobset is not None else None
-        if jobset is not None and jobset_uid in self._doomed:
-            jobset = dataclasses.replace(jobset, deleted=True)
+        workload = self.workloads.get(workload_uid)
+        namespace = workload.namespace if workload is not None else None
+        if workload is not None and workload_uid in self._doomed:
+            workload = dataclasses.replace(workload, deleted=True)
         pods = tuple(
             self.pods[uid]
-            for uid in sorted(self._pods_of.get(jobset_uid, ()))
+            for uid in sorted(self._pods_of.get(workload_uid, ()))
             if namespace in (None, self.pods[uid].namespace)
         )
         nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
         pod_uids = [pod.uid for pod in pods]
-        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(jobset_uid, ()))
+        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(workload_uid, ()))
         jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
-        requests = () if jobset is None else self._archive.requests_for((jobset.namespace, jobset.name))
-        marked = {jobset_uid, *pod_uids, *(request.uid for request in requests)}
+        requests = () if workload is None else self._archive.requests_for((workload.namespace, workload.name))
+        marked = {workload_uid, *pod_uids, *(request.uid for request in requests)}
         marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
         # By the pods' own word, as a NodeClaim outlives its node.
-        marked |= self._markings.attached_to([jobset_uid, *(pod.node for pod in pods)])
+        marked |= self._markings.attached_to([workload_uid, *(pod.node for pod in pods)])
         return GangSnapshot(
-            jobset_uid=jobset_uid,
-            jobset=jobset,
-            jobset_gone=jobset is None and self._archive.is_gone(jobset_uid),
+            workload_uid=workload_uid,
+            workload=workload,
+            workload_gone=workload is None and self._archive.is_gone(workload_uid),
             jobs=jobs,
             pods=pods,
             nodes=nodes,
-            policy=self.policies.get((jobset.namespace, jobset.policy)) if jobset else None,
-            epochs=tuple(self.epochs_of(jobset_uid, namespace)),
+            policy=self.policies.get((workload.namespace, workload.policy)) if workload else None,
+            epochs=tuple(self.epochs_of(workload_uid, namespace)),
             requests=requests,
             marks={pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in pods},
             since=self._sightings.since(marked),
@@ -279,25 +279,25 @@ class ClusterCache:
         before = self._markings.attach(body["metadata"]["uid"], node)
         return self._on_node(node) | self._on_node(before)
 
-    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+    def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         self._markings.see(On.WORKLOAD, body, listed=listed)
         meta = body["metadata"]
         owner = next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
         self._markings.attach(meta["uid"], owner)
-        return {owner} & self.jobsets.keys()
+        return {owner} & self.workloads.keys()
 
     def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         pod = read_pod(body)
-        if not pod.jobset_uid:
+        if not pod.workload_uid:
             return set()
         self.pods[pod.uid] = pod
         self._pod_uids[pod.namespace, pod.name] = pod.uid
-        self._pods_of[pod.jobset_uid].add(pod.uid)
+        self._pods_of[pod.workload_uid].add(pod.uid)
         if pod.node:
             self._pods_on[pod.node].add(pod.uid)
             self._sightings.see_bound(pod.uid, pod.bound_at, listed=listed)
         self._markings.see(On.POD, body, listed=listed)
-        return {pod.jobset_uid}
+        return {pod.workload_uid}
 
     def _drop_pod(self, uid: str) -> set[str]:
         pod = self.pods.pop(uid, None)
@@ -305,25 +305,25 @@ class ClusterCache:
             return set()
         if self._pod_uids.get((pod.namespace, pod.name)) == uid:
             del self._pod_uids[pod.namespace, pod.name]
-        discard(self._pods_of, pod.jobset_uid, uid)
+        discard(self._pods_of, pod.workload_uid, uid)
         discard(self._pods_on, pod.node, uid)
         self._checked.discard(uid)
-        return {pod.jobset_uid}
+        return {pod.workload_uid}
 
     def _put_job(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         job = read_job(body)
-        if not job.jobset_uid:
+        if not job.workload_uid:
             return set()
         self._markings.see(On.JOB, body, listed=listed)
         self.jobs[job.uid] = job
-        self._jobs_of[job.jobset_uid].add(job.uid)
-        return {job.jobset_uid}
+        self._jobs_of[job.workload_uid].add(job.uid)
+        return {job.workload_uid}
 
-    def _put_jobset(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        jobset = read_jobset(body)
+    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        workload = read_jobset(body)
         self._markings.see(On.JOB_SET, body, listed=listed)
-        self.jobsets[jobset.uid] = jobset
-        return {jobset.uid}
+        self.workloads[workload.uid] = workload
+        return {workload.uid}
 
     def _put_policy(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         policy = CheckpointPolicy.of(body)
@@ -337,7 +337,7 @@ class ClusterCache:
         epoch = PreemptionRecord.of(body)
         known = self.epochs.get(epoch.key)
         self.put_epoch(epoch if known is None else known.joined(epoch))
-        return {epoch.spec.job_set.uid}
+        return {epoch.spec.workload.uid}
 
     def _put_request(self, request: PreemptionAsk, listed: bool) -> set[str]:
         wanted = self._archive.put_request(request)
@@ -345,21 +345,21 @@ class ClusterCache:
         return self._named(wanted)
 
     def _named(self, key: Key) -> set[str]:
-        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.name) == key}
+        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.name) == key}
 
     def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
         """The marks on everything that the pod depends on."""
         node = self.nodes.get(pod.node)
-        attached = self._markings.attached_to([pod.node, pod.jobset_uid])
+        attached = self._markings.attached_to([pod.node, pod.workload_uid])
         # Of the pod's namespace, or of none: anybody may write any owner.
         attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
-        uids = [pod.uid, pod.jobset_uid, *sorted(attached)]
+        uids = [pod.uid, pod.workload_uid, *sorted(attached)]
         uids += [] if node is None else [node.uid]
         uids += [] if job is None else [job.uid]
         return self._markings.on(uids)
 
     def _on_node(self, name: str) -> set[str]:
-        return {self.pods[uid].jobset_uid for uid in self._pods_on.get(name, ())}
+        return {self.pods[uid].workload_uid for uid in self._pods_on.get(name, ())}
 
     def _of_policy(self, key: Key) -> set[str]:
-        return {jobset.uid for jobset in self.jobsets.values() if (jobset.namespace, jobset.policy) == key}
+        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.policy) == key}

@@ -29,11 +29,11 @@ class PreemptionStore:
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
         self._under_way: set[Key] = set()
         self._latest: set[Key] = set()  # at least those of the last while
-        self._without_jobset: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
+        self._without_workload: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
 
     def put_epoch(self, epoch: PreemptionRecord) -> None:
         self.epochs[epoch.key] = epoch
-        self._epochs_of[epoch.spec.job_set.uid].add(epoch.key)
+        self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
         self._latest.add(epoch.key)
         if epoch.phase.ended:
             self._under_way.discard(epoch.key)
@@ -43,7 +43,7 @@ class PreemptionStore:
     def put_request(self, request: PreemptionAsk) -> Key:
         """Returns which JobSet it is for: namespace and name."""
         self.requests[request.key] = request
-        wanted = (request.namespace, request.spec.job_set.name)
+        wanted = (request.namespace, request.spec.workload.name)
         self._requests_for[wanted].add(request.key)
         return wanted
 
@@ -54,34 +54,34 @@ class PreemptionStore:
             return None
         self._under_way.discard(key)
         self._latest.discard(key)
-        discard(self._epochs_of, epoch.spec.job_set.uid, key)
-        self._without_jobset &= self._epochs_of.keys()
-        return epoch.spec.job_set.uid
+        discard(self._epochs_of, epoch.spec.workload.uid, key)
+        self._without_workload &= self._epochs_of.keys()
+        return epoch.spec.workload.uid
 
     def drop_request(self, key: Key) -> Key | None:
         """Returns which JobSet it was for; None where it was not known."""
         request = self.requests.pop(key, None)
         if request is None:
             return None
-        wanted = (request.namespace, request.spec.job_set.name)
+        wanted = (request.namespace, request.spec.workload.name)
         discard(self._requests_for, wanted, key)
         return wanted
 
-    def epochs_of(self, jobset_uid: str, namespace: str | None) -> list[PreemptionRecord]:
+    def epochs_of(self, workload_uid: str, namespace: str | None) -> list[PreemptionRecord]:
         """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
-        epochs = (self.epochs[key] for key in self._epochs_of.get(jobset_uid, ()))
+        epochs = (self.epochs[key] for key in self._epochs_of.get(workload_uid, ()))
         return sorted(
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
-    def requests_for(self, jobset: Key) -> tuple[PreemptionAsk, ...]:
+    def requests_for(self, workload: Key) -> tuple[PreemptionAsk, ...]:
         """What somebody asked for the JobSet of that namespace and name, oldest first."""
-        found = (self.requests[key] for key in self._requests_for.get(jobset, ()))
+        found = (self.requests[key] for key in self._requests_for.get(workload, ()))
         return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
 
-    def disrupted_jobset_uids(self) -> set[str]:
+    def disrupted_workload_uids(self) -> set[str]:
         """The JobSets with an epoch under way."""
-        return {self.epochs[key].spec.job_set.uid for key in self._under_way}
+        return {self.epochs[key].spec.workload.uid for key in self._under_way}
 
     def latest(self, since_at: float) -> list[PreemptionRecord]:
         """The epochs that were made after a time, which only grows from call to call, or are not made yet."""
@@ -91,14 +91,14 @@ class PreemptionStore:
                 self._latest.discard(key)
         return [self.epochs[key] for key in self._latest]
 
-    def mark_gone(self, jobset_uid: str) -> None:
+    def mark_gone(self, workload_uid: str) -> None:
         """The API was asked for this JobSet, and it is not there."""
-        if jobset_uid in self._epochs_of:
-            self._without_jobset.add(jobset_uid)
+        if workload_uid in self._epochs_of:
+            self._without_workload.add(workload_uid)
 
-    def is_gone(self, jobset_uid: str) -> bool:
+    def is_gone(self, workload_uid: str) -> bool:
         """True if it was."""
-        return jobset_uid in self._without_jobset
+        return workload_uid in self._without_workload
 
 
 def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

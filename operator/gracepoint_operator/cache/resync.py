@@ -30,7 +30,7 @@ SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.JOBS: names.JOBSET_LABEL_UID,
     kinds.NODES: None,
     kinds.NODE_CLAIMS: None,
-    kinds.WORKLOADS: None,
+    kinds.KUEUE_WORKLOADS: None,
     kinds.PODS: names.JOBSET_LABEL_UID,
 }
 
@@ -72,7 +72,7 @@ def put(world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, liste
 
 
 async def look_afresh(
-    api: KubeClient, world: ClusterCache, jobset: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: KubeClient, world: ClusterCache, workload: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
     """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
@@ -85,25 +85,25 @@ async def look_afresh(
         kube.KubeError: The API server cannot be asked; nothing was noted then.
     """
     try:
-        body = await api.get(kinds.JOBSETS, jobset.namespace, jobset.name)
+        body = await api.get(kinds.JOBSETS, workload.namespace, workload.name)
         world.put(kinds.JOBSETS, body, listed=True, fresh=True)
-        gone = [jobset.uid] if jobset.uid not in world.jobsets else []
+        gone = [workload.uid] if workload.uid not in world.workloads else []
     except client.NotFound:
-        gone = [jobset.uid]
+        gone = [workload.uid]
     for name in jobs:
-        known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (jobset.namespace, name)]
+        known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
         try:
-            body = await api.get(kinds.JOBS, jobset.namespace, name)
+            body = await api.get(kinds.JOBS, workload.namespace, name)
             world.put(kinds.JOBS, body, listed=True)
             gone += [uid for uid in known if uid != body["metadata"]["uid"]]
         except client.NotFound:
             gone += known
     for uid in gone:
         world.drop(uid)
-    if jobset.uid in gone:
-        world.mark_gone(jobset.uid)
-    if await _namespace_goes(api, jobset.namespace):
-        world.doom(jobset.uid)
+    if workload.uid in gone:
+        world.mark_gone(workload.uid)
+    if await _namespace_goes(api, workload.namespace):
+        world.doom(workload.uid)
     world.mark_checked(pod_uids)
 
 

@@ -118,8 +118,8 @@ class Authenticator:
         pod = self._world.pods.get(pod_uid)
         if pod is None or pod.finished:
             raise _unknown_pod(pod_uid, "a running pod of a JobSet")
-        jobset = self._world.jobsets.get(pod.jobset_uid)
-        if jobset is not None and jobset.namespace != pod.namespace:
+        workload = self._world.workloads.get(pod.workload_uid)
+        if workload is not None and workload.namespace != pod.namespace:
             raise _unknown_pod(pod_uid, "a pod in the namespace of the JobSet that its label names")
         return pod
 

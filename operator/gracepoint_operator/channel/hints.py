@@ -56,7 +56,7 @@ class HintNotifier:
         found = hints_for(gang)
         marks = {signal.mark for signal in found}
         names = {pod.uid for pod in gang.members}
-        for subscriber in self._subscribers.of_jobset(gang.jobset_uid):
+        for subscriber in self._subscribers.of_workload(gang.workload_uid):
             subscriber.hinted &= marks  # a sign that goes away and comes again is told again
             new = [signal for signal in found if signal.mark not in subscriber.hinted]
             if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in names:
@@ -70,7 +70,7 @@ def _frame(subscriber: Subscriber, new: Sequence[Signal]) -> Hint:
         hints=sorted({hashlib.sha256(signal.mark.encode()).hexdigest()[:16] for signal in new}),
         pod_uid=subscriber.hello.pod_uid,
         session=subscriber.hello.session,
-        jobset_uid=subscriber.hello.jobset_uid,
+        workload_uid=subscriber.hello.workload_uid,
         cause=new[0].cause,
         signal=new[0].text,
         nodes=sorted({signal.node for signal in new if signal.node}),

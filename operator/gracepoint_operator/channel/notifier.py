@@ -92,7 +92,7 @@ class Notifier:
 
     def tell(self, epoch: PreemptionRecord) -> None:
         """Gives every subscriber of the gang what it lacks of this epoch."""
-        for subscriber in self._subscribers.of_jobset(epoch.spec.job_set.uid):
+        for subscriber in self._subscribers.of_workload(epoch.spec.workload.uid):
             self._tell_one(subscriber, epoch)
 
     def catch_up(self, subscriber: Subscriber) -> None:
@@ -100,12 +100,12 @@ class Notifier:
 
         The process may have been told by its connection before, or by the twin, and have missed the rest.
         """
-        epochs = self._world.epochs_of(subscriber.hello.jobset_uid, subscriber.hello.namespace)
+        epochs = self._world.epochs_of(subscriber.hello.workload_uid, subscriber.hello.namespace)
         retracted = [epoch.name for epoch in epochs if epoch.phase is Phase.RETRACTED]
         subscriber.retracted.update(retracted[:-_RETRACTIONS])
         for epoch in epochs:
             self._tell_one(subscriber, epoch)
-        self.joined.add(subscriber.hello.jobset_uid)
+        self.joined.add(subscriber.hello.workload_uid)
 
     def changed(self, epoch: PreemptionRecord) -> None:
         """The epoch is new, or something about it: it is kept, told and recorded."""
@@ -157,7 +157,7 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Fram
         preemption=epoch.name,
         pod_uid=subscriber.hello.pod_uid,
         session=subscriber.hello.session,
-        jobset_uid=spec.job_set.uid,
+        workload_uid=spec.workload.uid,
         cause=spec.cause,
         signal=spec.signal,
         confidence=spec.confidence,

@@ -126,7 +126,7 @@ class ReportHandler:
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         # The gang may be disrupted again already, which is another epoch.
-        epochs = self._world.epochs_of(message.jobset_uid, pod.namespace)
+        epochs = self._world.epochs_of(message.workload_uid, pod.namespace)
         left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
         if left is not None and left.spec.mode is Mode.ENFORCE:
             after = preemption_status.resumed(left, message, self._clock())
@@ -171,7 +171,7 @@ class ReportHandler:
             epoch: PreemptionRecord = await soon(self._fetch, key)
         except (client.NotFound, client.RequestRejected) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
-        if epoch.spec.job_set.uid != pod.jobset_uid:
+        if epoch.spec.workload.uid != pod.workload_uid:
             raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's JobSet")
         return epoch
 
@@ -198,27 +198,27 @@ class ReportHandler:
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after a fresh look at its JobSet and its Job; None where the JobSet is not known."""
-        jobset = self._world.jobsets.get(pod.jobset_uid)
-        if jobset is None:
+        workload = self._world.workloads.get(pod.workload_uid)
+        if workload is None:
             return None
-        await look_afresh(self._api, self._world, jobset, [pod.job_name])
-        return self._world.gang(pod.jobset_uid)
+        await look_afresh(self._api, self._world, workload, [pod.job_name])
+        return self._world.gang(pod.workload_uid)
 
     def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
         """A new epoch of which the gang alone knows; None where its JobSet is gone, or has no policy any more."""
-        if gang.jobset is None or gang.policy is None:
+        if gang.workload is None or gang.policy is None:
             return None
         # A report's stages count from the notice, of which nothing else is known.
         told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
-        spec = preemption_spec.begun(gang.jobset, gang.policy, gang.epochs, [Timed(signal, told_at)], self._clock())
-        name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
+        spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, [Timed(signal, told_at)], self._clock())
+        name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.members), spec))
 
     def _known(self, pod: Pod) -> PreemptionRecord | None:
         """The epoch that a report without a name is about, if there is one. None that lets the gang train on."""
-        epochs = reversed(self._world.epochs_of(pod.jobset_uid, pod.namespace))
+        epochs = reversed(self._world.epochs_of(pod.workload_uid, pod.namespace))
         latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
         return latest if about_it else None

@@ -133,8 +133,8 @@ class Channel:
                 pod = self._gate.living(message.pod_uid)
             else:
                 pod = await self._admit(request, message.pod_uid, message.session)
-            if not isinstance(message, Acknowledgement) and message.jobset_uid != pod.jobset_uid:
-                raise _mismatch("jobset_uid", message.jobset_uid, pod.jobset_uid)
+            if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
+                raise _mismatch("jobset_uid", message.workload_uid, pod.workload_uid)
             await self._intake.take(pod, message)
         except UnknownPreemption as error:
             return self._refuse(request, RequestRefused(404, AuthenticationFailure.UNKNOWN_PREEMPTION, str(error)))
@@ -152,7 +152,7 @@ class Channel:
         for field, found, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
-            ("jobset_uid", hello.jobset_uid, pod.jobset_uid),
+            ("jobset_uid", hello.workload_uid, pod.workload_uid),
             ("restart_attempt", hello.restart_attempt, pod.restart_attempt),
         ):
             if found != expected:

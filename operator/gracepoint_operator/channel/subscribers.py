@@ -131,5 +131,5 @@ class Subscribers:
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
 
-    def of_jobset(self, jobset_uid: str) -> list[Subscriber]:
-        return [item for item in self._by_pod.values() if item.hello.jobset_uid == jobset_uid]
+    def of_workload(self, workload_uid: str) -> list[Subscriber]:
+        return [item for item in self._by_pod.values() if item.hello.workload_uid == workload_uid]

@@ -75,7 +75,7 @@ class Reached:
 class Check:
     """Look at the JobSet and these of its Jobs afresh, then decide again."""
 
-    jobset: Named
+    workload: Named
     jobs: tuple[str, ...] = ()
     pod_uids: tuple[str, ...] = ()
 
@@ -178,10 +178,10 @@ def _begins(started: Iterable[Decision]) -> bool:
 
 def _missed(gang: GangSnapshot) -> list[Decision]:
     """Where the JobSet of an epoch under way is not known any more, it is looked for."""
-    if gang.jobset is not None or gang.jobset_gone:
+    if gang.workload is not None or gang.workload_gone:
         return []
     lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
-    return [Check(Named(epoch.namespace, epoch.spec.job_set.name, gang.jobset_uid)) for epoch in lost[:1]]
+    return [Check(Named(epoch.namespace, epoch.spec.workload.name, gang.workload_uid)) for epoch in lost[:1]]
 
 
 def _unanswered(epochs: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
@@ -206,20 +206,20 @@ def _started(
     *,
     drill: bool = False,
 ) -> list[Decision]:
-    if not timed or gang.jobset is None or gang.policy is None:
+    if not timed or gang.workload is None or gang.policy is None:
         return []
     sound = believed(gang, timed)
     if not sound:
         pods = [item.signal.pod for item in timed]
         jobs = tuple(sorted({pod.job_name for pod in pods}))
-        return [Check(gang.jobset, jobs, tuple(sorted({pod.uid for pod in pods})))]
+        return [Check(gang.workload, jobs, tuple(sorted({pod.uid for pod in pods})))]
     if drill and gang.policy.spec.mode is Mode.OBSERVE:
         return []
-    spec = preemption_spec.begun(gang.jobset, gang.policy, gang.epochs, sound, now, drill=drill)
+    spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, sound, now, drill=drill)
     if holds_back(spec):
         return [Wait()]
-    name = epoch_name(gang.jobset.name, gang.jobset.uid, spec.epoch)
-    return [StartPreemption(gang.jobset.namespace, name, spec, len(gang.members))]
+    name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
+    return [StartPreemption(gang.workload.namespace, name, spec, len(gang.members))]
 
 
 def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Timed], now: float) -> bool:
@@ -233,10 +233,10 @@ def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
 
 def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outlived: bool) -> End | None:
     before_freeze = current.phase.rank < Phase.FROZEN.rank
-    if before_freeze and (gang.jobset_gone or (gang.jobset is not None and gang.jobset.deleted)):
-        return End(current, Phase.RETRACTED, EndReason.JOBSET_DELETED, "the JobSet was deleted")
-    if before_freeze and gang.jobset is not None and gang.jobset.finished:
-        return End(current, Phase.RETRACTED, EndReason.JOBSET_FINISHED, "the JobSet finished")
+    if before_freeze and (gang.workload_gone or (gang.workload is not None and gang.workload.deleted)):
+        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_DELETED, "the JobSet was deleted")
+    if before_freeze and gang.workload is not None and gang.workload.finished:
+        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_FINISHED, "the JobSet finished")
     if before_freeze and current.spec.cancelable and _signals_went_away(gang, current, now):
         message = f"the signal went away: {current.spec.signal}"
         return End(current, Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY, message)
@@ -270,7 +270,7 @@ def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float
 
 def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
     """The stages after the save that the cluster shows: pods left, pods back."""
-    if gang.jobset is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
+    if gang.workload is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
         return []
     acknowledgements = latest.status.acknowledgements
     old = [pod for pod in gang.pods if pod.policy and latest.includes(pod)]

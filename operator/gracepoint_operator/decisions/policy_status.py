@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Set
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import signals
-from gracepoint_operator.kube.objects import JobSet, Node, Pod
+from gracepoint_operator.kube.objects import Node, Pod, Workload
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, JobSetForecast, LastSave
+from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, LastSave, WorkloadForecast
 
 CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
@@ -28,9 +28,9 @@ def readiness(policy: CheckpointPolicy, now: float) -> Condition:
     return _condition(CONDITION_READY, ConditionStatus.TRUE, "Watching", message, policy, now)
 
 
-def injection(policy: CheckpointPolicy, jobsets: Iterable[JobSet], now: float) -> Condition:
+def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: float) -> Condition:
     """The condition Injected."""
-    bare = [jobset.name for jobset in jobsets if not jobset.injected]
+    bare = [workload.name for workload in workloads if not workload.injected]
     if not bare:
         message = "every JobSet was given at its creation what its pods need to be told"
         return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
@@ -42,18 +42,18 @@ def injection(policy: CheckpointPolicy, jobsets: Iterable[JobSet], now: float) -
 
 
 def newest_forecasts(
-    ours: Iterable[JobSetForecast], theirs: Iterable[JobSetForecast], jobset_uids: Set[str]
-) -> list[JobSetForecast]:
+    ours: Iterable[WorkloadForecast], theirs: Iterable[WorkloadForecast], workload_uids: Set[str]
+) -> list[WorkloadForecast]:
     """What two replicas were told as one, so that both say the same: of each JobSet that is there the newest."""
-    newest: dict[str, JobSetForecast] = {}
+    newest: dict[str, WorkloadForecast] = {}
     for item in sorted((*theirs, *ours), key=lambda item: item.time):
-        if item.uid in jobset_uids:
+        if item.uid in workload_uids:
             newest[item.uid] = item
     kept = sorted(newest.values(), key=lambda item: item.time)[-_FORECASTS:]
     return sorted(kept, key=lambda item: item.name)
 
 
-def fit(policy: CheckpointPolicy, worst: tuple[JobSetForecast, float] | None, now: float) -> Condition:
+def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, now: float) -> Condition:
     """The condition FitsGrace.
 
     Args:
@@ -77,7 +77,7 @@ def fit(policy: CheckpointPolicy, worst: tuple[JobSetForecast, float] | None, no
     return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
 
 
-def needed_s(forecast: JobSetForecast) -> float:
+def needed_s(forecast: WorkloadForecast) -> float:
     """Seconds that an emergency would take."""
     return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
 
@@ -98,7 +98,7 @@ def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> Las
     saved = [
         LastSave(
             preemption=epoch.name,
-            job_set=epoch.spec.job_set.name,
+            workload=epoch.spec.workload.name,
             step=epoch.status.step,
             time=_time(epoch.ended_at or 0.0),
         )

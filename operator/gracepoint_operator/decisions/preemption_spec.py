@@ -8,16 +8,16 @@ from typing import Any
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
-from gracepoint_operator.kube.objects import JobSet
+from gracepoint_operator.kube.objects import Workload
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
     CheckpointPolicy,
-    JobSetReference,
     PolicyCopy,
     PolicyInForce,
     PreemptionSpec,
     RequestReference,
     SignalKind,
+    WorkloadReference,
 )
 from gracepoint_operator.signals import Cause
 
@@ -29,7 +29,7 @@ _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
 
 
 def begun(
-    jobset: JobSet,
+    workload: Workload,
     policy: CheckpointPolicy,
     epochs: Sequence[PreemptionRecord],
     timed: Sequence[Timed],
@@ -41,7 +41,7 @@ def begun(
     first = min(timed, key=lambda item: item.deadline_at)
     mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
     return PreemptionSpec(
-        job_set=JobSetReference(name=jobset.name, uid=jobset.uid),
+        workload=WorkloadReference(name=workload.name, uid=workload.uid),
         epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
         cause=first.signal.cause,
         observed_at=_time(min(item.since_at for item in timed)),

@@ -45,4 +45,4 @@ def holds_back(
 
 
 def _gangs(epochs: Iterable[PreemptionRecord]) -> int:
-    return len({epoch.spec.job_set.uid for epoch in epochs})
+    return len({epoch.spec.workload.uid for epoch in epochs})

@@ -28,9 +28,9 @@ def answers(gang: GangSnapshot) -> Iterator[Answer]:
             yield Answer(request, status)
 
 
-def without_jobset(request: PreemptionAsk) -> Answer:
+def without_workload(request: PreemptionAsk) -> Answer:
     """For a request whose JobSet is not there."""
-    name = request.spec.job_set.name
+    name = request.spec.workload.name
     message = f"there is no JobSet {name} with a CheckpointPolicy in this namespace; expected spec.jobSet to name one"
     return Answer(request, _superseded(message))
 
@@ -55,9 +55,9 @@ def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
 
 def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     """Why nothing comes of it; None where something does, or may yet."""
-    if not request.is_for(gang.jobset_uid):
-        found = request.spec.job_set.uid
-        return f"spec.jobSet.uid: found {found!r}, expected {gang.jobset_uid!r}, which the JobSet of that name has"
+    if not request.is_for(gang.workload_uid):
+        found = request.spec.workload.uid
+        return f"spec.jobSet.uid: found {found!r}, expected {gang.workload_uid!r}, which the JobSet of that name has"
     if gang.policy is None:
         return "the CheckpointPolicy that the JobSet names is not there"
     policy = gang.policy.spec

@@ -84,13 +84,13 @@ def due(
     for epoch, reason in _beyond(epochs, now, limits):
         asked = [by_uid[reference.uid] for reference in epoch.spec.requests if reference.uid in by_uid]
         of_records |= {request.uid for request in asked}
-        jobset = epoch.spec.job_set
+        workload = epoch.spec.workload
         is_decisive = epoch.key in decisive
-        if not all(request.has_ended for request in asked) or (is_decisive and jobset.uid in living):
+        if not all(request.has_ended for request in asked) or (is_decisive and workload.uid in living):
             continue
         found += [Due(request.key, reason) for request in asked]
         found.append(
-            Due(epoch.key, reason, (epoch.namespace, jobset.name, jobset.uid) if is_decisive else None),
+            Due(epoch.key, reason, (epoch.namespace, workload.name, workload.uid) if is_decisive else None),
         )
     recorded = of_records | {reference.uid for epoch in epochs for reference in epoch.spec.requests}
     alone = [request for request in by_uid.values() if request.uid not in recorded]
@@ -103,9 +103,9 @@ def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
     """Of each JobSet the highest record, and the highest that was no rehearsal."""
     highest: dict[tuple[str, str, bool], PreemptionRecord] = {}
     for epoch in sorted(epochs, key=lambda epoch: epoch.spec.epoch):
-        highest[epoch.namespace, epoch.spec.job_set.uid, False] = epoch
+        highest[epoch.namespace, epoch.spec.workload.uid, False] = epoch
         if not epoch.is_rehearsal:
-            highest[epoch.namespace, epoch.spec.job_set.uid, True] = epoch
+            highest[epoch.namespace, epoch.spec.workload.uid, True] = epoch
     return {epoch.key for epoch in highest.values()}
 
 
@@ -116,7 +116,7 @@ def _beyond(
     by_name: _ByName[PreemptionRecord] = collections.defaultdict(list)
     for epoch in epochs:
         if (ended_at := epoch.ended_at) is not None:
-            by_name[epoch.namespace, epoch.spec.job_set.name].append((ended_at, epoch))
+            by_name[epoch.namespace, epoch.spec.workload.name].append((ended_at, epoch))
     for age_s, epoch, reason in _overdue(by_name, now, limits):
         if age_s > epoch.spec.policy.spec.exit_breaker.within_seconds:
             yield epoch, reason
@@ -129,7 +129,7 @@ def _left_alone(
     by_name: _ByName[PreemptionAsk] = collections.defaultdict(list)
     for request in requests:
         if request.has_ended:
-            by_name[request.namespace, request.spec.job_set.name].append((request.created_at, request))
+            by_name[request.namespace, request.spec.workload.name].append((request.created_at, request))
     for _, request, reason in _overdue(by_name, now, limits):
         yield request, reason
 

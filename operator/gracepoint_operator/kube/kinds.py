@@ -40,7 +40,7 @@ POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: Karpenter's and Kueue's; a cluster may have them or not, and get them later. What is read of Kueue's is the same in
 #: v1beta1 and v1beta2 but for one name.
 NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
-WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
+KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")

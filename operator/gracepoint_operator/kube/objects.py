@@ -99,7 +99,7 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
-    def jobset_uid(self) -> str:
+    def workload_uid(self) -> str:
         return self.labels.get(names.JOBSET_LABEL_UID, "")
 
     @property
@@ -142,7 +142,7 @@ class Job:
     namespace: str
     name: str
     uid: str
-    jobset_uid: str
+    workload_uid: str
     deleted: bool
     finished: bool
     completions: int | None
@@ -158,7 +158,7 @@ class Named:
 
 
 @dataclasses.dataclass(frozen=True)
-class JobSet(Named):
+class Workload(Named):
     """A JobSet. ``restarts`` is also the attempt of its current pods.
 
     ``policy``: empty where it has lost the label. ``injected``: the webhook saw it at its creation, so that its pods
@@ -227,16 +227,16 @@ def read_job(body: Mapping[str, Any]) -> Job:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        jobset_uid=(meta.get("labels") or {}).get(names.JOBSET_LABEL_UID, ""),
+        workload_uid=(meta.get("labels") or {}).get(names.JOBSET_LABEL_UID, ""),
         deleted="deletionTimestamp" in meta,
         finished=bool(_FINISHED_JOB & _conditions(status).keys()),
         completions=(body.get("spec") or {}).get("completions"),
     )
 
 
-def read_jobset(body: Mapping[str, Any]) -> JobSet:
+def read_jobset(body: Mapping[str, Any]) -> Workload:
     meta, status = body["metadata"], body.get("status") or {}
-    return JobSet(
+    return Workload(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],

@@ -79,7 +79,7 @@ def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
     if now >= until_at:
         return None
     message = (
-        f"Gracepoint saves the JobSet {epoch.spec.job_set.name} before its pods go (Preemption {epoch.name}, "
+        f"Gracepoint saves the JobSet {epoch.spec.workload.name} before its pods go (Preemption {epoch.name}, "
         f"{epoch.phase}); try again, the eviction is let through when the save is committed, or in "
         f"{until_at - now:.0f} s at the latest"
     )

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from gracepoint_operator.kube.objects import Job, JobSet, Node, Pod
+from gracepoint_operator.kube.objects import Job, Node, Pod, Workload
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import CheckpointPolicy
@@ -32,9 +32,9 @@ class GangSnapshot:
         checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
     """
 
-    jobset_uid: str
-    jobset: JobSet | None
-    jobset_gone: bool
+    workload_uid: str
+    workload: Workload | None
+    workload_gone: bool
     jobs: Mapping[str, Job]
     pods: tuple[Pod, ...]
     nodes: Mapping[str, Node]
@@ -52,10 +52,10 @@ class GangSnapshot:
 
         Ended ones too, but for those that their Job has put another pod in the place of.
         """
-        jobset = self.jobset
-        if jobset is None or jobset.deleted or jobset.finished:
+        workload = self.workload
+        if workload is None or workload.deleted or workload.finished:
             return ()
-        current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == jobset.restarts]
+        current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == workload.restarts]
         taken = {(pod.job_name, pod.completion_index) for pod in current if not pod.finished}
         return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
 

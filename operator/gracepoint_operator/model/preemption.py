@@ -28,8 +28,8 @@ class EndReason(StrEnum):
 
     SIGNAL_WENT_AWAY = "SignalWentAway"
     GAVE_WAY = "GaveWay"  # to an epoch that asks for more
-    JOBSET_DELETED = "JobSetDeleted"
-    JOBSET_FINISHED = "JobSetFinished"
+    WORKLOAD_DELETED = "JobSetDeleted"
+    WORKLOAD_FINISHED = "JobSetFinished"
     DEADLINE_PASSED = "DeadlinePassed"
     PODS_REPLACED = "PodsReplaced"
 
@@ -191,7 +191,7 @@ def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable
     return list(items.values()) or None
 
 
-def epoch_name(jobset_name: str, jobset_uid: str, epoch: int) -> str:
+def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:
     """The deterministic name: every replica that decides the same makes the same object."""
-    short = re.sub(r"[^a-z0-9]+$", "", jobset_name[:_NAME_LIMIT])
-    return f"{short}-{jobset_uid[:8]}-{epoch}"
+    short = re.sub(r"[^a-z0-9]+$", "", workload_name[:_NAME_LIMIT])
+    return f"{short}-{workload_uid[:8]}-{epoch}"

@@ -68,9 +68,9 @@ class PreemptionAsk:
         """True once it is written how it ended."""
         return self.status.phase is not None and self.status.phase.ended
 
-    def is_for(self, jobset_uid: str) -> bool:
+    def is_for(self, workload_uid: str) -> bool:
         """True if it is for this JobSet, of those that may have had the name."""
-        return self.spec.job_set.uid in (None, jobset_uid)
+        return self.spec.workload.uid in (None, workload_uid)
 
     def is_drill(self, policy_mode: Mode) -> bool:
         """True if it asks for a drill where disruptions are none."""

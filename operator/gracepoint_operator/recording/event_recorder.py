@@ -48,9 +48,9 @@ class Events:
             uid: The UID of the Preemption object.
             note: What is said.
         """
-        job_set = epoch.spec.job_set
+        workload = epoch.spec.workload
         preemption = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, epoch.name, uid)
-        for regarding in (("jobset.x-k8s.io/v1alpha2", "JobSet", job_set.name, job_set.uid), preemption):
+        for regarding in (("jobset.x-k8s.io/v1alpha2", "JobSet", workload.name, workload.uid), preemption):
             try:
                 await self._api.create(kinds.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
             except client.AlreadyExists:

@@ -67,7 +67,7 @@ class GarbageCollector:
     async def prune(self) -> None:
         """One pass."""
         world = self._world
-        found = due(world.epochs.values(), world.requests.values(), world.jobsets, self._clock(), self._limits)
+        found = due(world.epochs.values(), world.requests.values(), world.workloads, self._clock(), self._limits)
         deleted = 0
         for item in found:
             try:

@@ -20,8 +20,8 @@ from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
     Condition,
-    JobSetForecast,
-    PolicyJobSets,
+    PolicyWorkloads,
+    WorkloadForecast,
 )
 
 
@@ -42,7 +42,7 @@ class PolicyWriter:
         self._api = api
         self._world = world
         self._clock = clock
-        self._forecasts: dict[str, JobSetForecast] = {}  # JobSet UID -> newest that came to this replica
+        self._forecasts: dict[str, WorkloadForecast] = {}  # JobSet UID -> newest that came to this replica
         self._scribe = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -56,21 +56,21 @@ class PolicyWriter:
         Raises:
             pydantic.ValidationError: Its figures cannot be.
         """
-        jobset = self._world.jobsets.get(forecast.jobset_uid)
-        if jobset is not None:
-            self._forecasts[jobset.uid] = JobSetForecast(
-                name=jobset.name,
-                uid=jobset.uid,
+        workload = self._world.workloads.get(forecast.workload_uid)
+        if workload is not None:
+            self._forecasts[workload.uid] = WorkloadForecast(
+                name=workload.name,
+                uid=workload.uid,
                 drain_seconds=round(forecast.drain_s, 3),
                 save_seconds=round(forecast.save_s, 3),
                 margin=forecast.margin,
                 time=datetime.datetime.fromtimestamp(self._clock(), datetime.UTC),
             )
-            self.touch(jobset.namespace, jobset.policy)
+            self.touch(workload.namespace, workload.policy)
 
-    def forget(self, jobset_uid: str) -> None:
+    def forget(self, workload_uid: str) -> None:
         """The JobSet is gone."""
-        self._forecasts.pop(jobset_uid, None)
+        self._forecasts.pop(workload_uid, None)
 
     async def close(self, timeout_s: float) -> None:
         await self._scribe.close(timeout_s)
@@ -94,14 +94,14 @@ class PolicyWriter:
     def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
         now = self._clock()
         key = (policy.namespace, policy.name)
-        jobsets = sorted(
-            (item for item in self._world.jobsets.values() if (item.namespace, item.policy) == key),
+        workloads = sorted(
+            (item for item in self._world.workloads.values() if (item.namespace, item.policy) == key),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(
-            self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in jobsets}
+            self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in workloads}
         )
-        granted: list[tuple[JobSetForecast, float]] = []
+        granted: list[tuple[WorkloadForecast, float]] = []
         for forecast in forecasts:
             gang = self._world.gang(forecast.uid)
             grace_s = policy_status.grace_s(gang.members, gang.nodes)
@@ -111,7 +111,7 @@ class PolicyWriter:
         before = policy.status.conditions or []
         conditions: list[Condition] = [
             policy_status.readiness(policy, now),
-            policy_status.injection(policy, jobsets, now),
+            policy_status.injection(policy, workloads, now),
         ]
         # Between two lives of a job it has no pods: then the condition stays.
         if worst is not None or not forecasts:
@@ -119,7 +119,7 @@ class PolicyWriter:
         epochs = [epoch for epoch in self._world.epochs.values() if (epoch.namespace, epoch.spec.policy.name) == key]
         return CheckpointPolicyStatus(
             observed_generation=policy.generation,
-            job_sets=PolicyJobSets(count=len(jobsets), names=[item.name for item in jobsets[:50]]),
+            workloads=PolicyWorkloads(count=len(workloads), names=[item.name for item in workloads[:50]]),
             conditions=policy_status.joined_conditions(conditions, before),
             forecasts=forecasts,
             last_save=policy_status.last_save(epochs, policy.status.last_save),

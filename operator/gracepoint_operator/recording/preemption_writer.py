@@ -139,8 +139,8 @@ class PreemptionWriter:
                 "name": epoch.name,
                 "labels": {
                     names.LABEL_POLICY: epoch.spec.policy.name,
-                    names.JOBSET_LABEL_NAME: epoch.spec.job_set.name,
-                    names.JOBSET_LABEL_UID: epoch.spec.job_set.uid,
+                    names.JOBSET_LABEL_NAME: epoch.spec.workload.name,
+                    names.JOBSET_LABEL_UID: epoch.spec.workload.uid,
                 },
             },
             "spec": epoch.spec.to_json(),

@@ -12,16 +12,15 @@ from gracepoint_operator.resources.policy import (
     CheckpointPolicySpec,
     CheckpointPolicyStatus,
     DeadlinePolicy,
-    JobSetForecast,
     LastSave,
     PolicyInForce,
-    PolicyJobSets,
+    PolicyWorkloads,
     SignalKind,
     Training,
+    WorkloadForecast,
 )
 from gracepoint_operator.resources.preemption import (
     Acknowledgements,
-    JobSetReference,
     Laggard,
     Lags,
     PolicyCopy,
@@ -35,6 +34,7 @@ from gracepoint_operator.resources.preemption import (
     RequestSpec,
     RequestStatus,
     StageTime,
+    WorkloadReference,
 )
 
 __all__ = [
@@ -47,14 +47,12 @@ __all__ = [
     "Condition",
     "ConditionStatus",
     "DeadlinePolicy",
-    "JobSetForecast",
-    "JobSetReference",
     "Laggard",
     "Lags",
     "LastSave",
     "PolicyCopy",
     "PolicyInForce",
-    "PolicyJobSets",
+    "PolicyWorkloads",
     "Preemption",
     "PreemptionRequest",
     "PreemptionSpec",
@@ -67,4 +65,6 @@ __all__ = [
     "SignalKind",
     "StageTime",
     "Training",
+    "WorkloadForecast",
+    "WorkloadReference",
 ]

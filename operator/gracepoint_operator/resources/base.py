@@ -55,11 +55,19 @@ Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Seconds = Annotated[float, Field(ge=0)]
 
 
+#: Fields whose name in JSON says JobSet: the schema was made when no other workload was known.
+_JSON_NAMES = {"workload": "jobSet", "workloads": "jobSets"}
+
+
+def _json_name(field: str) -> str:
+    return _JSON_NAMES.get(field) or to_camel(field)
+
+
 class Model(BaseModel):
     """Base of every part: camelCase in JSON, unknown fields refused, never changed in place."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel,
+        alias_generator=_json_name,
         extra="forbid",
         frozen=True,
         populate_by_name=True,

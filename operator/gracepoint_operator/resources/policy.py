@@ -216,7 +216,7 @@ class CheckpointPolicySpec(PolicyInForce):
         return PolicyInForce(**{name: getattr(self, name) for name in PolicyInForce.model_fields})
 
 
-class PolicyJobSets(Model):
+class PolicyWorkloads(Model):
     """The JobSets that name the policy."""
 
     count: Count = 0
@@ -229,13 +229,13 @@ class LastSave(Model):
 
     preemption: ObjectName
     """Name of its Preemption."""
-    job_set: ObjectName
+    workload: ObjectName
     step: Count
     time: Time
     """When it was committed."""
 
 
-class JobSetForecast(Model):
+class WorkloadForecast(Model):
     """What an emergency would take in one JobSet, by its newest report."""
 
     name: ObjectName
@@ -255,13 +255,13 @@ class CheckpointPolicyStatus(Model):
 
     observed_generation: Count | None = None
     """The generation that the rest of the status was computed from. Absent: the operator has not seen it."""
-    job_sets: PolicyJobSets | None = None
+    workloads: PolicyWorkloads | None = None
     """The JobSets that name the policy by label."""
     conditions: Conditions | None = None
     """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the pods' grace
     period, by the newest figures of the JobSets; Unknown until one has reported. Injected: every JobSet was given
     at its creation what its pods need to be told."""
-    forecasts: Annotated[list[JobSetForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
+    forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """What FitsGrace is made of: at most 50, the newest."""
     last_save: LastSave | None = None
     """Absent: no emergency save was committed yet."""

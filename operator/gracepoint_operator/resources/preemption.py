@@ -28,7 +28,7 @@ from gracepoint_operator.resources.base import (
 from gracepoint_operator.resources.policy import PolicyInForce
 
 
-class JobSetReference(Model):
+class WorkloadReference(Model):
     """The JobSet. Its UID, as one of the same name may come after it."""
 
     name: ObjectName
@@ -60,7 +60,7 @@ class PreemptionSpec(Model):
     or ``deadlineSeconds``, ``cause``, ``mode`` (Enforce or Drill) and ``retracted``, and nothing else.
     """
 
-    job_set: Annotated[JobSetReference, Field(json_schema_extra=IMMUTABLE)]
+    workload: Annotated[WorkloadReference, Field(json_schema_extra=IMMUTABLE)]
     """Whom it is about."""
     epoch: Annotated[Count, Field(json_schema_extra=IMMUTABLE)]
     """Number of the disruption: one more than the highest of this JobSet UID before."""
@@ -199,7 +199,7 @@ class PreemptionStatus(Model):
 _DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
 
 
-class RequestedJobSet(Model):
+class RequestedWorkload(Model):
     """The JobSet, in the request's namespace."""
 
     name: ObjectName
@@ -219,7 +219,7 @@ class RequestSpec(Model):
         )
     )
 
-    job_set: Annotated[RequestedJobSet, Field(json_schema_extra=IMMUTABLE)]
+    workload: Annotated[RequestedWorkload, Field(json_schema_extra=IMMUTABLE)]
     """Whom it is about."""
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)] = "Requested"
     """Why, in one word. The record and the notice carry it."""

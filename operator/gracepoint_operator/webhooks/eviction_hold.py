@@ -19,7 +19,7 @@ from gracepoint.wire.names import JOBSET_LABEL_UID
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import JobSet, Pod
+from gracepoint_operator.kube.objects import Pod, Workload
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
@@ -93,7 +93,7 @@ class EvictionHold:
         if forbidden or pod is None or uid not in (None, pod.uid) or self._jobset(pod) is None:
             return None
         self._world.see_eviction(pod)
-        self._react([pod.jobset_uid])
+        self._react([pod.workload_uid])
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
@@ -103,7 +103,7 @@ class EvictionHold:
     async def _look(self, namespace: str, name: str) -> bool:
         """Asks the API for what has to be known; True if a budget is going to refuse the eviction."""
         pod = self._world.pod_named(namespace, name)
-        if pod is None and self._world.may_be_of_jobset(namespace, name):
+        if pod is None and self._world.may_be_of_workload(namespace, name):
             pod = await self._unknown(namespace, name)
         jobset = self._jobset(pod)
         if pod is None or jobset is None:
@@ -131,21 +131,21 @@ class EvictionHold:
             self._take(kinds.PODS, "MODIFIED", body)
         return self._world.pod_named(namespace, name)
 
-    def _jobset(self, pod: Pod | None) -> JobSet | None:
+    def _jobset(self, pod: Pod | None) -> Workload | None:
         """The JobSet of a pod whose end would be a disruption of a gang that evictions count for."""
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
-        gang = self._world.gang(pod.jobset_uid)
+        gang = self._world.gang(pod.workload_uid)
         policy: PolicyInForce | None = None if gang.policy is None else gang.policy.spec
         latest = self._latest(pod)
         if latest is not None and not latest.phase.ended and latest.includes(pod):
             policy = latest.spec.policy.spec
         if policy is None or SignalKind.EVICTION not in policy.signals or gang.is_ordinary_life(pod):
             return None
-        return gang.jobset
+        return gang.workload
 
     def _latest(self, pod: Pod) -> PreemptionRecord | None:
         return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
 
     def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._world.epochs_of(pod.jobset_uid, pod.namespace)
+        return self._world.epochs_of(pod.workload_uid, pod.namespace)

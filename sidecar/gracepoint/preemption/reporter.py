@@ -93,7 +93,7 @@ class Reporter:
         message = Report(
             pod_uid=self._settings.pod_uid or "",
             session=self._session,
-            jobset_uid=self._settings.jobset_uid or "",
+            workload_uid=self._settings.jobset_uid or "",
             preemption=preemption,
             phase=phase,
             cause=cause,
@@ -125,7 +125,7 @@ class Reporter:
             message = Forecast(
                 pod_uid=self._settings.pod_uid or "",
                 session=self._session,
-                jobset_uid=self._settings.jobset_uid or "",
+                workload_uid=self._settings.jobset_uid or "",
                 state_bytes=figures.state_bytes,
                 step_s=figures.step_s,
                 drain_s=figures.drain_s,
@@ -141,7 +141,7 @@ class Reporter:
             message = Resumption(
                 pod_uid=self._settings.pod_uid or "",
                 session=self._session,
-                jobset_uid=self._settings.jobset_uid or "",
+                workload_uid=self._settings.jobset_uid or "",
                 restart_attempt=self._settings.restart_attempt,
                 restored_step=restored_step,
                 training=training,

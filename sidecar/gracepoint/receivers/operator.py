@@ -59,7 +59,7 @@ class Operator:
             pod_name=settings.pod_name or "",
             pod_uid=settings.pod_uid or "",
             session=session,
-            jobset_uid=settings.jobset_uid or "",
+            workload_uid=settings.jobset_uid or "",
             restart_attempt=settings.restart_attempt,
             process_index=gang.process_index,
             process_count=gang.process_count,

@@ -26,6 +26,9 @@ from gracepoint.errors import WireError
 
 VERSION = 1
 
+#: Fields whose key in JSON is not their name: version 1 was made when JobSet was the only workload.
+_KEYS = {"workload_uid": "jobset_uid"}
+
 
 class Mode(StrEnum):
     """What a preemption asks for."""
@@ -114,7 +117,7 @@ class Subscription(Message):
     pod_name: str
     pod_uid: str
     session: str  # nonce made by attach(); a notice for another session is ignored
-    jobset_uid: str
+    workload_uid: str
     restart_attempt: int
     process_index: int
     process_count: int
@@ -167,7 +170,7 @@ class Notice(Frame):
     preemption: str  # name of the Preemption object
     pod_uid: str  # who is told; the reader ignores a notice for another pod
     session: str  # ... or for another session
-    jobset_uid: str
+    workload_uid: str
     cause: str  # e.g. SpotTermination; signals' table of the operator
     signal: str  # what was seen, e.g. "taint cloud.google.com/impending-node-termination"
     confidence: Confidence
@@ -199,7 +202,7 @@ class Hint(Frame):
     hints: list[str]  # names of what is new; equal for the same sign in all replicas, and otherwise without meaning
     pod_uid: str
     session: str
-    jobset_uid: str
+    workload_uid: str
     cause: str
     signal: str  # one of the signs, in words
     nodes: list[str]
@@ -236,7 +239,7 @@ class Report(Message):
 
     pod_uid: str
     session: str
-    jobset_uid: str
+    workload_uid: str
     preemption: str
     phase: Phase
     cause: str
@@ -263,7 +266,7 @@ class Forecast(Message):
 
     pod_uid: str
     session: str
-    jobset_uid: str
+    workload_uid: str
     state_bytes: int
     step_s: float  # one training step
     drain_s: float  # steps in flight
@@ -277,7 +280,7 @@ class Resumption(Message):
 
     pod_uid: str
     session: str
-    jobset_uid: str
+    workload_uid: str
     restart_attempt: int
     restored_step: int | None  # None: there was no checkpoint, training began at 0
     training: bool  # False: restored; True: the first step after it was passed
@@ -286,11 +289,15 @@ class Resumption(Message):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {_key(f): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": value.type, **fields} if isinstance(value, Frame) else fields
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    return _KEYS.get(field.name, field.name)
 
 
 def _object(what: str, text: str | bytes) -> dict[str, Any]:
@@ -328,10 +335,11 @@ def _read(path: str, wanted: Any, value: Any) -> Any:
         hints = _hints(typing.cast(type, wanted))
         read = {}
         for field in dataclasses.fields(wanted):
-            if field.name in value:
-                read[field.name] = _read(f"{path}.{field.name}", hints[field.name], value[field.name])
+            key = _key(field)
+            if key in value:
+                read[field.name] = _read(f"{path}.{key}", hints[field.name], value[key])
             elif field.default is dataclasses.MISSING:
-                raise WireError(f"{path}.{field.name}: missing; found the fields {sorted(value)}")
+                raise WireError(f"{path}.{key}: missing; found the fields {sorted(value)}")
         return typing.cast(type, wanted)(**read)
     if isinstance(wanted, type):
         if issubclass(wanted, StrEnum):

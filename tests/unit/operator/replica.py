@@ -119,7 +119,7 @@ def subscription(index: int = 0, session: str = "s-0", attempt: int = 0) -> Subs
         pod_name=f"train-workers-0-{index}-{attempt}xyz",
         pod_uid=f"uid-pod-{index}-{attempt}",
         session=session,
-        jobset_uid=objects.JOBSET_UID,
+        workload_uid=objects.JOBSET_UID,
         restart_attempt=attempt,
         process_index=index,
         process_count=2,
@@ -132,7 +132,7 @@ def report(phase: Phase, *, preemption: str | None = None) -> Report:
     return Report(
         pod_uid="uid-pod-0-0",
         session="s-0",
-        jobset_uid=objects.JOBSET_UID,
+        workload_uid=objects.JOBSET_UID,
         preemption=f"train-{objects.JOBSET_UID[:8]}-1" if preemption is None else preemption,
         phase=phase,
         cause="SpotTermination",

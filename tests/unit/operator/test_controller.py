@@ -44,7 +44,7 @@ async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: Memo
                 preemption=NAME,
                 pod_uid=f"uid-pod-{index}-0",
                 session=f"s-{index}",
-                jobset_uid=JOBSET_UID,
+                workload_uid=JOBSET_UID,
                 cause="SpotTermination",
                 signal=f"taint {objects.GKE_TAINT}:NoSchedule",
                 confidence=Confidence.SURE,
@@ -399,7 +399,7 @@ async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(
         subscriber = replica.subscribe()
         api.add(kinds.JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        await until(lambda: replica.core.world.jobsets[JOBSET_UID].restarts == 1, "the fresh look")
+        await until(lambda: replica.core.world.workloads[JOBSET_UID].restarts == 1, "the fresh look")
         assert await frames(subscriber) == []
         assert replica.preemptions == []
 
@@ -487,7 +487,7 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
             message = Resumption(
                 pod_uid=pod.uid,
                 session="s-9",
-                jobset_uid=JOBSET_UID,
+                workload_uid=JOBSET_UID,
                 restart_attempt=1,
                 restored_step=40,
                 training=training,
@@ -587,11 +587,11 @@ async def test_many_events_that_waited_bring_about_one_decision(
         assert decided == [JOBSET_UID]
 
 
-def forecast(jobset_uid: str = JOBSET_UID, save_s: float = 10.0) -> Forecast:
+def forecast(workload_uid: str = JOBSET_UID, save_s: float = 10.0) -> Forecast:
     return Forecast(
         pod_uid="uid-pod-0-0",
         session="s-0",
-        jobset_uid=jobset_uid,
+        workload_uid=workload_uid,
         state_bytes=10**9,
         step_s=0.5,
         drain_s=1.0,
@@ -736,7 +736,7 @@ async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on
         del bare["metadata"]["labels"][names.LABEL_POLICY]
         replica.core.feed(kinds.JOBSETS, "DELETED", api.add(kinds.JOBSETS, bare))
         await until(
-            lambda: (jobset := replica.core.world.jobsets.get(JOBSET_UID)) is not None and not jobset.policy,
+            lambda: (jobset := replica.core.world.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
             "a fresh look at the JobSet",
         )
         replica.taint("node-2")
@@ -798,7 +798,7 @@ async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_i
         said = Resumption(
             pod_uid=pod.uid,
             session="s-0",
-            jobset_uid=JOBSET_UID,
+            workload_uid=JOBSET_UID,
             restart_attempt=1,
             restored_step=40,
             training=True,

@@ -131,7 +131,7 @@ def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
 
 
 def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> PreemptionRecord:
-    name = epoch_name(spec.job_set.name, spec.job_set.uid, spec.epoch)
+    name = epoch_name(spec.workload.name, spec.workload.uid, spec.epoch)
     return PreemptionRecord(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
 
 
@@ -160,7 +160,7 @@ def test_a_node_claim_that_is_gone_says_nothing_any_more() -> None:
 
 def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
     scene = Scene()
-    assert scene.world.put(kinds.WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
+    assert scene.world.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
     spec = scene.start().spec
     assert (spec.cause, spec.signal, len(spec.pods)) == ("Suspension", "Workload condition Evicted (Preempted)", 2)
 
@@ -169,7 +169,7 @@ def test_a_workload_of_something_else_says_nothing() -> None:
     scene = Scene()
     body = evicted()
     body["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "other", "uid": "uid-other"}]
-    assert scene.world.put(kinds.WORKLOADS, body, listed=False) == set()
+    assert scene.world.put(kinds.KUEUE_WORKLOADS, body, listed=False) == set()
     assert scene.decisions() == []
 
 
@@ -177,7 +177,7 @@ def test_a_workload_of_another_namespace_says_nothing_whatever_owner_it_names() 
     scene = Scene()
     body = evicted()
     body["metadata"]["namespace"] = "team-b"
-    scene.seen(kinds.WORKLOADS, body)
+    scene.seen(kinds.KUEUE_WORKLOADS, body)
     assert scene.decisions() == []
 
 
@@ -186,14 +186,14 @@ def test_a_workloads_time_limit_is_less_what_its_earlier_admissions_used(version
     admitted = objects.condition("Admitted", at=NOW - 50)
     scene = Scene()
     body = objects.workload(conditions=[admitted], limit_s=900, used_s=300, version=version)
-    scene.seen(kinds.WORKLOADS, body)
+    scene.seen(kinds.KUEUE_WORKLOADS, body)
     assert scene.start().spec.deadline.timestamp() == NOW - 50 + 600
 
 
 def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known() -> None:
     scene = Scene()
     scene.gone(objects.jobset())
-    assert scene.world.put(kinds.WORKLOADS, evicted(), listed=False) == set()
+    assert scene.world.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
     jobset = objects.jobset()
     jobset["metadata"]["resourceVersion"] = "99"
     scene.seen(kinds.JOBSETS, jobset)

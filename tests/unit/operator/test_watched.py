@@ -44,8 +44,8 @@ async def test_kueues_workloads_are_listed_in_the_version_that_the_cluster_prefe
     clock = Clock()
     api, world = MemoryApi(clock), ClusterCache(clock)
     await sweep(api, world, world.drop)
-    assert world.uids(kinds.WORKLOADS) == set(), "a cluster without Kueue"
-    api.objects[kinds.WORKLOADS.prefix] = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}"}}
-    api.add(kinds.WORKLOADS.of_version(f"kueue.x-k8s.io/{version}"), objects.workload())
+    assert world.uids(kinds.KUEUE_WORKLOADS) == set(), "a cluster without Kueue"
+    api.objects[kinds.KUEUE_WORKLOADS.prefix] = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}"}}
+    api.add(kinds.KUEUE_WORKLOADS.of_version(f"kueue.x-k8s.io/{version}"), objects.workload())
     await sweep(api, world, world.drop)
-    assert world.uids(kinds.WORKLOADS) == {"uid-workload"}
+    assert world.uids(kinds.KUEUE_WORKLOADS) == {"uid-workload"}

@@ -148,7 +148,7 @@ def notice(stream: Stream, **changes: Any) -> Notice:
         "preemption": "gpt-1",
         "pod_uid": stream.who.pod_uid,
         "session": stream.who.session,
-        "jobset_uid": stream.who.jobset_uid,
+        "workload_uid": stream.who.workload_uid,
         "cause": "SpotTermination",
         "signal": "taint cloud.google.com/impending-node-termination",
         "confidence": Confidence.SURE,

@@ -26,7 +26,7 @@ WHO = Subscription(
     pod_name="gpt-workers-0-0",
     pod_uid="pod-uid-0",
     session="session-0",
-    jobset_uid="jobset-uid",
+    workload_uid="jobset-uid",
     restart_attempt=0,
     process_index=0,
     process_count=2,
@@ -318,7 +318,7 @@ def _resumption(step: int) -> Resumption:
     return Resumption(
         pod_uid="pod-uid-0",
         session="session-0",
-        jobset_uid="jobset-uid",
+        workload_uid="jobset-uid",
         restart_attempt=0,
         restored_step=step,
         training=True,
@@ -372,7 +372,7 @@ def resumption() -> Resumption:
     return Resumption(
         pod_uid="pod-uid-0",
         session="session-0",
-        jobset_uid="jobset-uid",
+        workload_uid="jobset-uid",
         restart_attempt=0,
         restored_step=None,
         training=False,

@@ -21,7 +21,7 @@ def hint(*names: str) -> Hint:
         hints=list(names),
         pod_uid="pod-uid-0",
         session="session-0",
-        jobset_uid="jobset-uid",
+        workload_uid="jobset-uid",
         cause="Drain",
         signal="Node spec.unschedulable=true",
         nodes=["node-1"],

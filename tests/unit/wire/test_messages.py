@@ -13,7 +13,7 @@ NOTICE = Notice(
     preemption="train-1a2b3c4d-1",
     pod_uid="pod-uid",
     session="nonce",
-    jobset_uid="jobset-uid",
+    workload_uid="jobset-uid",
     cause="SpotTermination",
     signal="taint cloud.google.com/impending-node-termination",
     confidence=Confidence.SURE,
@@ -86,7 +86,7 @@ def test_an_integer_is_a_duration_but_a_float_is_no_count() -> None:
 
 def test_an_optional_field_may_be_null_but_not_missing() -> None:
     report = Report(
-        pod_uid="u", session="s", jobset_uid="j", preemption="", phase=Phase.FROZEN, cause="",
+        pod_uid="u", session="s", workload_uid="j", preemption="", phase=Phase.FROZEN, cause="",
         process_count=2, participants=[0, 1], ordinal=None, step=None, steps_lost=None, bytes=None,
         seconds_to_spare=None,         stages={}, message="",
     )  # fmt: skip

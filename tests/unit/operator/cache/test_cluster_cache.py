@@ -23,7 +23,7 @@ def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
     scene = Scene()
     scene.listed(kinds.JOBSETS, versioned(objects.jobset(restarts=1), 20))
     scene.seen(kinds.JOBSETS, versioned(objects.jobset(restarts=0), 19))
-    assert scene.world.jobsets[JOBSET_UID].restarts == 1
+    assert scene.world.workloads[JOBSET_UID].restarts == 1
 
 
 def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
@@ -97,9 +97,9 @@ def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
     scene = Scene()
     scene.world.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
     scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 29))
-    assert JOBSET_UID not in scene.world.jobsets
+    assert JOBSET_UID not in scene.world.workloads
     scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 31))
-    assert JOBSET_UID in scene.world.jobsets
+    assert JOBSET_UID in scene.world.workloads
 
 
 def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
@@ -146,10 +146,10 @@ def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> N
     scene = Scene()
     for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
         scene.recorded(phase=phase)
-        assert scene.world.disrupted_jobset_uids() == disrupted
+        assert scene.world.disrupted_workload_uids() == disrupted
     scene.recorded(epoch=2)
     scene.gone(objects.preemption(2))
-    assert scene.world.disrupted_jobset_uids() == set()
+    assert scene.world.disrupted_workload_uids() == set()
 
 
 def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made_yet() -> None:

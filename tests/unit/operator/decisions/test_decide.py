@@ -167,7 +167,7 @@ def test_a_deleted_pod_is_believed_only_after_a_fresh_look() -> None:
     deleted = objects.pod(0, deleting_at=NOW + 30)
     scene.seen(kinds.PODS, deleted)
     check = scene.check()
-    assert (check.jobset.name, check.jobs, check.pod_uids) == ("train", ("train-workers-0",), ("uid-pod-0-0",))
+    assert (check.workload.name, check.jobs, check.pod_uids) == ("train", ("train-workers-0",), ("uid-pod-0-0",))
     scene.world.mark_checked(check.pod_uids)
     spec = scene.start().spec
     assert (spec.cause, spec.deadline.timestamp()) == ("PodDeletion", NOW + 30)
@@ -307,8 +307,8 @@ def test_a_signal_that_vanishes_with_the_pod_or_node_is_no_reprieve(what: str) -
 @pytest.mark.parametrize(
     ("jobset", "reason"),
     [
-        pytest.param(objects.jobset(deleted=True), EndReason.JOBSET_DELETED, id="deleted"),
-        pytest.param(objects.jobset(finished="Completed"), EndReason.JOBSET_FINISHED, id="finished"),
+        pytest.param(objects.jobset(deleted=True), EndReason.WORKLOAD_DELETED, id="deleted"),
+        pytest.param(objects.jobset(finished="Completed"), EndReason.WORKLOAD_FINISHED, id="finished"),
     ],
 )
 def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(jobset: objects.Body, reason: EndReason) -> None:
@@ -323,10 +323,10 @@ def test_a_jobset_that_is_not_seen_any_more_is_looked_for_before_it_is_taken_for
     scene = Scene()
     scene.recorded()
     scene.gone(objects.jobset())
-    assert scene.check().jobset == Named(objects.NAMESPACE, "train", JOBSET_UID)
+    assert scene.check().workload == Named(objects.NAMESPACE, "train", JOBSET_UID)
     scene.world.mark_gone(JOBSET_UID)
     end = scene.end()
-    assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.JOBSET_DELETED)
+    assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.WORKLOAD_DELETED)
 
 
 def test_an_epoch_of_a_jobset_that_has_frozen_is_left_to_the_gang_whatever_became_of_the_jobset() -> None:

@@ -117,7 +117,7 @@ def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_a_specs_unk
     body["status"] = {"observedGeneration": 3, "ofTomorrow": 1, "jobSets": {"count": 1, "ofTomorrow": 2}}
     read = CheckpointPolicy.of(body)
     assert read.status.observed_generation == 3
-    assert read.status.job_sets is not None
-    assert read.status.job_sets.count == 1
+    assert read.status.workloads is not None
+    assert read.status.workloads.count == 1
     with pytest.raises(ValidationError, match="ofTomorrow"):
         CheckpointPolicy.of(policy(ofTomorrow=1))
