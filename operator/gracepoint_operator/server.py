@@ -15,6 +15,7 @@ import contextlib
 import logging
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ _CERTIFICATE_POLL_S = 5.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
+_LOOK_EVERY_S = 0.01
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -219,27 +221,26 @@ class Server:
         plain.router.add_get("/healthz", self._healthz)
         plain.router.add_get("/readyz", self._readyz)
         plain.router.add_get("/metrics", self._show_metrics)
-        async with contextlib.AsyncExitStack() as stack:
+        runners: list[web.AppRunner] = []
+        try:
             context = self._certificates.context
-            self.https_port = await self._listen(stack, channel, self.https_port, context)
-            self.webhook_port = await self._listen(stack, webhooks, self.webhook_port, context)
-            self.health_port = await self._listen(stack, plain, self.health_port, None)
+            self.https_port = await self._listen(runners, channel, self.https_port, context)
+            self.webhook_port = await self._listen(runners, webhooks, self.webhook_port, context)
+            self.health_port = await self._listen(runners, plain, self.health_port, None)
             ports = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
             log.info("listening", extra=ports)
             yield
+        finally:
+            await asyncio.gather(*map(_close, runners))
 
     async def _listen(
-        self,
-        stack: contextlib.AsyncExitStack,
-        app: web.Application,
-        port: int,
-        context: ssl.SSLContext | None,
+        self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
     ) -> int:
         # Cancelling a handler when its client goes makes a lost subscriber vanish at once.
         # No access log: the webhooks' paths are nobody's business.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
         await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+        runners.append(runner)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
         return int(runner.addresses[0][1])
 
@@ -256,3 +257,27 @@ class Server:
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), content_type="text/plain")
+
+
+async def _close(runner: web.AppRunner) -> None:
+    """Stops listening, and returns when all connections are closed.
+
+    aiohttp only begins to close them, and TLS waits for the client's answer. The loop ends next, and would leave their
+    sockets to the garbage collector. A client that does not answer in time is cut off.
+    """
+    server = runner.server
+    assert server is not None
+    for site in list(runner.sites):
+        await site.stop()
+    transports = {connection.transport for connection in server.connections}
+    await runner.cleanup()
+    give_up_at_s = time.monotonic() + _CLOSE_CONNECTIONS_S
+    while True:
+        transports |= {connection.transport for connection in server.connections}  # a handshake may have ended since
+        left = [each for each in transports if each is not None and each.get_extra_info("socket").fileno() >= 0]
+        if not left or time.monotonic() > give_up_at_s:
+            break
+        await asyncio.sleep(_LOOK_EVERY_S)
+    for each in left:
+        each.abort()
+    await asyncio.sleep(0)  # in which the loop closes what was aborted

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import http.client
 import json
 import socket
 import ssl
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,6 +318,51 @@ def test_a_report_with_impossible_figures_is_refused_for_good(replica: Replica) 
     with pytest.raises(ChannelError, match="step") as refusal:
         replica.post("token-0", PATH_REPORT, message)
     assert refusal.value.status == 400
+
+
+def _unread_stream(replica: Replica) -> Stream:
+    stream = replica.stream()
+    stream.next()
+    return stream
+
+
+def _stream_closed_just_now(replica: Replica) -> Stream:
+    stream = _unread_stream(replica)
+    stream.close()
+    return stream
+
+
+def _idle_connection(replica: Replica) -> http.client.HTTPSConnection:
+    context = ssl.create_default_context(cadata=replica.ca)
+    connection = http.client.HTTPSConnection("localhost", replica.server.https_port, context=context)
+    connection.request("POST", PATH_REPORT, body=b"{}")
+    connection.getresponse().read()
+    return connection
+
+
+def _connection_without_handshake(replica: Replica) -> socket.socket:
+    return socket.create_connection(("localhost", replica.server.https_port))
+
+
+@pytest.mark.parametrize(
+    "connect",
+    [
+        pytest.param(_unread_stream, id="a stream that is not read"),
+        pytest.param(_stream_closed_just_now, id="a stream that was closed just now"),
+        pytest.param(_idle_connection, id="an idle connection"),
+        pytest.param(_connection_without_handshake, id="a connection without a handshake"),
+    ],
+)
+def test_a_server_that_has_stopped_has_closed_every_connection(
+    replica: Replica, connect: Callable[[Replica], Stream | http.client.HTTPSConnection | socket.socket]
+) -> None:
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.closing(connect(replica)):
+            replica.server.stop()
+            gc.collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
 def test_probes_tell_listening_from_knowing(replica: Replica) -> None:

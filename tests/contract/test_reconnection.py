@@ -26,7 +26,7 @@ from tests.unit.receivers.heard import Heard
 class Service:
     """What a Kubernetes Service is to a client: one address, behind which is now one replica, now another, or none.
 
-    One thread accepts, two for each connection carry bytes; ``close`` ends all of them.
+    One thread accepts, two for each connection carry bytes; ``close`` ends all of them, and waits for that.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,8 @@ class Service:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._socket = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     @property
     def url(self) -> str:
@@ -51,6 +52,9 @@ class Service:
     def close(self) -> None:
         self.lead_to(None)
         self._socket.shutdown(socket.SHUT_RDWR)
+        for each in self._threads:  # those of a connection that is accepted meanwhile are added before this ends
+            each.join(WAIT_S)
+            assert not each.is_alive(), f"a thread of the Service did not end within {WAIT_S:.0f} s"
         self._socket.close()
 
     def _accept(self) -> None:
@@ -63,10 +67,15 @@ class Service:
                 if self._target is None:
                     client.close()
                     continue
-                server = socket.create_connection(("127.0.0.1", self._target), timeout=WAIT_S)
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target), timeout=WAIT_S)
+                except OSError:  # as a Service does for a replica that is gone
+                    client.close()
+                    continue
                 self._open |= {client, server}
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                self._threads.append(threading.Thread(target=self._carry, args=(source, sink), daemon=True))
+                self._threads[-1].start()
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

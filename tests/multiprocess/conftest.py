@@ -1,4 +1,4 @@
-"""Closes the nursery that the tests' processes are forked off."""
+"""Shows what processes have printed where a test fails, and closes the nursery that they are forked off."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.multiprocess.launcher import close_nursery
+from tests.multiprocess.outputs import pytest_runtest_makereport, pytest_runtest_setup
+
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,11 +10,13 @@ A script finds its place in the environment (``here()`` reads it) and joins the 
 ``here().initialize_jax()``, or leaves that to what it tests. Each process is forked off the nursery, which has
 imported JAX already. It runs on the CPU backend, in a session of its own, writing into files (a full pipe never
 blocks it), and dies with the test process. On a timeout every process that is left dumps the stacks of all its
-threads (SIGABRT under faulthandler) before its group is killed, and the failure shows all output.
+threads (SIGABRT under faulthandler) before its group is killed. The report of a failed test has each process's whole
+output (``outputs``), so an assertion need not show it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -22,7 +24,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +33,9 @@ from tests import xla
 from tests.multiprocess.nursery import Child, Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What this test has started, in order.
+started: list[Processes] = []
+
 _COORDINATOR, _INDEX, _COUNT = "TEST_COORDINATOR", "TEST_PROCESS_INDEX", "TEST_PROCESS_COUNT"
 
 
@@ -67,7 +72,7 @@ class Result:
     """How a process ended: ``code`` is negative (minus the signal's number) if a signal ended it."""
 
     code: int
-    output: str
+    output: str = dataclasses.field(repr=False)
     ended_at: float  # time.monotonic()
 
 
@@ -94,6 +99,14 @@ class Process:
             self._ended_at = time.monotonic()
         return self._ended_at is None
 
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self._child.poll()
+        if code is None:
+            return "running"
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
     def signal(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
 
@@ -106,8 +119,7 @@ class Process:
                 if text in line:
                     return line
             if not running or time.monotonic() > deadline:
-                how = "still runs" if running else f"ended with {self._child.returncode}"
-                raise AssertionError(f"no line with {text!r} within {timeout_s} s ({how}):\n{self.output}")
+                raise AssertionError(f"no line with {text!r} within {timeout_s} s ({self.end}):\n{self.output}")
             time.sleep(0.005)
 
     def result(self) -> Result:
@@ -158,23 +170,30 @@ class Processes:
         port = _reserve_port()
         logs = tempfile.TemporaryDirectory(prefix="gracepoint-test-")
         processes = cls([], port, logs)
-        for index in range(count):
-            log = Path(logs.name) / f"{index}.log"
-            log.touch()
-            own = {
-                **_inherited(),
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {xla.FLAGS}",
-                _COORDINATOR: f"127.0.0.1:{port.getsockname()[1]}",
-                _INDEX: str(index),
-                _COUNT: str(count),
-                **(environment or {}),
-                **(environments[index] if environments else {}),
-            }
-            processes._processes.append(Process((off or nursery()).fork(script, arguments, own, log), log))
+        started.append(processes)
+        with contextlib.ExitStack() as if_one_fails:
+            if_one_fails.enter_context(processes)
+            for index in range(count):
+                log = Path(logs.name) / f"{index}.log"
+                log.touch()
+                own = {
+                    **_inherited(),
+                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {xla.FLAGS}",
+                    _COORDINATOR: f"127.0.0.1:{port.getsockname()[1]}",
+                    _INDEX: str(index),
+                    _COUNT: str(count),
+                    **(environment or {}),
+                    **(environments[index] if environments else {}),
+                }
+                processes._processes.append(Process((off or nursery()).fork(script, arguments, own, log), log))
+            if_one_fails.pop_all()
         return processes
 
     def __getitem__(self, index: int) -> Process:
         return self._processes[index]
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._processes)
 
     def __enter__(self) -> Self:
         return self

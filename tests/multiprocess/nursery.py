@@ -107,8 +107,13 @@ class Nursery:
         return self._codes.get(pid)
 
     def close(self) -> None:
+        """Ends the nursery, by force if it does not end by itself: on a busy machine its imports may take long."""
         self._channel.close()
-        self._process.wait(timeout=_END_S)
+        try:
+            self._process.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=_START_S)
 
     def _next(self, timeout_s: float) -> dict[str, int] | None:
         """Returns the next packet, and notes what it says of a process that has ended; None if there is none."""

@@ -1,8 +1,13 @@
-"""One of the processes that write with all kinds of options; the first argument is an empty folder."""
+"""One of the processes that write with all kinds of options.
+
+The first argument says what it does, the second is an empty folder, and the third of some is a name in ``FORMATS``.
+"""
 
 from __future__ import annotations
 
+import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gracepoint import multihost
 from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, NumpyHandler, ParamInfo, ScalarHandler, WriteOptions
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
@@ -92,18 +98,18 @@ def check_handlers(folder: Path) -> None:
             (NumpyHandler(options), host),
             (ScalarHandler(options, primary_host=1), numbers),
         ]
-        futures = [
-            future
-            for handler, leaves in by_handler
-            for future in handler.serialize(list(leaves.values()), infos_of(leaves, folder / name))
-        ]
-        for future in futures:
-            future.result(timeout=60)
-        multihost_utils.sync_global_devices(f"{name} written")
-        if jax.process_index() == 0:
-            for handler, _ in by_handler:
-                handler.finalize(folder / name)
-        multihost_utils.sync_global_devices(f"{name} merged")
+        with multihost.failing_together(f"{name} written", timeout=60):
+            futures = [
+                future
+                for handler, leaves in by_handler
+                for future in handler.serialize(list(leaves.values()), infos_of(leaves, folder / name))
+            ]
+            for future in futures:
+                future.result(timeout=60)
+        with multihost.failing_together(f"{name} merged", timeout=60):
+            if jax.process_index() == 0:
+                for handler, _ in by_handler:
+                    handler.finalize(folder / name)
         assert_same_here(
             dict(zip(state, ArrayHandler().deserialize(infos_of(state, folder / name)), strict=True)), state
         )
@@ -138,12 +144,35 @@ def check_some_of_the_processes(folder: Path) -> None:
     assert_same_here(found, {"replicated": state["replicated"]})
 
 
-if __name__ == "__main__":
-    here().initialize_jax()
-    check_formats(Path(sys.argv[1]) / "saved")
-    check_slices(Path(sys.argv[1]) / "sliced")
-    check_handlers(Path(sys.argv[1]) / "stored")
-    check_some_of_the_processes(Path(sys.argv[1]) / "alone")
+def fail_in_one_process(folder: Path) -> None:
+    """Process 1 may not write as much as it has to; process 0 has nobody to wait for then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    values = np.random.default_rng(0).standard_normal((64, 1024), np.float32)  # so that compression does not help
+    state = {"sharded": place(values, ("x", "y"))}
+    try:
+        with multihost.failing_together("written", timeout=60):
+            if jax.process_index() == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
+            for future in ArrayHandler(FORMATS[sys.argv[3]]).serialize(list(state.values()), infos_of(state, folder)):
+                try:
+                    future.result(timeout=60)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+                    print(f"written or not at {time.monotonic()}", flush=True)
+    finally:
+        print(f"ends at {time.monotonic()}", flush=True)
+
+
+def check_all(folder: Path) -> None:
+    check_formats(folder / "saved")
+    check_slices(folder / "sliced")
+    check_handlers(folder / "stored")
+    check_some_of_the_processes(folder / "alone")
     multihost_utils.sync_global_devices("done")
     print("done")
+
+
+if __name__ == "__main__":
+    here().initialize_jax()
+    {"all": check_all, "fail": fail_in_one_process}[sys.argv[1]](Path(sys.argv[2]))
     jax.distributed.shutdown()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import subprocess
+import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.launcher import Processes, Result
+from tests.multiprocess import nursery
+from tests.multiprocess.launcher import ROOT, Processes, Result, new_nursery, started
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
@@ -50,3 +55,59 @@ def test_the_launcher_shows_the_stacks_of_what_hangs_and_leaves_nothing_behind(t
         with pytest.raises(AssertionError, match=r"(?s)processes \[0\] still ran.*stuck_here"):
             processes.wait(timeout_s=0.1)
     assert processes[0].result().code == -signal.SIGABRT
+
+
+def test_processes_that_cannot_be_started_leave_nothing_to_the_collector() -> None:
+    closed = new_nursery()
+    closed.close()
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            Processes.start(SCRIPT, 1, off=closed)
+        started.clear()
+        gc.collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from tests.multiprocess.launcher import Processes
+
+def test_it(tmp_path):
+    script = tmp_path / "talk.py"
+    script.write_text('''
+from tests.multiprocess.launcher import here
+for number in range(2000):
+    print(f"process {here().process_index} says {number} {'x' * 50}")
+raise SystemExit(here().process_index)
+''')
+    with Processes.start(script, 2) as processes:
+        assert [result.code for result in processes.wait(timeout_s=60)] == [0, 0]
+"""
+
+
+@pytest.mark.parametrize("workers", [pytest.param([], id="one pytest"), pytest.param(["-n", "1"], id="xdist")])
+def test_a_failed_test_shows_the_whole_output_of_each_process(tmp_path: Path, workers: list[str]) -> None:
+    test = tmp_path / "test_failing.py"
+    test.write_text(FAILING)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.multiprocess.outputs", *workers, "--rootdir", tmp_path, test],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ran.returncode == 1
+    shown = ran.stdout.splitlines()
+    for process, end in enumerate(["ended with 0", "ended with 1"]):
+        assert any(f"process {process}, {end}" in line and line.startswith("---") for line in shown)
+        said = [line for line in shown if line.startswith(f"process {process} says ")]
+        assert said == [f"process {process} says {number} {'x' * 50}" for number in range(2000)]
+
+
+def test_a_nursery_that_is_still_starting_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "_END_S", 0.05)  # its imports take longer
+    new_nursery().close()

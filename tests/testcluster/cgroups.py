@@ -46,11 +46,12 @@ def left(path: str) -> list[Path]:
 
 def _try_remove(top: Path) -> bool:
     for place, _, _ in os.walk(top, topdown=False):
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                os.rmdir(place)
-            except OSError as error:
-                raise ClusterError(str(error)) from error
+        try:
+            os.rmdir(place)
+        except FileNotFoundError:
+            continue  # the kernel or another process removed it meanwhile
+        except OSError as error:
+            raise ClusterError(str(error)) from error
     return not top.exists()
 
 

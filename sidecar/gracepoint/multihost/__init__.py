@@ -13,6 +13,7 @@ from gracepoint.multihost.state import State, global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
+    failing_together,
     get_barrier_sync_fn,
     is_primary_host,
     process_count,
@@ -37,6 +38,7 @@ __all__ = [
     "StoreGang",
     "StoreUnavailable",
     "broadcast_one_to_all",
+    "failing_together",
     "get_barrier_sync_fn",
     "global_state",
     "initialize",

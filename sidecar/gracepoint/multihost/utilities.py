@@ -9,14 +9,18 @@ devices would have to come in the same order as those of training. For that one,
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from gracepoint.errors import CannotKnow
+from gracepoint.errors import CannotKnow, GracepointError
 from gracepoint.multihost.current import reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
 from gracepoint.multihost.state import global_state
+
+log = logging.getLogger(__name__)
 
 DEFAULT_BARRIER_TIMEOUT_S = 300
 SYNC_DURATION_EVENT = "/jax/checkpoint/sync_global_devices_duration_sec"
@@ -107,6 +111,44 @@ def sync_global_processes(
     began = time.monotonic()
     wait(key=name, timeout_ms=int(timeout_s * 1000))
     jax.monitoring.record_event_duration_secs(record_event_name, time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def failing_together(
+    name: str, *, timeout: float | None = None, processes: Collection[int] | None = None
+) -> Iterator[None]:
+    """A block of work that succeeds in all processes or fails in all. Collective.
+
+    At the end of the block each process waits for the others, as in ``sync_global_processes``. If an error leaves the
+    block in one process, the others are told: their wait ends at once, or as soon as they come to the end of the
+    block. A process that is inside of a collective of the devices is not interrupted. With one process the block is
+    all there is.
+
+        with multihost.failing_together("arrays written"):
+            for future in handler.serialize(values, infos):
+                future.result()
+
+    Args:
+        name: Of this block, used once.
+        timeout: Seconds that the end of the block waits; 300 by default.
+        processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
+
+    Raises:
+        BarrierFailed: Another process failed; names it and its error.
+        BarrierTimeout: Not all came to the end in time; names who is missing.
+        BarrierReused: The name was used before.
+        ValueError: As in ``sync_global_processes``.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not takes_part_alone(processes):
+            try:
+                everybody().gang.fail(name, error)
+            except GracepointError as unreachable:
+                log.warning("the other processes could not be told of an error name=%s error=%s", name, unreachable)
+        raise
+    sync_global_processes(name, timeout=timeout, processes=processes)
 
 
 def reached_preemption(step: int, *, if_unknown: bool | None = None) -> bool:

@@ -35,6 +35,10 @@ def test_a_single_process_passes_every_barrier_also_of_a_name_used_before() -> N
         multihost.sync_global_processes("same")
         multihost.sync_global_processes("same", processes={0})
         wait(key="same", timeout_ms=1)
+        with multihost.failing_together("same"):
+            pass
+    with pytest.raises(OSError, match="disk full"), multihost.failing_together("same"):
+        raise OSError("disk full")
 
 
 def test_a_single_process_never_asks_the_barrier_function() -> None:

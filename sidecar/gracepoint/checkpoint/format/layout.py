@@ -62,6 +62,7 @@ _RESERVED = frozenset(
         MANIFEST,
     }
 )
+_ARRAY_METADATA = re.compile(r"process_\d+", re.ASCII)
 _OF_A_PROCESS = re.compile(r"done\.process_\d+\.json|ocdbt\.process_\d+", re.ASCII)
 
 _HIDDEN = ".gracepoint-"
@@ -178,13 +179,13 @@ class Layout:
 
     def strangers(self) -> list[str]:
         """Names of what is none of all these and not hidden, links among them: they are never followed."""
-        folders = {p.name for p in self._folders()}
-        return sorted(
-            p.name
-            for p in self.root.iterdir()
-            if not p.name.startswith(".")
-            and not (p.name in folders and (self._final.fullmatch(p.name) or self._marked_name.fullmatch(p.name)))
-        )
+        return sorted(p.name for p in self.root.iterdir() if not p.name.startswith(".") and not self._is_ours(p))
+
+    def _is_ours(self, path: Path) -> bool:
+        """True if what was listed as ``path`` is a folder of ours, or was one: others rename and delete meanwhile."""
+        if not (self._final.fullmatch(path.name) or self._marked_name.fullmatch(path.name)):
+            return False
+        return not path.is_symlink() and (path.is_dir() or not os.path.lexists(path))
 
     def _marked_folders(self, mark: str) -> list[Temporary]:
         found = []
@@ -243,6 +244,14 @@ def is_reserved(name: str) -> bool:
 def in_item(item: str, name: str) -> str:
     """Returns the path below a checkpoint's folder of ``name`` in one of its items."""
     return f"{item}/{name}" if item else name
+
+
+def array_metadata_files(item: Path) -> list[Path]:
+    """Returns the files that ``array_metadata`` names, of all processes.
+
+    TensorStore writes each under another name first, which a crash may leave there.
+    """
+    return sorted(path for path in item.glob("array_metadatas/*") if _ARRAY_METADATA.fullmatch(path.name))
 
 
 def array_metadata(process_index: int) -> str:

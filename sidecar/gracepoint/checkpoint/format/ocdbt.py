@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,21 @@ def merge(item: Path, process_count: int) -> None:
     sync_folders([item, item / "d"])  # also of a tree that another process has merged just now
 
 
-def own_folder(item: Path, process_index: int, process_count: int) -> int:
-    """Makes the folder of a tree that nobody else of ``process_count`` processes writes; returns its number."""
-    number = process_index
-    while True:
+def new_folder(item: Path, numbers: Iterable[int]) -> Path:
+    """Makes and returns the folder of a tree that only the caller writes: the first of ``numbers`` that is free.
+
+    Raises:
+        FileExistsError: None is free.
+    """
+    taken = item
+    for number in numbers:
+        taken = item / process_folder(number)
         try:
-            (item / process_folder(number)).mkdir()
+            taken.mkdir()
         except FileExistsError:
-            number += process_count
-        else:
-            return number
+            continue
+        return taken
+    raise FileExistsError(errno.EEXIST, "expected no OCDBT tree here yet, found one of another writer", str(taken))
 
 
 def merge_again(item: Path) -> None:

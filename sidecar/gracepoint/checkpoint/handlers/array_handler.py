@@ -7,6 +7,7 @@ chunks, plan, transfer, writer and reader that checkpoints are made with.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -100,10 +101,6 @@ class NumpyHandler:
         def write(_: Sequence[Any]) -> None:
             make_folders(folder)
             deadline = Deadline.after(self._timeout_s, self._clock)
-            tree_number = jax.process_index()
-            if (plan.arrays or plan.shards) and any(spec is not None and spec.format.ocdbt for spec in specs):
-                # Not the tree of another call, for leaves of another type say: both would write one manifest.
-                tree_number = ocdbt.own_folder(folder, jax.process_index(), jax.process_count())
             self._writer.write(
                 folder,
                 layout.NO_ITEM,
@@ -112,7 +109,8 @@ class NumpyHandler:
                 transfer,
                 small_files,
                 deadline,
-                process_index=tree_number,
+                # Never the tree of another call, for leaves of another type say: both would write one manifest.
+                tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
 
         arrays = [value for value in values if isinstance(value, jax.Array)]

@@ -91,7 +91,11 @@ def why_not_to(target: Path, force: bool) -> str | None:
         return f"{target} exists already: save to another path, or replace it with force=True"
     if target.is_symlink() or not target.is_dir():
         return f"{target} is not a folder: remove it yourself if it may go"
-    if any(target.iterdir()) and not any((target / mark).exists() for mark in _MARKS):
+    try:
+        is_empty = not any(target.iterdir())
+    except FileNotFoundError:
+        return None  # it was deleted just now
+    if not is_empty and not any((target / mark).exists() for mark in _MARKS):
         return f"{target} is not a checkpoint, and force=True replaces nothing else: remove it yourself if it may go"
     try:
         commit.manifest_fields(target)

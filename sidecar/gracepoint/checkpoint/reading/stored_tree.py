@@ -219,7 +219,7 @@ def open_arrays(
 def _key_impls(item: Path) -> dict[str, str]:
     """Returns the implementation of each typed PRNG key by its leaf's name."""
     found = {}
-    for path in sorted(item.glob("array_metadatas/process_*")):
+    for path in layout.array_metadata_files(item):
         for entry in _parsed(path.read_bytes(), path)["array_metadatas"]:
             array = entry["array_metadata"]
             if impl := (array.get("ext_metadata") or {}).get("random_key_impl"):

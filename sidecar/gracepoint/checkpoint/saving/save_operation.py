@@ -183,7 +183,7 @@ class SaveOperation:
                         source,
                         self._small_files,
                         deadline,
-                        process_index=self._gang.process_index,
+                        tree_numbers=[self._gang.process_index],
                     )
                 except FileNotFoundError:
                     self._check_stayed(stayed)

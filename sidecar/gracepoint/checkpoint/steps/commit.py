@@ -176,7 +176,7 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
         if last_change_s(probe) < old_s:
             shutil.rmtree(probe, ignore_errors=True) if probe.is_dir() else probe.unlink(missing_ok=True)
     for temporary in left:
-        if last_change_s(temporary.path) < old_s and not _is_too_new(temporary):
+        if 0.0 < last_change_s(temporary.path) < old_s and not _is_too_new(temporary):  # 0: was committed, or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
@@ -262,7 +262,9 @@ def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
     if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
         logger.warning("%s is saved again: %s is replaced", temporary.what, target)
         discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
-    elif any(target.iterdir()):
-        aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-        logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
-        os.rename(target, aside)
+        return
+    with contextlib.suppress(FileNotFoundError):  # somebody else took it away
+        if any(target.iterdir()):
+            aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+            logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
+            os.rename(target, aside)

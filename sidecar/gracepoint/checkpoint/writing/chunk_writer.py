@@ -1,15 +1,15 @@
 """Writes one process's files of a save, in parallel, durably.
 
 Which writer does it depends on what the files hold: ``express_writer`` where each chunk is a file of its values' bytes,
-TensorStore where chunks are compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, in a
-folder that no other save uses, so there are no locks.
+TensorStore where chunks are compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, so
+there are no locks.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class ChunkWriter:
         small_files: Mapping[str, bytes],
         deadline: Deadline,
         *,
-        process_index: int = 0,
+        tree_numbers: Iterable[int] = (0,),
     ) -> WrittenFiles:
         """Makes chunks, arrays' metadata and ``small_files`` durable below ``folder``.
 
@@ -61,14 +61,14 @@ class ChunkWriter:
             source: See ``folder``.
             small_files: See ``folder``.
             deadline: Until when.
-            process_index: See ``folder``.
+            tree_numbers: See ``folder``.
 
         Raises:
             SaveFailed: The deadline passed, or was cancelled.
             ValueError, OSError: A file cannot be written; names it.
         """
         started_s = deadline.elapsed_s()
-        job = WriteJob(folder, item, specs, arrays, source, small_files, process_index)
+        job = WriteJob(folder, item, specs, arrays, source, small_files, tree_numbers)
         is_express = self.options.express and form_of(job).files_hold_values
         written = (self._express if is_express else self._tensorstore).write(job, deadline)
         _report(written.chunk_bytes, deadline.elapsed_s() - started_s)
@@ -79,7 +79,7 @@ class ChunkWriter:
         memory are there when it counts."""
         folder.mkdir(parents=True, exist_ok=True)
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
-        job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {}, 0)
+        job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {})
         try:
             if self.options.express:
                 self._express.reserve(folder)

@@ -1,8 +1,11 @@
 """Writes a save's files with TensorStore: compressed chunks, OCDBT, and any others where that is asked for.
 
 TensorStore's own threads do the writing and syncing, and tell of each chunk that is done; the calling thread brings
-chunks to host memory and computes checksums meanwhile. Each file has one writer, in a folder that no other save
-uses, so there are no locks.
+chunks to host memory and computes checksums meanwhile. Each file has one writer, so there are no locks.
+
+Several jobs may write below one folder at once: the processes of a save, and calls of type handlers. So a job looks
+only at files that it wrote itself. It knows their names, except in OCDBT, where TensorStore gives the names. There each
+job makes a folder for its tree that nobody else has, and lists that folder when all its writes have ended.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import functools
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ import numpy.typing as npt
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, as_bytes
+from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
@@ -63,7 +66,7 @@ class TensorStoreWriter:
         for path, data in job.small_files.items():
             in_flight.add(0, functools.partial(plain.write, path, data))
             written.files[path] = file_of(data)
-        store = self._store(folder / item, form, job.process_index, deadline)
+        store = _Store(job, self._context, self._resources, deadline)
         for leaf in job.arrays:
             path, data = specs[leaf].metadata_file, json.dumps(specs[leaf].metadata).encode()
             in_flight.add(0, functools.partial(store.kvstore.write, path, data))
@@ -86,7 +89,7 @@ class TensorStoreWriter:
                 written.values[path] = file.crc32
         in_flight.wait()
         if not form.files_hold_values:
-            written.files.update(_found(folder, item, form, job.process_index, written.values))
+            written.files.update(_sizes_and_checksums(folder, store.files(written.values)))
         # TensorStore synced each file and its folder; folders above those hold the entries of new folders.
         folders = {(folder / path).parent for path in written.files}
         sync_folders(itertools.chain.from_iterable(folders_up_to(path / "_", folder.parent) for path in folders))
@@ -96,32 +99,46 @@ class TensorStoreWriter:
         opening = ts.KvStore.open({"driver": "file", "path": f"{folder}/"}, context=self._context)
         return opening.result(timeout=deadline.remaining_s())
 
-    def _store(self, item: Path, form: Format, process_index: int, deadline: Deadline) -> _Store:
-        if form.ocdbt:
-            context = ocdbt.context(**self._resources)
-            tree = item / ocdbt.process_folder(process_index)
-            opening = ts.KvStore.open(ocdbt.kvstore(tree), context=context)
-            kvstore = opening.result(timeout=deadline.remaining_s())
-            return _Store(kvstore, lambda path: ocdbt.kvstore(tree, path), context, deadline)
-        kvstore = self._plain(item, deadline)
-        return _Store(kvstore, lambda path: {"driver": "file", "path": f"{item}/{path}"}, self._context, deadline)
-
 
 class _Store:
-    """Where one save's chunks go: a folder, or a B+tree."""
+    """Where one job's chunks go: its item's folder, or a B+tree of its own. The tree is made by the first write."""
 
-    def __init__(
-        self,
-        kvstore: ts.KvStore,
-        spec_of: Callable[[str], dict[str, Any]],
-        context: ts.Context,
-        deadline: Deadline,
-    ) -> None:
-        self.kvstore = kvstore
-        self._spec_of = spec_of
-        self._context = context
+    def __init__(self, job: WriteJob, context: ts.Context, resources: Mapping[str, Any], deadline: Deadline) -> None:
+        """Takes what is needed to open it.
+
+        Args:
+            job: Whose chunks.
+            context: For files.
+            resources: Of the context that a B+tree has for itself.
+            deadline: For opening.
+        """
+        self._folder = job.folder
+        self._item = job.folder / job.item
+        self._tree_numbers = job.tree_numbers if form_of(job).ocdbt else None
+        self._context = context if self._tree_numbers is None else ocdbt.context(**resources)
         self._deadline = deadline
+        self._tree: Path | None = None  # None: it is not made yet, and never is outside of OCDBT
         self._arrays: dict[str, ts.TensorStore] = {}
+
+    @functools.cached_property
+    def kvstore(self) -> ts.KvStore:
+        opening = ts.KvStore.open(self._spec(""), context=self._context)
+        return opening.result(timeout=self._deadline.remaining_s())
+
+    def files(self, chunks: Iterable[str]) -> list[Path]:
+        """Returns the files that this job made of ``chunks``, paths below its folder, once all writes have ended."""
+        if self._tree_numbers is None:
+            return [self._folder / chunk for chunk in chunks]
+        return [] if self._tree is None else [path for path in self._tree.rglob("*") if path.is_file()]
+
+    def _spec(self, path: str) -> dict[str, Any]:
+        if self._tree_numbers is None:
+            return {"driver": "file", "path": f"{self._item}/{path}"}
+        if self._tree is None:
+            # Not the folder above: if a save's was taken away, that is an error.
+            self._item.mkdir(exist_ok=True)
+            self._tree = ocdbt.new_folder(self._item, self._tree_numbers)
+        return ocdbt.kvstore(self._tree, path)
 
     def writing(self, chunk: Chunk, spec: ArraySpec, values: npt.NDArray[Any]) -> Callable[[], ts.Future[Any]]:
         """Returns what starts to write a chunk."""
@@ -133,7 +150,7 @@ class _Store:
     def _array(self, spec: ArraySpec) -> ts.TensorStore:
         if spec.name not in self._arrays:
             opening = {
-                **spec.opening(self._spec_of(f"{spec.name}/")),
+                **spec.opening(self._spec(f"{spec.name}/")),
                 # Otherwise a chunk of zeros would not be stored, and could not be told from a lost one.
                 "store_data_equal_to_fill_value": True,
             }
@@ -218,13 +235,6 @@ class _InFlight:
         )
 
 
-def _found(
-    folder: Path, item: str, form: Format, process_index: int, values: Mapping[str, int]
-) -> dict[str, StoredFile]:
-    """Returns the files that TensorStore made of chunks, whose contents are not the values' bytes."""
-    if form.ocdbt:
-        tree = folder / item / ocdbt.process_folder(process_index)
-        paths = [path for path in tree.rglob("*") if path.is_file()]
-    else:
-        paths = [folder / path for path in values]
+def _sizes_and_checksums(folder: Path, paths: Iterable[Path]) -> dict[str, StoredFile]:
+    """Returns what ``paths`` hold, by path below ``folder``."""
     return {str(path.relative_to(folder)): StoredFile(path.stat().st_size, crc32_of(path)) for path in paths}

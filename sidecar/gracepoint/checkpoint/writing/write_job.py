@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,7 +39,8 @@ class WriteJob:
         arrays: The leaves whose own metadata is written.
         source: Of the chunks.
         small_files: Contents by path below ``folder``.
-        process_index: This process's, which OCDBT's folder is named by.
+        tree_numbers: In OCDBT the chunks' tree is the first of these that does not exist yet, so that nobody else
+            writes it. A job that writes no array has no tree.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class WriteJob:
     arrays: Sequence[int]
     source: ChunkSource
     small_files: Mapping[str, bytes]
-    process_index: int
+    tree_numbers: Iterable[int] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -272,3 +272,51 @@ def test_a_handler_takes_another_s_place_only_when_told_so() -> None:
     registry.add(bytes, NumpyHandler(), matches=lambda found: found is bytes)
     assert registry.has(bytes)
     assert not registry.has(bytearray)
+
+
+class _VanishingFiles:
+    """Lets every lock file vanish as soon as it was looked at, as it does where its writer renames it just then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.vanished: list[Path] = []
+        is_file = Path.is_file
+
+        def look(path: Path) -> bool:
+            found = is_file(path)
+            if found and path.name.endswith(".__lock"):
+                path.unlink()
+                self.vanished.append(path)
+            return found
+
+        patch.setattr(Path, "is_file", look)
+
+
+def test_a_call_that_writes_nothing_does_not_look_at_what_another_call_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = WriteOptions(use_ocdbt=True)
+    for future in ArrayHandler(options).serialize(arrays()[:1], infos_of(tmp_path, "w")):
+        future.result(timeout=60)
+    lock = tmp_path / "tree" / "ocdbt.process_0" / "manifest.ocdbt.__lock"
+    lock.touch()
+    vanishing = _VanishingFiles(monkeypatch)
+    for future in NumpyHandler(options, primary_host=1).serialize([np.arange(3)], infos_of(tmp_path, "n")):
+        future.result(timeout=60)
+    assert vanishing.vanished == []
+    assert lock.exists()
+
+
+@pytest.mark.parametrize("options", [WriteOptions(use_ocdbt=True), WriteOptions(use_ocdbt=True, compression="zstd")])
+def test_calls_at_once_into_one_folder_do_not_meet_whether_they_write_or_not(
+    tmp_path: Path, options: WriteOptions
+) -> None:
+    writing, idle = ArrayHandler(options), NumpyHandler(options, primary_host=1)
+    for round_number in range(20):
+        infos = infos_of(tmp_path / str(round_number), "w", "b", "key", "count")
+        futures = [*writing.serialize(arrays(), infos)]
+        for number in range(8):
+            futures += idle.serialize([np.arange(3)], infos_of(tmp_path / str(round_number), f"n{number}"))
+        for future in futures:
+            future.result(timeout=60)
+        writing.finalize(infos[0].parent_dir)
+        assert_same(ArrayHandler().deserialize(infos), arrays())

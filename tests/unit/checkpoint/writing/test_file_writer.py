@@ -60,9 +60,7 @@ class Given:
 
 
 def job(folder: Path, source: Any) -> WriteJob:
-    return WriteJob(
-        folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"}, 0
-    )
+    return WriteJob(folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"})
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:

@@ -84,11 +84,11 @@ def test_a_flipped_bit_of_any_data_file_is_found_and_the_step_before_is_taken(
 
 @each_format
 def test_copies_that_differ_between_processes_fail_the_save(tmp_path: Path, options: WriteOptions) -> None:
-    for state in ({"same": 1, "other": "{}"}, {"same": 1, "other": {}}):
+    for attempt, state in (("job-0-a", {"same": 1, "other": "{}"}), ("job-0-b", {"same": 1, "other": {}})):
 
-        def run(gang: Any, state: Any = state) -> Any:
+        def run(gang: Any, attempt: str = attempt, state: Any = state) -> Any:
             other = gang.process_index if state["other"] == {} else f"text {gang.process_index}"
-            return save(engine(tmp_path, gang, options=options), 1, {**state, "other": other})
+            return save(engine(tmp_path, gang, attempt=attempt, options=options), 1, {**state, "other": other})
 
         outcomes = outcomes_in_gang(2, run)
         assert all(isinstance(outcome, SaveFailed) for outcome in outcomes), outcomes
