@@ -96,6 +96,18 @@ class ProcessGroup(Protocol):
         Not collective: any number of processes may ask, whenever they like.
         """
 
+    def leave(self, folder: str) -> None:
+        """This process is done with the keys below ``folder``; the last process to say so removes them.
+
+        Collective, for each folder once; waits for nobody.
+        """
+
+    def retire(self, folder: str) -> None:
+        """Removes the key ``folder`` and those below it, which all processes have passed; process 0 does it for all.
+
+        Each process calls it where it knows that, as from a later barrier, or does not. Waits for nobody.
+        """
+
 
 class SingleProcess:
     """The gang of one process: nothing to wait for."""
@@ -138,3 +150,9 @@ class SingleProcess:
 
     def decide(self, key: str, value: str) -> str:
         return value
+
+    def leave(self, folder: str) -> None:
+        pass
+
+    def retire(self, folder: str) -> None:
+        pass

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,12 +26,63 @@ from gracepoint.errors import (
     BarrierReused,
     BarrierTimeout,
     CannotKnow,
+    CheckpointError,
     ClusterError,
 )
 from gracepoint.multihost.everybody import everybody
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.multiprocess.launcher import here
+
+
+def _own_cluster() -> None:
+    """A cluster of this process alone, as where each pod was given an address of its own."""
+    import jax
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    jax.distributed.initialize(address, 1, 0, initialization_timeout=60)
+
+
+def split() -> None:
+    """Each process is a cluster of its own, where the webhook has counted them all."""
+    import gracepoint
+
+    _own_cluster()
+    count = here().process_count
+    with pytest.raises(AgreementError, match=rf"GRACEPOINT_PROCESS_COUNT={count}: .* has 1\. Several clusters"):
+        gracepoint.attach(sys.argv[2])
+
+
+def miscounted() -> None:
+    """One cluster of all processes, where the webhook has counted more; one of them was told."""
+    import gracepoint
+
+    here().initialize_jax()
+    with pytest.raises(AgreementError, match=r"GRACEPOINT_PROCESS_COUNT=4: .* has 2\. Several clusters"):
+        gracepoint.attach(sys.argv[2])
+
+
+def split_without_a_count() -> None:
+    """Each process is a cluster of its own, and nobody has counted them: the second one finds the first one's lease."""
+    import gracepoint
+    from gracepoint.checkpoint.steps import lease
+    from gracepoint.checkpoint.storage.posix import appears
+
+    lease.PATIENCE_S = 1.0
+    _own_cluster()
+    attached, refused = Path(sys.argv[2], "attached"), Path(sys.argv[2], "refused")
+    if here().process_index == 0:
+        with gracepoint.attach(sys.argv[2]) as session:
+            session.step(1, {"w": np.zeros(4)})
+            attached.touch()
+            assert appears(refused, within_s=60, sleep=time.sleep)
+    else:
+        assert appears(attached, within_s=60, sleep=time.sleep)
+        with pytest.raises(CheckpointError, match="another cluster of this same start of the job uses it: .* uid-1-0-"):
+            gracepoint.attach(sys.argv[2])
+        refused.touch()
 
 
 def barriers() -> None:

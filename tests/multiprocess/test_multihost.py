@@ -13,8 +13,16 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 SCRIPT = Path(__file__).with_name("multihost_process.py")
 
 
-def run(count: int, part: str, *arguments: str, devices: int = 2) -> list[Result]:
-    with Processes.start(SCRIPT, count, arguments=[part, *arguments], devices=devices) as processes:
+def run(
+    count: int,
+    part: str,
+    *arguments: str,
+    devices: int = 2,
+    environments: list[dict[str, str]] | None = None,
+) -> list[Result]:
+    with Processes.start(
+        SCRIPT, count, arguments=[part, *arguments], devices=devices, environments=environments
+    ) as processes:
         return processes.wait(timeout_s=150)
 
 
@@ -30,6 +38,27 @@ def test_processes_meet_in_the_foreground_and_background_all_or_some_and_learn_w
 
 def test_a_pytree_comes_from_any_process_to_all_or_some_bit_for_bit() -> None:
     results = run(3, "broadcast")
+    assert succeeded(results), results
+
+
+UID = {"GRACEPOINT_JOBSET_UID": "uid-1"}
+TOLD_FOUR = {"GRACEPOINT_PROCESS_COUNT": "4", "GRACEPOINT_PODS_PER_JOB": "4", "JOB_COMPLETION_INDEX": "1"}
+
+
+@pytest.mark.parametrize(
+    ("part", "counts"),
+    [
+        pytest.param(
+            "split", [{"GRACEPOINT_PROCESS_COUNT": "2"}] * 2, id="two clusters of one, where two were counted"
+        ),
+        pytest.param("miscounted", [{}, TOLD_FOUR], id="one cluster, where one was told four"),
+        pytest.param("split_without_a_count", [{}] * 2, id="two clusters of one, which nobody counted"),
+    ],
+)
+def test_processes_that_are_not_all_in_one_cluster_are_refused_before_they_overwrite_each_other(
+    tmp_path: Path, part: str, counts: list[dict[str, str]]
+) -> None:
+    results = run(2, part, str(tmp_path), devices=1, environments=[UID | count for count in counts])
     assert succeeded(results), results
 
 

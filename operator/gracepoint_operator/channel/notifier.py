@@ -165,6 +165,7 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Fram
         remaining_s=round(deadline_at - now, 4),
         deadline=format_time(deadline_at),
         mode=spec.mode if spec.exits else Mode.DRILL,  # which to the library means: save, and train on
+        revision=round(deadline_at * 1000),  # all replicas have it from the record, or have observed the same
     )
 
 

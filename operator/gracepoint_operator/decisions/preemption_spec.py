@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint.wire.messages import SAME_REVISION, Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
 from gracepoint_operator.kube.objects import Workload
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -21,8 +21,9 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import Cause
 
-#: Deadlines closer than this are the same: replicas see a signal at slightly different times.
-DEADLINE_TOLERANCE_S = 1.0
+#: Deadlines closer than this are the same: replicas see a signal at slightly different times. The library, which
+#: gets them as revisions, goes by the same figure.
+DEADLINE_TOLERANCE_S = SAME_REVISION / 1000
 _END_OF_DATES = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
 #: As many as the resource's schema allows.
 _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64

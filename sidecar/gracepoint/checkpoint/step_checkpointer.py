@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.checkpoint.due import DueSaves, OtherSave
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
@@ -28,6 +29,7 @@ from gracepoint.checkpoint.steps.lease import Lease
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot
+from gracepoint.errors import GracepointError
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,6 @@ logger = logging.getLogger(__name__)
 BACKGROUND_TIMEOUT_S = 900.0
 # For the writer of a gang that trains and may have to save soon: short, as training waits for it.
 _HASTEN_TIMEOUT_S = 3.0
-_BEGIN, _LEAVE_OUT = "begin", "leave out"
 
 
 class StepCheckpointer:
@@ -68,7 +69,7 @@ class StepCheckpointer:
             attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
                 '_'.
             processes: ``jax.process_index()`` of each of the gang's processes; None where the two are the same.
-            save_every_steps: ``is_due`` at multiples of it; 0: not for that reason.
+            save_every_steps: ``is_due`` at the first step from each of its multiples on; 0: not for that reason.
             save_every_s: ``is_due`` so many seconds after the last save; 0: not for that reason.
             keep_last: As in ``Retention``.
             keep_every_steps: As in ``Retention``.
@@ -108,7 +109,8 @@ class StepCheckpointer:
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._lease: Lease | None = None
         self._restores = 0
-        self._asked = 0  # whether a save is begun
+        self._retired = 0  # saves up to this one; written where one was committed, never by two threads at a time
+        self._due = DueSaves(gang, f"{self._key}/due")
         self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
         self._committed_step: int | None = None  # which is on disk as this gang's state
 
@@ -145,20 +147,28 @@ class StepCheckpointer:
         """
         return self._cadence.is_due(step)
 
-    def is_begun_by_all(self, *, ready: bool) -> bool:
+    def is_begun_by_all(self, step: int, *, sync_point: int, ready: bool) -> bool:
         """True if the save that is due is begun, False if it is left out: as the first process that asks would have it.
 
         Collective, for each save that is due. One that only some begin would never end, and their later saves would be
-        other ones than those of the rest.
+        other ones than those of the rest. The first process also says where it is, and all others compare that.
 
         Args:
+            step: That is due in this process.
+            sync_point: Number of the sync point at which it is due; the same in all processes.
             ready: Whether this process would begin it. If it would not, and all do, it waits for the save before.
 
         Raises:
+            AgreementError: The first process asked at another sync point, or for another step; names both. The save
+                fails in all processes.
             BarrierError: The other processes cannot be reached.
         """
-        self._asked += 1
-        return self._gang.decide(f"{self._key}/due/{self._asked}", _BEGIN if ready else _LEAVE_OUT) == _BEGIN
+        try:
+            return self._due.are_begun(step, sync_point=sync_point, ready=ready)
+        except OtherSave as error:
+            if error.begun:  # the others would wait for this process's part until the save's timeout
+                self._saver.begin(self._paths, step).fail(error)
+            raise
 
     def hasten(self) -> None:
         """A disruption may be near: warms the writer, and brings the next periodic save forward.
@@ -183,15 +193,17 @@ class StepCheckpointer:
         key = f"{self._key}/shared"
         directory_checks.check_shared(self._paths, self._gang, key=key, attempt=self._attempt, deadline=deadline)
 
-    def claim(self, job: str, *, timeout_s: float) -> None:
+    def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
         """Makes sure that no other job uses the directory, and keeps others off until the end. Once.
 
         Args:
             job: The same in all attempts of this job, and no other's: a JobSet's UID.
             timeout_s: Until when; another job's lease is waited for, for less than a minute.
+            start: How the attempts of this start of the job begin, up to the last "-"; no two clusters of one start may
+                use the directory. None: not known, so that it is not asked.
 
         Raises:
-            CheckpointError: Another job uses it.
+            CheckpointError: Another job uses it, or another cluster of the same start.
             BarrierError: Process 0 did not tell in time.
         """
         self._lease = directory_checks.claim(
@@ -200,6 +212,7 @@ class StepCheckpointer:
             key=f"{self._key}/lease",
             job=job,
             attempt=self._attempt,
+            start=start,
             deadline=Deadline.after(timeout_s, self._clock),
         )
 
@@ -261,11 +274,14 @@ class StepCheckpointer:
             if self._lease is not None:
                 self._lease.check()
 
+        asked = self._due.asked
+
         def then() -> None:
             if self._committed_step is None or step > self._committed_step:  # it was stopped, and not in time
                 self._committed_step = step
             self._learn(Way.SNAPSHOT)
             self._tidy(step, save.temporary.ordinal)
+            self._retire(save.temporary.ordinal, asked)
 
         self._saver.in_background(
             save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
@@ -313,6 +329,7 @@ class StepCheckpointer:
         self._committed_step = step
         self._learn(Way.STREAMED)
         self._cadence.saved()
+        self._retire(save.temporary.ordinal, self._due.asked)
         return Saved(step, total_bytes)
 
     @property
@@ -402,6 +419,7 @@ class StepCheckpointer:
             reshard=reshard,
             only=step,
         )
+        self._cadence.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
             self._committed_step = restored.step
         if restored is not None and self._gang.process_index == 0:
@@ -445,6 +463,19 @@ class StepCheckpointer:
         """
         self._saver.abandon(reason, timeout_s=timeout_s)
         self._release()
+
+    def _retire(self, ordinal: int, asked: int) -> None:
+        """Removes from the store what saves before this one, which all processes have just committed, have left there.
+
+        The save before this one is kept, too: the thread of one that was stopped may still be at its end.
+        """
+        try:
+            self._due.retire(asked)
+            while self._retired < ordinal - 2:
+                self._retired += 1
+                self._gang.retire(f"{self._key}/save/{self._retired}")
+        except GracepointError as error:
+            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)
 
     def _learn(self, way: Way) -> None:
         if (last := self._saver.last_save) is not None:

@@ -27,7 +27,7 @@ from typing import Protocol
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
-from gracepoint.multihost.ledger import Broken, Event
+from gracepoint.multihost.ledger import Broken, Closed, Event, Opened
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import KeyValueStore, StoreUnavailable
 from gracepoint.process_group import ProcessGroup
@@ -41,7 +41,7 @@ _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
 #: How long a process waits to read its own last word.
 _HEARD_S = 5.0
-#: Two processes that are told the same within so many seconds of each other need to say it once.
+#: Two processes that are told the same within so many seconds of each other need to say it once, if it has no revision.
 _SAME_S = 0.5
 
 
@@ -74,9 +74,10 @@ class Agreement:
         self._store = store
         self._gang = gang
         self._observer = observer
-        self._bell = Bell(store)
+        self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
-        self._member = Member(store, self._bell, gang.process_index, gang.process_count, observer.heard)
+        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard)
+        self._epochs: list[int] = []  # that were opened, and whose keys are still in the store; the reading thread's
         self.seat = self._member.seat
         self._changed = threading.Condition()
         self._failure: Exception | None = None  # of this process alone; what fails for all stands in the ledger
@@ -91,7 +92,16 @@ class Agreement:
 
     # Any thread.
 
-    def tell(self, origin: str, text: str, *, remaining_s: float, drill: bool = False, once: bool = False) -> None:
+    def tell(
+        self,
+        origin: str,
+        text: str,
+        *,
+        remaining_s: float,
+        drill: bool = False,
+        once: bool = False,
+        revision: int | None = None,
+    ) -> None:
         """Tells every process of a notice, or the newest word on one; training goes on until it is time.
 
         Args:
@@ -100,18 +110,18 @@ class Agreement:
             remaining_s: Until the deadline.
             drill: To be rehearsed.
             once: The origin is a name that is not used again.
+            revision: Which deadline this speaks of; None: not known, so that ``remaining_s`` is compared.
 
         Raises:
             StoreUnavailable: The store could not be reached, also when tried again.
         """
-        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once)
+        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision)
 
         def said(there: Entry) -> bool:
-            return (
-                isinstance(there, NoticeEntry)
-                and (there.origin, there.drill) == (origin, drill)
-                and abs(there.remaining_s - remaining_s) <= _SAME_S
-            )
+            if not isinstance(there, NoticeEntry):
+                return False
+            repeats = notice.repeats(there)
+            return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
 
         for attempt in range(1, _RING_ATTEMPTS + 1):
             try:
@@ -149,6 +159,11 @@ class Agreement:
         """True while a notice stands or an epoch is open."""
         ledger = self._member.ledger
         return bool(ledger.standing) or ledger.epoch is not None
+
+    @property
+    def sync_point(self) -> int:
+        """Number of the sync point begun last, from 1; 0 before the first. The training thread's."""
+        return self.seat.ordinal
 
     @property
     def steps_key(self) -> str:
@@ -279,6 +294,26 @@ class Agreement:
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
                 self._fail_here(error)
             self._notify()
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case Opened(epoch):
+                self._epochs.append(epoch.number)
+            case Closed(epoch):
+                self._retire(epoch.number)
+            case _:
+                pass
+        self._observer.heard(event)
+
+    def _retire(self, epoch: int) -> None:
+        """All processes have left this epoch, and so every one before it: nobody uses their keys any more."""
+        over = [number for number in self._epochs if number <= epoch]
+        self._epochs = [number for number in self._epochs if number > epoch]
+        try:
+            for number in over:
+                self._gang.retire(self._member.folder(number))
+        except GracepointError as error:
+            log.warning("keys of an epoch that is over were not removed error=%s", error)
 
     def _fail_here(self, error: Exception) -> None:
         log.error("the agreement failed in this process error=%s", error, exc_info=error)

@@ -15,7 +15,8 @@ other's barrier, and learn why.
 
 The calls block the thread that makes them, bounded by their timeout; different keys may be used in different
 threads at the same time, and ``fail`` and ``cancel`` are for any thread. The process that completes a barrier
-removes its arrivals; ``released`` stays, one small key per barrier and attempt.
+removes its arrivals. ``released`` stays until the caller knows that all processes have passed it (``retire``), or all
+have said so (``leave``): whatever is done again and again needs one of the two, or the store grows with it.
 """
 
 from __future__ import annotations
@@ -123,6 +124,18 @@ class StoreGang:
         decided: str = self._release(key, {"by": self._process_index, "result": value})["result"]
         return decided
 
+    def leave(self, folder: str) -> None:
+        """As ``Gang.leave``."""
+        self._forget(folder)
+        if self._store.increment(f"{folder}/left") == self._process_count:
+            self._store.delete_folder(folder)
+
+    def retire(self, folder: str) -> None:
+        """As ``Gang.retire``."""
+        self._forget(folder)
+        if self._process_index == 0:
+            self._store.delete_folder(folder)
+
     def fail(self, key: str, error: BaseException) -> None:
         """As ``Gang.fail``. Too late where the barrier has been released: then nobody waits any more."""
         self._release(key, {"by": self._process_index, "error": f"{type(error).__name__}: {error}"})
@@ -228,6 +241,10 @@ class StoreGang:
             if key in self._used:
                 raise BarrierReused(f"the key {key!r} was used before; every barrier needs a key of its own")
             self._used.add(key)
+
+    def _forget(self, folder: str) -> None:
+        with self._lock:
+            self._used = {key for key in self._used if not f"{key}/".startswith(f"{folder}/")}
 
     def _named(self, processes: Iterable[int]) -> str:
         return named(processes, self._names)

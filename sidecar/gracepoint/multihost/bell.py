@@ -9,10 +9,15 @@ thus a day long. A request that is parked in C++ cannot be interrupted from Pyth
 comes back from one while the interpreter ends aborts the process. So who closes writes an entry itself, which
 wakes its own reader, and everybody else's, once: from the first entry of a process that ends all readers look
 twice a second instead of parking, and later ones write nothing.
+
+Entries are removed once all processes have read them, a **page** of ``_PAGE`` entries at a time: each reader says when
+it has read a page, and the last one removes it. A process says so only when none of its threads is writing from that
+page on: such a thread looks for the first free number, and must find none that all others have passed.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 from collections.abc import Callable
@@ -26,13 +31,23 @@ _PARK_S = 24 * 3600.0
 _LOOK_EVERY_S = 0.5
 _RETRY_AT_MOST_S = 10.0
 _READ_S = 5.0
+_PAGE = 64
 
 
 class Bell:
-    """The log as one process sees it. ``ring`` and ``close`` from any thread; reading from one."""
+    """The log as one process sees it. ``ring`` and ``close`` from any thread; reading from one.
 
-    def __init__(self, store: KeyValueStore) -> None:
+    Args:
+        store: Shared by the gang.
+        readers: How many processes read it; None: nothing is ever removed.
+    """
+
+    def __init__(self, store: KeyValueStore, readers: int | None = None) -> None:
         self._store = store
+        self._readers = readers
+        self._lock = threading.Lock()
+        self._writing: collections.Counter[int] = collections.Counter()  # from which numbers on; under the lock
+        self._read_pages = 0  # of which the others were told; the reading thread's
         self._next = 0  # number of the first entry that the reading thread has not read
         self._some_end = False
         self._closed = threading.Event()
@@ -43,7 +58,18 @@ class Bell:
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
-        number, text = self._next, to_json(entry)
+        with self._lock:
+            first = self._next
+            self._writing[first] += 1
+        try:
+            self._write(first, entry, unless)
+        finally:
+            with self._lock:
+                self._writing[first] -= 1
+                self._writing += collections.Counter()  # without what is 0
+
+    def _write(self, number: int, entry: Entry, unless: Callable[[Entry], bool]) -> None:
+        text = to_json(entry)
         while True:
             try:
                 return self._store.set(f"bell/{number}", text)
@@ -88,10 +114,24 @@ class Bell:
         return None if found is None else self._read(found)
 
     def _read(self, text: str) -> tuple[int, Entry]:
-        number, self._next = self._next, self._next + 1
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            passed = min(self._writing, default=self._next)
         entry = from_json(text)
         self._some_end = self._some_end or _ends(entry)
+        if self._readers is not None and (self._read_pages + 1) * _PAGE <= passed:
+            self._tell_page_read(self._readers)
         return number, entry
+
+    def _tell_page_read(self, readers: int) -> None:
+        page, self._read_pages = self._read_pages, self._read_pages + 1
+        try:
+            if self._store.increment(f"bell-read/{page}") == readers:
+                for number in range(page * _PAGE, (page + 1) * _PAGE):
+                    self._store.delete_folder(f"bell/{number}")
+                self._store.delete_folder(f"bell-read/{page}")
+        except StoreUnavailable as error:  # then this page stays
+            log.warning("entries that all have read were not removed error=%s", error)
 
 
 def _ends(entry: Entry) -> bool:

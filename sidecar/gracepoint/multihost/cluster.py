@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gracepoint.errors import AgreementError, SettingsError
@@ -54,6 +54,11 @@ class Meeting:
     attempt: str  # unique per start of the gang, the same in all processes
     members: tuple[ProcessNames, ...]  # by process_index
     client: Any | None  # JAX's coordination-service client; None for a single process
+
+    @property
+    def start(self) -> str:
+        """Which start of the job this is, without what tells this cluster from others of the same start."""
+        return self.attempt.rpartition("-")[0]
 
     @property
     def me(self) -> ProcessNames:
@@ -133,7 +138,8 @@ def meet(settings: Settings) -> Meeting:
     Collective. Initialises JAX's backend.
 
     Raises:
-        AgreementError: JAX's processes are not the coordination service's.
+        AgreementError: JAX's processes are not the coordination service's, or not as many as were injected; in all
+            processes.
         BarrierTimeout: A process did not come.
     """
     import jax
@@ -143,6 +149,7 @@ def meet(settings: Settings) -> Meeting:
     state = global_state
     job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
     if state.client is None or state.num_processes == 1:
+        _check_count([settings.process_count], 1, "jax.distributed" if state.initialized else None)
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), None)
@@ -157,13 +164,37 @@ def meet(settings: Settings) -> Meeting:
     me = ProcessNames(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
     nonce = secrets.token_hex(4) if state.process_id == 0 else None
     attempt = f"{job}-{hall.broadcast('nonce', nonce, timeout_s=_MEETING_TIMEOUT_S)}"
-    words = hall.gather("members", json.dumps(dataclasses.asdict(me)), timeout_s=_MEETING_TIMEOUT_S)
-    members = sorted((ProcessNames(**json.loads(w)) for w in words), key=lambda m: m.process_index)
+    mine = json.dumps([dataclasses.asdict(me), settings.process_count])
+    words = [json.loads(word) for word in hall.gather("members", mine, timeout_s=_MEETING_TIMEOUT_S)]
+    members = sorted((ProcessNames(**names) for names, _ in words), key=lambda m: m.process_index)
+    _check_count([injected for _, injected in words], count, "jax.distributed")
     if [m.process_index for m in members] != list(range(count)):
         raise AgreementError(f"expected the process indices 0 to {count - 1} once each, found {members}")
     store = JaxStore(state.client, f"gracepoint/{attempt}")
     gang = StoreGang(store, me.process_index, count, names=[m.pod_name for m in members])
     return Meeting(gang, store, attempt, tuple(members), state.client)
+
+
+def _check_count(injected: Sequence[int | None], joined: int, by: str | None) -> None:
+    """Raises AgreementError unless the cluster has as many processes as each of them was told, where it was told.
+
+    Args:
+        injected: What each process was told; None: nothing.
+        joined: How many the cluster has.
+        by: What initialised it; None: nothing did.
+    """
+    wrong = next((count for count in injected if count is not None and count != joined), None)
+    if wrong is None:
+        return
+    found = f"the cluster that {by} was initialised with has {joined}" if by else "jax.distributed was not initialised"
+    raise AgreementError(
+        f"{Env.PROCESS_COUNT}={wrong}: the operator's webhook counted {wrong} training processes in this job, but "
+        f"{found}. Several clusters of one job would each take themselves for the whole of it, and overwrite each "
+        f"other's checkpoints. Let attach() join the cluster, or call gracepoint.multihost.initialize() without "
+        f"arguments before it; where jax.distributed.initialize() is called, give it num_processes={wrong} and the "
+        f"same coordinator_address in all pods. If {joined} is right, the JobSet was changed after it was created: "
+        f"create it anew"
+    )
 
 
 def _pod_index(settings: Settings) -> int | None:

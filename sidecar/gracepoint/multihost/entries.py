@@ -10,6 +10,8 @@ import dataclasses
 import json
 from typing import Any
 
+from gracepoint.wire.messages import same_revision
+
 
 @dataclasses.dataclass(frozen=True)
 class NoticeEntry:
@@ -22,6 +24,7 @@ class NoticeEntry:
         text: What else is known; nothing here looks into it.
         drill: True: to be rehearsed, and training goes on.
         once: True: the origin is a name that is never used again once its notice is dealt with.
+        revision: Which deadline this speaks of, as ``wire.messages.Notice`` has it; None: that was not told.
     """
 
     by: int
@@ -30,6 +33,13 @@ class NoticeEntry:
     text: str
     drill: bool
     once: bool
+    revision: int | None = None
+
+    def repeats(self, other: NoticeEntry) -> bool | None:
+        """True if this says what ``other`` says; None if only the deadlines can tell, as one has no revision."""
+        if (self.origin, self.drill) != (other.origin, other.drill):
+            return False
+        return same_revision(self.revision, other.revision)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,8 @@ and the order of the log decides:
 
 * A ``Start`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
   retraction. Otherwise it is void, and whoever still finds it time writes another.
+* A ``Notice`` that repeats one that stands, by its revision, is void: two processes that are told at the same time may
+  both write it, and a ``Start`` that was rung in between counts.
 * A ``Retract`` before it takes the notice away; after it, it is too late: the epoch goes through.
 * Of ``Agreed`` and ``Failed`` the first one decides the epoch.
 * After the first ``Finished`` no epoch is opened: the agreed point would lie beyond the end of training, in all
@@ -161,6 +163,9 @@ class Ledger:
 
     def _noticed(self, number: int, notice: NoticeEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if notice.origin in self._dealt_with:
+            return self, ()
+        before = self.standing.get(notice.origin)
+        if before is not None and notice.repeats(before):
             return self, ()
         if self.finished and self.epoch is None:
             return self._dropping([notice]), (Moot((notice,), notice.by),)

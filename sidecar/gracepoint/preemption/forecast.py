@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gracepoint import deadline_plan
 from gracepoint.deadline_plan import NewestSnapshot, Situation
-from gracepoint.preemption.run_ahead import LIMIT
+from gracepoint.preemption.run_ahead import LIMIT, LONG_STEP_S, limit
 
 _KEPT = 9
 
@@ -67,6 +67,7 @@ class Pace:
         self._durations_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
         self._passed = 0
         self._longest_s = 0.0
+        self.run_ahead = LIMIT  # how many steps may be in flight
 
     def passed(self, now_s: float) -> None:
         """A step was passed. The first ones are only dispatched, not waited for, and one of them is compiled: what
@@ -78,6 +79,10 @@ class Pace:
         took_s = now_s - last_s
         self._passed += 1
         self._durations_s.append(took_s)
+        if (took_s >= LONG_STEP_S) is not (
+            self.run_ahead == 1
+        ):  # the median is sought only if it may have changed sides
+            self.run_ahead = limit(self.step_s)
         if took_s > self._longest_s and self._passed > 2 * LIMIT:  # spelt out: this is part of every quiet step
             self._longest_s = took_s
 
@@ -101,7 +106,7 @@ def figures(pace: Pace, state_bytes: int, process_count: int, throughput: Throug
     bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
     save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
     step_s = pace.step_s
-    return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (LIMIT + 1) * step_s, save_s)
+    return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (limit(step_s) + 1) * step_s, save_s)
 
 
 class Forecaster:
@@ -134,6 +139,11 @@ class Forecaster:
     def prepare(self, state_bytes: int) -> None:
         """The state has so many bytes, over all processes."""
         self._state_bytes = state_bytes
+
+    @property
+    def run_ahead(self) -> int:
+        """How many steps may be in flight, by how long they take. For the training thread."""
+        return self._pace.run_ahead
 
     def passed(self) -> None:
         """A step was passed."""

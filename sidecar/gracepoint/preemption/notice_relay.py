@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 class NoticeLog(Protocol):
     """The part of the agreement that is used here."""
 
-    def tell(self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool) -> None:
+    def tell(
+        self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool, revision: int | None
+    ) -> None:
         """Tells every process of a notice."""
 
     def take_back(self, origin: str, reason: str) -> None:
@@ -66,6 +68,7 @@ class NoticeRelay(Listener):
                 remaining_s=disruption.remaining_s,
                 drill=disruption.drill,
                 once=bool(disruption.preemption),
+                revision=disruption.revision,
             )
         except GracepointError as error:
             log.error("the other processes could not be told of the notice error=%s", error)

@@ -1,8 +1,10 @@
 """Keeps the host from running far ahead of its devices.
 
 JAX dispatches steps asynchronously: without a bound the host may be dozens of steps ahead when a notice comes,
-and all of them have to be drained before anything can be saved. So before a new step is let through, the one
-``LIMIT`` before it must be done.
+and all of them have to be drained before anything can be saved. So before a new step is let through, an earlier one
+must be done: the one ``LIMIT`` before it, or the very one before it where steps are long. Two steps in flight keep the
+devices busy while the host is at work between steps; where a step takes a second or more, one does that as well, and
+a step less has to be drained.
 
 What is waited for cannot be the state itself: it is donated to the next step, which deletes it. A copy of one
 element of the smallest array, on one device of this process, is made by a tiny program that is compiled at the
@@ -16,8 +18,15 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-#: Steps in flight after ``throttle``.
+#: Most steps in flight after ``throttle``.
 LIMIT = 2
+#: Steps that take so long are long: of these one is in flight.
+LONG_STEP_S = 1.0
+
+
+def limit(step_s: float) -> int:
+    """How many steps may be in flight where one takes ``step_s``."""
+    return 1 if step_s >= LONG_STEP_S else LIMIT
 
 
 class RunAhead:
@@ -28,8 +37,12 @@ class RunAhead:
         self._copy_first: Any = None
         self._path: Sequence[Any] | None = None  # to the array that is waited for
 
-    def throttle(self, state: Any) -> None:
-        """Notes the newest step's output and waits for the step ``LIMIT`` before it.
+    def throttle(self, state: Any, limit: int = LIMIT) -> None:
+        """Notes the newest step's output and waits for the step ``limit`` before it.
+
+        Args:
+            state: The newest step's output.
+            limit: How many steps may be in flight when this returns.
 
         Raises:
             jax.errors.JaxRuntimeError: That step failed on the device.
@@ -42,7 +55,7 @@ class RunAhead:
         if self._copy_first is None:
             self._copy_first = _compile()
         self._marks.append(self._copy_first(array.addressable_data(0)))
-        if len(self._marks) > LIMIT:
+        while len(self._marks) > limit:
             self._marks.popleft().block_until_ready()
 
     def forget(self) -> None:

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Callable
 
 from gracepoint.errors import WireError
+from gracepoint.wire.messages import same_revision
 
 SIGTERM = "SIGTERM"
 
-#: A deadline that moves by less is the same one, told again.
+#: A deadline that moves by less is the same one, told again, where the notice has no revision.
 SAME_DEADLINE_S = 0.5
 
 
@@ -34,6 +35,7 @@ class Disruption:
         signal: What was seen.
         remaining_s: Until the deadline, at the moment of posting.
         drill: True: nothing will end, it is to be rehearsed.
+        revision: Which deadline this speaks of, as ``wire.messages.Notice`` has it; None: that was not told.
     """
 
     preemption: str
@@ -41,6 +43,7 @@ class Disruption:
     signal: str
     remaining_s: float
     drill: bool = False
+    revision: int | None = None
 
     @property
     def origin(self) -> str:
@@ -79,6 +82,7 @@ class _Post:
     disruption: Disruption
     deadline_s: float  # on the clock
     told_deadline_s: float  # as the others have it
+    told_revision: int | None  # likewise
     first_at_s: float
 
 
@@ -192,10 +196,21 @@ class Mailbox:
         deadline_s = now_s + disruption.remaining_s
         before = self._posts.get(origin)
         if before is None:
-            self._posts[origin] = _Post(disruption, deadline_s, deadline_s, now_s)
+            self._posts[origin] = _Post(disruption, deadline_s, deadline_s, disruption.revision, now_s)
             return True
-        known = before.disruption.drill is disruption.drill
-        known = known and abs(before.told_deadline_s - deadline_s) <= SAME_DEADLINE_S
-        told_deadline_s = before.told_deadline_s if known else deadline_s
-        self._posts[origin] = _Post(disruption, deadline_s, told_deadline_s, before.first_at_s)
+        same = same_revision(before.told_revision, disruption.revision)
+        if same:
+            # Told again, perhaps late: what came on the shorter way is nearer to the truth.
+            deadline_s = min(deadline_s, before.deadline_s)
+        elif same is None:
+            same = abs(before.told_deadline_s - deadline_s) <= SAME_DEADLINE_S
+        known = same and before.disruption.drill is disruption.drill
+        told = before if known else None
+        self._posts[origin] = _Post(
+            disruption,
+            deadline_s,
+            deadline_s if told is None else told.told_deadline_s,
+            disruption.revision if told is None or told.told_revision is None else told.told_revision,
+            before.first_at_s,
+        )
         return not known

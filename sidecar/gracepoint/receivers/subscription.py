@@ -176,5 +176,6 @@ class OperatorSubscriber:
                     signal=frame.signal,
                     remaining_s=frame.remaining_s,
                     drill=frame.mode is Mode.DRILL,
+                    revision=frame.revision,
                 )
             )

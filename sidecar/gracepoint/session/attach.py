@@ -43,7 +43,7 @@ def attach(
 
     Args:
         directory: Path or ``file://`` URI below which the steps are kept, the same storage for all processes.
-        save_every_steps: Periodic saves at its multiples; 0: none for that reason.
+        save_every_steps: Periodic saves at the first sync point from each of its multiples on; 0: none for that reason.
         save_every_s: Periodic saves so many seconds after the last one; 0: none for that reason.
         keep_last: How many committed steps are kept.
         keep_every_steps: Its multiples are kept, too; 0: none for that reason.
@@ -62,7 +62,8 @@ def attach(
     Raises:
         SettingsError: A setting is missing, unknown or wrong, or a session is open already.
         CheckpointError: The directory cannot be written to, is not the same storage for all processes, or another
-            job uses it.
+            job uses it, or another cluster of the same start of this job.
+        AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
     if is_open():
@@ -102,7 +103,7 @@ def attach(
         clock=time.monotonic,
     )
     checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    checkpointer.claim(settings.jobset_uid or meeting.attempt, timeout_s=_CHECK_TIMEOUT_S)
+    checkpointer.claim(settings.jobset_uid or meeting.attempt, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
     log.info(
         "attached process=%d of=%d attempt=%s directory=%s",
         meeting.gang.process_index,

@@ -61,12 +61,13 @@ class PeriodicSaves:
 
         Raises:
             CheckpointError: The save before failed, or this state cannot be saved.
+            AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
         if not self._checkpointer.is_due(step):
             return
         over = self._is_the_save_before_over()
-        if not self._checkpointer.is_begun_by_all(ready=over):
+        if not self._checkpointer.is_begun_by_all(step, sync_point=self._agreement.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return
         if self._agreement.noticed:

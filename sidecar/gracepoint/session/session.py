@@ -131,8 +131,8 @@ class Session:
     def step(self, step: int, state: Any) -> None:
         """A step is done: a sync point. Call it after every step (or every k-th), alike in all processes.
 
-        Waits for older steps so that at most two are in flight. Saves if it is time; returns when the state
-        may be donated.
+        Waits for older steps so that at most two are in flight, and one where steps take a second or longer. Saves if
+        it is time; returns when the state may be donated.
 
         Args:
             step: How many steps ``state`` has seen.
@@ -143,6 +143,7 @@ class Session:
                 why not), and the process is to end now.
             CheckpointError: The periodic save before this one failed; or this is the first step, ``restore`` was
                 not called, and the directory has a step that is as new or newer.
+            AgreementError: A periodic save is due, and another process is at another step; names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
         number = self._points.begin(step)
@@ -244,7 +245,7 @@ class Session:
 
     def _throttle(self, state: Any) -> None:
         try:
-            self._run_ahead.throttle(state)
+            self._run_ahead.throttle(state, self._forecaster.run_ahead)
         except RuntimeError as error:
             if self._standby.mailbox.current is None:
                 raise

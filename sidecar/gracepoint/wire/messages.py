@@ -29,6 +29,9 @@ VERSION = 1
 #: Fields whose key in JSON is not their name: version 1 was made when JobSet was the only workload.
 _KEYS = {"workload_uid": "jobset_uid"}
 
+#: Revisions of a notice that differ by so much or less are of the same deadline, as each replica may have observed it.
+SAME_REVISION = 1000
+
 
 class Mode(StrEnum):
     """What a preemption asks for."""
@@ -178,6 +181,10 @@ class Notice(Frame):
     remaining_s: float  # until the deadline, when this was sent
     deadline: str  # RFC 3339, UTC; for the record
     mode: Mode
+    # Which deadline this speaks of: the record's, in milliseconds since 1970 by the operator's clock. The same in all
+    # replicas and however late the notice is read, so that a notice that is repeated is told from one that has moved.
+    # Only compared, never taken for a time. None: an operator from before it; then remaining_s is compared.
+    revision: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,6 +292,11 @@ class Resumption(Message):
     restored_step: int | None  # None: there was no checkpoint, training began at 0
     training: bool  # False: restored; True: the first step after it was passed
     age_s: float  # since that happened, when this was sent: the way to the operator may be broken for a while
+
+
+def same_revision(first: int | None, second: int | None) -> bool | None:
+    """True if two notices of one preemption speak of the same deadline; None if one does not say which it is."""
+    return None if first is None or second is None else abs(first - second) <= SAME_REVISION
 
 
 def _plain(value: Any) -> Any:

@@ -52,6 +52,7 @@ async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: Memo
                 remaining_s=14.75,
                 deadline="2026-03-01T12:00:15.000000Z",
                 mode=Mode.ENFORCE,
+                revision=1772366415000,  # the deadline, in milliseconds
             )
         body = await replica.phase("Noticed")
         assert body["metadata"]["name"] == NAME

@@ -58,10 +58,12 @@ class _End:
     gang: Gang
     by: int
 
-    def tell(self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool) -> None:
+    def tell(
+        self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool, revision: int | None
+    ) -> None:
         if not self.gang.reachable:
             raise StoreUnavailable("process 0 is gone")
-        self.gang.entries.append(NoticeEntry(self.by, origin, remaining_s, text, drill, once))
+        self.gang.entries.append(NoticeEntry(self.by, origin, remaining_s, text, drill, once, revision))
 
     def take_back(self, origin: str, reason: str) -> None:
         if not self.gang.reachable:
@@ -69,8 +71,10 @@ class _End:
         self.gang.entries.append(Retract(self.by, origin, reason))
 
 
-def notice(preemption: str = "gpt-1", remaining_s: float = 30.0, signal: str = "taint") -> Disruption:
-    return Disruption(preemption=preemption, cause="Spot", signal=signal, remaining_s=remaining_s)
+def notice(
+    preemption: str = "gpt-1", remaining_s: float = 30.0, signal: str = "taint", *, revision: int | None = None
+) -> Disruption:
+    return Disruption(preemption=preemption, cause="Spot", signal=signal, remaining_s=remaining_s, revision=revision)
 
 
 def sigterm(remaining_s: float = 30.0) -> Disruption:
@@ -100,6 +104,53 @@ def test_what_all_know_is_not_told_again() -> None:
     gang.clock.now_s += 10
     gang.mailboxes[1].post(notice(remaining_s=20))  # its own stream is a little later
     assert gang.entries == []
+
+
+def test_a_notice_that_took_long_to_be_read_from_the_bell_is_no_news_when_the_operator_tells_it_itself() -> None:
+    gang = Gang(3)
+    gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
+    gang.clock.now_s += 2
+    gang.read()
+    assert gang.remaining_s() == [28, 30, 30]  # how long the way was is not known there
+    for mailbox in gang.mailboxes:
+        mailbox.post(notice(remaining_s=28, revision=1_000_000))  # of the other replica, or on a new stream
+    assert gang.entries == []
+    assert gang.remaining_s() == [28, 28, 28]
+
+
+def test_a_deadline_of_another_replica_that_observed_it_a_little_later_is_no_news() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
+    gang.read()
+    gang.mailboxes[1].post(notice(remaining_s=30.8, revision=1_000_800))
+    assert gang.entries == []
+    assert gang.remaining_s() == [30, 30]
+
+
+@pytest.mark.parametrize("moved_s", [-10, 10], ids=["earlier", "later"])
+def test_a_deadline_that_moves_is_told_once_however_late_the_bell_is_read(moved_s: int) -> None:
+    gang = Gang(3)
+    gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
+    gang.read()
+    moved = notice(remaining_s=30 + moved_s, revision=1_000_000 + 1000 * moved_s)
+    gang.mailboxes[0].post(moved)
+    gang.clock.now_s += 2
+    gang.read()
+    for mailbox in gang.mailboxes:
+        mailbox.post(dataclasses.replace(moved, remaining_s=28 + moved_s))
+    assert gang.entries == []
+    assert gang.remaining_s() == [28 + moved_s] * 3
+
+
+def test_two_processes_that_are_told_the_same_at_once_do_not_void_a_start_that_was_rung_in_between() -> None:
+    first, second = (NoticeEntry(by, "gpt-1", 30.0 - by, "{}", False, True, revision=7) for by in (0, 1))
+    ledger, events = Ledger().hear(0, first)
+    assert [type(event) for event in events] == [Noticed]
+    ledger, events = ledger.hear(1, second)
+    assert events == ()
+    assert ledger.changed == 0
+    ledger, events = ledger.hear(2, dataclasses.replace(first, drill=True))  # which is news
+    assert [type(event) for event in events] == [Noticed]
 
 
 def test_the_time_that_an_entry_took_to_be_read_does_not_count_twice_where_it_was_told() -> None:

@@ -244,14 +244,14 @@ def test_a_notice_that_is_told_again_after_a_reconnection_is_the_same_notice(
     receipts: list[Acknowledgement] = []
     subscribe(server.url, server.ca_certificate, receipts)
     first = server.wait_for_stream()
-    first.send_frame(notice(first, remaining_s=100.0))
+    first.send_frame(notice(first, remaining_s=100.0, revision=7))
     heard.wait_for_posts()
     deadline_s = time.monotonic() + heard.remaining_s()
     first.end()
     again = server.wait_for_stream(number=2)
-    again.send_frame(notice(again, remaining_s=deadline_s - time.monotonic()))
+    again.send_frame(notice(again, remaining_s=deadline_s - time.monotonic(), revision=7))
     heard.wait_for_posts(2)
-    assert {post.origin for post in heard.posts} == {"gpt-1"}
+    assert {(post.origin, post.revision) for post in heard.posts} == {("gpt-1", 7)}
     assert heard.remaining_s() == pytest.approx(deadline_s - time.monotonic(), abs=5)
     assert len(receipts) == 2, "the first may have been lost with its stream"
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import pytest
 
@@ -88,7 +89,34 @@ def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_
     throughput.snapshot_bytes_per_s = 100 / 3.0
     saved = forecaster.news("the measures of a save")
     assert saved is not None
-    assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 6.0, 7.0)
+    assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 5.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "in_flight"), [(0.5, 2), (0.99, 2), (1.0, 1), (60.0, 1)], ids=lambda value: f"{value:g}"
+)
+def test_where_steps_are_long_one_is_in_flight_and_the_forecast_says_so(step_s: float, in_flight: int) -> None:
+    now_s = itertools.count(0.0, step_s)
+    forecaster = Forecaster(1, Throughput(None, 20.0), 1.2, lambda: next(now_s))
+    forecaster.prepare(100)
+    for _ in range(2 * LIMIT + 2):
+        forecaster.passed()
+    known = forecaster.figures()
+    assert known is not None
+    assert forecaster.run_ahead == in_flight
+    assert known.drain_s == pytest.approx((in_flight + 1) * step_s)
+    assert forecaster.situation(6, 300.0, None).drain_s == known.drain_s
+
+
+def test_a_single_long_step_does_not_change_how_many_are_in_flight_and_a_change_of_pace_does() -> None:
+    pace, now_s, found = Pace(), 0.0, []
+    for took_s in [30.0] + [0.1] * 10 + [30.0] + [0.1] * 10 + [5.0] * 10 + [0.1] * 10:
+        now_s += took_s
+        pace.passed(now_s)
+        found.append(pace.run_ahead)
+    assert set(found[4:22]) == {LIMIT}, "an evaluation, or the first step's compilation"
+    assert found[31] == 1
+    assert found[-1] == LIMIT
 
 
 def test_a_forecast_goes_by_emergencies_and_without_any_by_saves_in_the_background() -> None:
@@ -105,7 +133,7 @@ def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
     for _ in range(2 * LIMIT + 2):
         forecaster.passed()
     known = forecaster.situation(8, 30.0, None)
-    assert (known.state_bytes, known.drain_s, known.save_s) == (100, (LIMIT + 1) * 1.0, 5.0)
+    assert (known.state_bytes, known.drain_s, known.save_s) == (100, 2 * 1.0, 5.0)
     assert (known.process_count, known.margin, known.streamed_bytes_per_s) == (2, 1.5, None)
 
 
@@ -278,6 +306,26 @@ def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:
     jax.block_until_ready(state)
     assert int(state["count"]) == 13
     return looped_s / (time.monotonic() - began_s)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_more_steps_are_in_flight_than_are_let(limit: int) -> None:
+    done = []
+
+    def note(number: object) -> None:
+        time.sleep(0.02)
+        done.append(int(number))  # type: ignore[call-overload]
+
+    def advance(number: jax.Array) -> jax.Array:
+        jax.experimental.io_callback(note, None, number, ordered=True)
+        return number + 1
+
+    step, run_ahead, state = jax.jit(advance), RunAhead(), jnp.zeros((), int)
+    for number in range(1, 12):
+        state = step(state)
+        run_ahead.throttle(state, limit)
+        assert number - len(done) <= limit
+    jax.block_until_ready(state)
 
 
 def test_the_host_stays_with_its_devices_but_for_a_few_steps() -> None:

@@ -10,17 +10,19 @@ import pytest
 
 from gracepoint.checkpoint.saving import save_in_flight
 from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, restore, save, small_state
+from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
 
 
 class Preempted:
     """An agreement whose freeze has begun, which this process may not have heard yet, and the time that it leaves."""
 
     noticed = True
+    sync_point = 1
 
     def __init__(self, *, in_epoch: bool) -> None:
         self.in_epoch = in_epoch
@@ -52,10 +54,10 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
         checkpointer = engine(tmp_path, gang, save_every_steps=1)
         begun_by_all, asked = checkpointer.is_begun_by_all, []
 
-        def ask(*, ready: bool) -> bool:
+        def ask(step: int, *, sync_point: int, ready: bool) -> bool:
             if is_stuck is not stuck_asks_first:
                 assert first.wait(30)
-            answer = begun_by_all(ready=ready)
+            answer = begun_by_all(step, sync_point=sync_point, ready=ready)
             first.set()
             if is_stuck:
                 goes_on.set()
@@ -77,3 +79,48 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
     assert found is not None
     assert found.step == 3
     assert_same(found.state, small_state(3))
+
+
+class AtSyncPoint:
+    """An agreement in which nothing is wrong."""
+
+    noticed = in_epoch = False
+
+    def __init__(self, sync_point: int) -> None:
+        self.sync_point = sync_point
+
+
+@pytest.mark.parametrize(
+    ("steps", "sync_points"),
+    [
+        pytest.param((10, 20), (10, 10), id="other steps at the same sync point"),
+        pytest.param((10, 10), (10, 9), id="the same step at other sync points"),
+    ],
+)
+def test_a_process_that_is_at_another_step_is_found_at_the_periodic_save_and_no_process_waits_for_it(
+    tmp_path: Path, steps: tuple[int, int], sync_points: tuple[int, int]
+) -> None:
+    begun = threading.Event()
+
+    def run(gang: ProcessGroup) -> None:
+        me = gang.process_index
+        checkpointer = engine(tmp_path, gang, save_every_steps=10)
+        agreement, outlook = cast(Agreement, AtSyncPoint(sync_points[me])), cast(TimeBudget, None)
+        saves = PeriodicSaves(checkpointer, str(tmp_path), agreement, outlook)
+        if me == 1:
+            assert begun.wait(30)
+        try:
+            saves.save_if_due(steps[me], small_state(), dict)
+        finally:
+            begun.set()
+        checkpointer.wait_until_finished(30)
+
+    first, second = outcomes_in_gang(2, run)
+    both = (
+        f"process 0 with step {steps[0]} at sync point {sync_points[0]}, "
+        f"and in process 1 with step {steps[1]} at sync point {sync_points[1]}"
+    )
+    assert isinstance(second, AgreementError)
+    assert both in str(second)
+    assert isinstance(first, SaveFailed)
+    assert both in str(first)

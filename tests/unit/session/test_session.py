@@ -163,7 +163,7 @@ def test_an_emergency_that_cannot_save_leaves_with_the_unsaved_code_and_the_reas
 class _BrokenCollective:
     """Where a dead peer shows first: waiting for an older step fails."""
 
-    def throttle(self, state: object) -> None:
+    def throttle(self, state: object, limit: int) -> None:
         raise jax.errors.JaxRuntimeError("INTERNAL: connection closed by peer")
 
     def forget(self) -> None:

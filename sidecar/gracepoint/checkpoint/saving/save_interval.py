@@ -1,12 +1,16 @@
 """When a periodic save is due, alike in all processes.
 
-By steps that is arithmetic. By seconds it is not: clocks and paces differ, and a process that saves alone waits for
-the others in vain. So process 0's clock decides, and all learn of it before they are there, without meeting at every
-step. Calls of ``is_due`` are counted (every process makes the same ones) and divided into **blocks**. On entering a
-block, process 0 publishes the length of the *next* one and which of its calls saves, if any; on entering a block the
+By steps that is arithmetic: a save is due at the first step that is asked for from each multiple on, as sync points may
+be passed at every k-th step only. By seconds it is not: clocks and paces differ, and a process that saves alone waits
+for the others in vain. So process 0's clock decides, and all learn of it before they are there, without meeting at
+every step. Calls of ``is_due`` are counted (every process makes the same ones) and divided into **blocks**. On entering
+a block, process 0 publishes the length of the *next* one and which of its calls saves, if any; on entering a block the
 others read what was published for it. So nobody guesses: a process that has run a whole block ahead of process 0
 waits for its word, and all others find it there already. The pace of process 0 in a block says how many calls the
 next one should have to last ``1 / _BLOCKS`` of the interval; from one call at the start, a block at most doubles.
+
+What all have read is removed, a **shelf** of ``_SHELF`` blocks at a time: on entering the first block of the next one,
+each process says that it is done with the one before.
 
 That costs one read of the store in ``1 / _BLOCKS`` of the interval, and a save is late by about two blocks where
 training slows down.
@@ -29,6 +33,7 @@ from gracepoint.process_group import ProcessGroup
 
 _BLOCKS = 20
 _HASTENED_S = 60.0
+_SHELF = 32
 #: How long a process may be a block ahead of process 0: what an evaluation by process 0 alone may take.
 _WAIT_S = 1800.0
 
@@ -45,7 +50,7 @@ class SaveInterval:
     """Says at which steps to save.
 
     Args:
-        every_steps: Save at its multiples; 0: never for that reason.
+        every_steps: Save at the first step that is asked for from each of its multiples on; 0: never for that reason.
         every_s: Save when so many seconds have passed since the last save (or the first call), by process 0's
             clock; 0: never for that reason.
         gang: The processes.
@@ -79,6 +84,7 @@ class SaveInterval:
         self._key = key
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
+        self._multiples: int | None = None  # of every_steps up to the last step; None: that is not known
         self._blocks = 0  # entered so far
         self._block = _Block(0, 0)
         self._call = 0  # number in the block
@@ -113,9 +119,23 @@ class SaveInterval:
         """The state was saved just now, for whatever reason: seconds count from here."""
         self._due_s = self._clock() + self._every_s
 
+    def began_at(self, step: int) -> None:
+        """Training begins after this step: the one that was restored, or 0. Multiples count from there.
+
+        Where nobody says so, the first step that is asked for is due only if it is a multiple itself.
+        """
+        self._asked = None
+        if self._every_steps > 0:
+            self._multiples = step // self._every_steps
+
     def _due(self, step: int) -> bool:
         by_time = self._by_blocks and self._due_by_time()  # counts calls: asked for at every step
-        return by_time or (self._every_steps > 0 and step % self._every_steps == 0)
+        by_steps = self._every_steps > 0 and self._due_by_steps(step)  # counts multiples: likewise
+        return by_time or by_steps
+
+    def _due_by_steps(self, step: int) -> bool:
+        before, self._multiples = self._multiples, step // self._every_steps
+        return step % self._every_steps == 0 or (before is not None and self._multiples > before)
 
     def _due_by_time(self) -> bool:
         if self._call == self._block.calls:
@@ -129,12 +149,18 @@ class SaveInterval:
         if self._gang.process_index == 0:
             self._block = self._next
             self._next = self._plan_next(length)
-            self._gang.broadcast(f"{self._key}/{self._blocks + 1}", _to_text(self._next), timeout_s=_WAIT_S)
+            self._gang.broadcast(self._key_of(self._blocks + 1), _to_text(self._next), timeout_s=_WAIT_S)
         elif first:
             self._block = self._next
         else:
-            self._block = _from_text(self._gang.broadcast(f"{self._key}/{self._blocks}", None, timeout_s=_WAIT_S))
+            self._block = _from_text(self._gang.broadcast(self._key_of(self._blocks), None, timeout_s=_WAIT_S))
+        shelf, place = divmod(self._blocks, _SHELF)
+        if place == 0 and shelf > 0:
+            self._gang.leave(f"{self._key}/{shelf - 1}")
         self._blocks += 1
+
+    def _key_of(self, block: int) -> str:
+        return f"{self._key}/{block // _SHELF}/{block}"
 
     def _plan_next(self, calls_before: int) -> _Block:
         """Plans the block after the one that process 0 enters now, in which a save is planned already."""

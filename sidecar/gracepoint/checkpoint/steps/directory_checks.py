@@ -51,14 +51,19 @@ def check_shared(paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, d
         )
 
 
-def claim(paths: Layout, gang: ProcessGroup, *, key: str, job: str, attempt: str, deadline: Deadline) -> Lease | None:
+def claim(
+    paths: Layout, gang: ProcessGroup, *, key: str, job: str, attempt: str, deadline: Deadline, start: str | None = None
+) -> Lease | None:
     """Takes the directory's lease in process 0. Collective.
+
+    ``start`` as in ``Checkpointer.claim``.
 
     Returns:
         The lease; None in the other processes.
 
     Raises:
-        CheckpointError: Another job uses the directory, or process 0 cannot write there; in all processes.
+        CheckpointError: Another job, or another cluster of the same start, uses the directory, or process 0
+            cannot write there; in all processes.
         BarrierError: Process 0 did not tell in time.
     """
     held, problem = None, None
@@ -66,7 +71,7 @@ def claim(paths: Layout, gang: ProcessGroup, *, key: str, job: str, attempt: str
         patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), deadline.clock)
         try:
             make_folders(paths.root)
-            held = lease.claim(paths, job, attempt, deadline=patience, sleep=time.sleep)
+            held = lease.claim(paths, job, attempt, deadline=patience, sleep=time.sleep, start=start)
             problem = ""
         except CheckpointError as error:
             problem = str(error)

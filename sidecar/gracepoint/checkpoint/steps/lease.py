@@ -7,7 +7,9 @@ at once.
 
 A later attempt of the same job (a JobSet has one UID in all its attempts) takes the lease over without waiting: an
 earlier one may still be writing its emergency save, which ``restore`` waits for. The earlier one sees that, and its
-thread ends. Another job waits ``PATIENCE_S`` for the holder to go, and is refused then.
+thread ends. Another job waits ``PATIENCE_S`` for the holder to go, and is refused then. So is another cluster of the
+**same start** of the job: its processes were split, and each part takes itself for the whole. What was started again in
+the pod of the holder (same host, another process namespace) takes over at once, as only one container trains there.
 """
 
 from __future__ import annotations
@@ -63,6 +65,13 @@ class Holder:
         same_machine = self.host == here.host and self._namespace == here._namespace
         return same_machine and self.process != _process(int(self.process.split(":")[1]))
 
+    def was_before(self, other: Holder) -> bool:
+        """True if ``other`` runs in the pod in which this one ran: only one container trains there, so this one ended.
+
+        Pods of a JobSet have host names of their own, which stay when one is replaced.
+        """
+        return self.host == other.host and self._namespace != other._namespace
+
     @property
     def _namespace(self) -> str:
         return self.process.split(":")[0]
@@ -71,18 +80,19 @@ class Holder:
 class Lease:
     """A held lease; made by ``claim``."""
 
-    def __init__(self, path: Path, mine: Holder) -> None:
+    def __init__(self, path: Path, mine: Holder, start: str | None = None) -> None:
         self._path = path
         self._mine = mine
+        self._start = start
         self._ended = threading.Event()
         self._taken_by: Holder | None = None  # written by the thread, once
         self._thread = threading.Thread(target=self._beat, name="gracepoint-lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises CheckpointError if another job has taken the directory over."""
+        """Raises CheckpointError if another job, or another cluster of the same start, has taken the directory over."""
         if self._taken_by is not None:
-            raise CheckpointError(_in_use(self._path.parent, self._taken_by, "has taken it over"))
+            raise CheckpointError(_in_use(self._path.parent, self._taken_by, self._mine, "has taken it over"))
 
     def release(self) -> None:
         """Gives the directory up. Never raises; safe to repeat."""
@@ -106,36 +116,59 @@ class Lease:
                 logger.warning("the lease of %s was not renewed: %s", self._path.parent, error)
 
     def _lost_to(self, other: Holder) -> None:
-        if other.job == self._mine.job:
+        if other.job == self._mine.job and not _is_of_start(other, self._start):
             logger.info("attempt %s has taken %s over", other.attempt, self._path.parent)
             return
         self._taken_by = other
-        logger.error("%s", _in_use(self._path.parent, other, "has taken it over"))
+        logger.error("%s", _in_use(self._path.parent, other, self._mine, "has taken it over"))
 
 
-def claim(paths: Layout, job: str, attempt: str, *, deadline: Deadline, sleep: Callable[[float], object]) -> Lease:
+def claim(
+    paths: Layout,
+    job: str,
+    attempt: str,
+    *,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    start: str | None = None,
+) -> Lease:
     """Takes the lease of a directory, which must exist.
 
+    Args:
+        paths: The directory.
+        job: The same in all attempts of the job, and no other's.
+        attempt: Of the job; no two clusters have the same.
+        deadline: Until when another holder is waited for.
+        sleep: Waits so many seconds.
+        start: How the attempts of this start of the job begin, up to the last "-"; None: not known.
+
     Raises:
-        CheckpointError: Another job still holds it when ``deadline`` has passed.
+        CheckpointError: Another job, or another cluster of the same start, holds it when ``deadline`` has passed.
         OSError: The directory cannot be written to.
     """
     path, mine = paths.lease(), Holder.here(job, attempt)
     told = False
-    while (found := _read(path)) is not None and not _may_be_taken(paths, path, found, mine):
+    while (found := _read(path)) is not None and not _may_be_taken(paths, path, found, mine, start):
         if deadline.passed():
-            raise CheckpointError(_in_use(paths.root, found, "uses it"))
+            raise CheckpointError(_in_use(paths.root, found, mine, "uses it"))
         if not told:
             told = True
-            logger.warning("%s; waiting for it to end", _in_use(paths.root, found, "uses it"))
+            logger.warning("%s; waiting for it to end", _in_use(paths.root, found, mine, "uses it"))
         sleep(_LOOK_EVERY_S)
     if not _write(path, mine, only_if_none=found is None):
-        return claim(paths, job, attempt, deadline=deadline, sleep=sleep)  # somebody was faster
-    return Lease(path, mine)
+        # Somebody was faster.
+        return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
+    return Lease(path, mine, start)
 
 
-def _may_be_taken(paths: Layout, path: Path, found: Holder, mine: Holder) -> bool:
-    if found.job == mine.job or (found.host, found.process) == (mine.host, mine.process) or found.is_gone():
+def _is_of_start(holder: Holder, start: str | None) -> bool:
+    return start is not None and holder.attempt.rpartition("-")[0] == start
+
+
+def _may_be_taken(paths: Layout, path: Path, found: Holder, mine: Holder, start: str | None) -> bool:
+    if (found.host, found.process) == (mine.host, mine.process) or found.is_gone():
+        return True
+    if found.job == mine.job and (not _is_of_start(found, start) or found.was_before(mine)):
         return True
     try:
         beat_s = path.stat().st_mtime
@@ -144,7 +177,14 @@ def _may_be_taken(paths: Layout, path: Path, found: Holder, mine: Holder) -> boo
     return commit.file_system_now_s(paths) - beat_s > EXPIRES_S
 
 
-def _in_use(root: Path, by: Holder, how: str) -> str:
+def _in_use(root: Path, by: Holder, mine: Holder, how: str) -> str:
+    if by.job == mine.job:
+        return (
+            f"{root}: another cluster of this same start of the job {how}: attempt {by.attempt}, on {by.host}; this "
+            f"one is attempt {mine.attempt}, on {mine.host}. The job's processes were split into clusters that would "
+            f"overwrite each other's steps: have all pods join one, with the same coordinator address and "
+            f"the number of all processes, as attach() does where jax.distributed is not initialised before it"
+        )
     return (
         f"{root}: another job {how}: {by.job} (attempt {by.attempt}, on {by.host}). Two jobs in one checkpoint "
         f"directory would restore and delete each other's steps: give each its own, or end the other one"

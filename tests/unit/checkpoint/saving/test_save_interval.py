@@ -63,6 +63,57 @@ def test_by_steps_multiples_are_due() -> None:
     assert [step for step in range(1, 10) if made(every_steps=4).is_due(step)] == [4, 8]
 
 
+def due_steps(due: SaveInterval, steps: range) -> list[int]:
+    return [step for step in steps if due.is_due(step)]
+
+
+def test_by_steps_with_sync_points_at_every_kth_step_a_save_is_due_at_the_first_one_from_each_multiple_on() -> None:
+    due = made(every_steps=100)
+    due.began_at(0)
+    assert due_steps(due, range(7, 420, 7)) == [105, 203, 301, 406]
+
+
+@pytest.mark.parametrize(
+    ("began_at", "first", "expected"),
+    [
+        pytest.param(0, 100, [100, 200, 300], id="a first step that is a multiple is due"),
+        pytest.param(0, 150, [150, 200, 300], id="the first sync point lies beyond the first multiple"),
+        pytest.param(695, 702, [702, 802, 902], id="a multiple was passed since the step that was restored"),
+        pytest.param(700, 707, [807, 907, 1007], id="the step that was restored is a multiple"),
+        pytest.param(None, 702, [802, 902, 1002], id="nobody said where training began"),
+        pytest.param(None, 700, [700, 800, 900], id="nobody said where training began and the first is a multiple"),
+    ],
+)
+def test_multiples_are_counted_from_where_training_began(began_at: int | None, first: int, expected: list[int]) -> None:
+    due = made(every_steps=100)
+    if began_at is not None:
+        due.began_at(began_at)
+    stride = 50 if first % 50 == 0 else 100
+    assert due_steps(due, range(first, first + 301, stride))[:3] == expected
+
+
+def test_after_another_restore_multiples_are_counted_from_that_step() -> None:
+    due = made(every_steps=100)
+    due.began_at(0)
+    assert due_steps(due, range(7, 220, 7)) == [105, 203]
+    due.began_at(105)
+    assert due_steps(due, range(112, 320, 7)) == [203, 301]
+
+
+@pytest.mark.parametrize("hastens", [False, True])
+def test_by_seconds_as_well_and_hastened_every_multiple_is_saved_once(hastens: bool) -> None:
+    clock = Clock()
+    due = made(every_steps=100, every_s=1000, clock=clock, hastens=hastens)
+    due.began_at(0)
+    found = []
+    for step in range(7, 1000, 7):
+        clock.now_s += 7
+        if due.is_due(step):
+            due.saved()
+            found.append(step)
+    assert found == [105, 203, 301, 406, 504, 602, 700, 805, 903]
+
+
 def test_without_an_interval_nothing_is_ever_due() -> None:
     due = made()
     assert not due.periodic

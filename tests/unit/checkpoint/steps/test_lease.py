@@ -87,6 +87,61 @@ def test_a_later_attempt_of_the_same_job_takes_over_at_once(tmp_path: Path, held
     assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == "job-b-1"
 
 
+SPLIT = dataclasses.replace(ELSEWHERE, attempt="uid-0-aaaa", job="uid")
+
+
+def claim_of_start(root: Path, held: list[Lease], start: str, *, patience_s: float = 0.0) -> Lease:
+    time = Time()
+    deadline = Deadline.after(patience_s, time)
+    found = lease.claim(Layout(root), "uid", f"{start}-bbbb", deadline=deadline, sleep=time.sleep, start=start)
+    held.append(found)
+    return found
+
+
+def test_another_cluster_of_the_same_start_is_refused_and_the_error_names_both(
+    tmp_path: Path, held: list[Lease]
+) -> None:
+    put(tmp_path, SPLIT)
+    both = (
+        r"another cluster of this same start of the job uses it: attempt uid-0-aaaa, on another-machine; .*uid-0-bbbb"
+    )
+    with pytest.raises(CheckpointError, match=both):
+        claim_of_start(tmp_path, held, "uid-0", patience_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("holder", "start", "age_s"),
+    [
+        pytest.param(SPLIT, "uid-1", 0.0, id="of an earlier start"),
+        pytest.param(SPLIT, "uid-0", lease.EXPIRES_S + 1, id="without a sign of life for long"),
+        pytest.param(
+            dataclasses.replace(SPLIT, host=os.uname().nodename), "uid-0", 0.0, id="in a container of this pod before"
+        ),
+        pytest.param(
+            dataclasses.replace(Holder.here("uid", "uid-0-aaaa")), "uid-0", 0.0, id="by this process, attached before"
+        ),
+    ],
+)
+def test_a_lease_of_the_same_job_is_taken_over_at_once_where_its_holder_trains_no_more(
+    tmp_path: Path, held: list[Lease], holder: Holder, start: str, age_s: float
+) -> None:
+    put(tmp_path, holder, age_s=age_s)
+    claim_of_start(tmp_path, held, start)
+    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == f"{start}-bbbb"
+
+
+def test_whoever_has_lost_the_directory_to_another_cluster_of_the_same_start_is_told(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    mine = claim_of_start(tmp_path, held, "uid-0")
+    while mine._thread.is_alive():
+        put(tmp_path, SPLIT)
+        mine._thread.join(0.1)
+    with pytest.raises(CheckpointError, match="another cluster of this same start of the job has taken it over"):
+        mine.check()
+
+
 def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, ELSEWHERE, age_s=lease.EXPIRES_S - 5)
     with pytest.raises(CheckpointError):
