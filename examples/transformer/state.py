@@ -34,8 +34,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def init(config: model.Config, mesh: Mesh, seed: int) -> State:
-    """Returns the state at step 0; no process ever holds the whole of it."""
+def init(config: model.Config, mesh: Mesh, seed: int) -> Callable[[], State]:
+    """Returns the compiled function that makes the state of step 0; no process ever holds the whole of it."""
 
     def build() -> State:
         parameters_key, dropout_key = jax.random.split(jax.random.key(seed))
@@ -49,8 +49,8 @@ def init(config: model.Config, mesh: Mesh, seed: int) -> State:
             "step": jnp.int32(0),
         }
 
-    state: State = jax.jit(build, out_shardings=_shardings(jax.eval_shape(build), mesh))()
-    return state
+    compiled: Callable[[], State] = jax.jit(build, out_shardings=_shardings(jax.eval_shape(build), mesh))
+    return compiled
 
 
 def train_step(config: model.Config, mesh: Mesh, learning_rate: float) -> Step:

@@ -42,10 +42,10 @@ def main() -> None:
         place=functools.partial(jax.make_array_from_process_local_data, train_state.batch_sharding(mesh)),
     )
     train_step = train_state.train_step(config, mesh, flags.learning_rate)
-    state = train_state.init(config, mesh, flags.seed)
+    init_state = train_state.init(config, mesh, flags.seed)
 
     session.host_state("data", loader.state, loader.restore)
-    state, step = session.restore(like=state)
+    state, step = session.restore(init=init_state)
 
     losses = record.Losses(flags.output, process, on_step=_progress(flags.print_every, flags.steps))
     try:

@@ -3,7 +3,7 @@
     import gracepoint
 
     session = gracepoint.attach()
-    state, step = session.restore(like=state)
+    state, step = session.restore(init=init_state)
     while step < steps:
         state, loss = train_step(state, next(loader)); step += 1
         session.step(step, state)

@@ -19,6 +19,7 @@ from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
 from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, RestoreOptions
+from gracepoint.checkpoint.loading.single_replica import SingleReplica
 from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
 from gracepoint.checkpoint.options import SaveCallback, TransferPriority, WriteOptions
 from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
@@ -47,6 +48,7 @@ __all__ = [
     "SaveStats",
     "Saved",
     "ScalarHandler",
+    "SingleReplica",
     "SingleReplicaArrayHandler",
     "SingleReplicaArrayRestoreArgs",
     "StepCheckpointer",

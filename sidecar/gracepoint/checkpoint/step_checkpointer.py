@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.due import DueSaves, OtherSave
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
@@ -229,7 +230,8 @@ class StepCheckpointer:
             Bytes of the state over all processes.
 
         Raises:
-            CheckpointError: The state cannot be saved; names the leaf. Or there is no memory for snapshots.
+            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
+                is no memory for snapshots.
             OSError: The directory cannot be written to.
             BarrierError: Another process did not come in time, or has failed.
         """
@@ -406,19 +408,20 @@ class StepCheckpointer:
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
         self._saver.wait(deadline.remaining_s())
-        restored = restore_newest(
-            self._paths,
-            like,
-            gang=self._gang,
-            key=f"{self._key}/restore/{self._restores}",
-            attempt=self._attempt,
-            deadline=deadline,
-            sleep=time.sleep,
-            restore_args=restore_args,
-            options=options,
-            reshard=reshard,
-            only=step,
-        )
+        with donating.telling(like):
+            restored = restore_newest(
+                self._paths,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/restore/{self._restores}",
+                attempt=self._attempt,
+                deadline=deadline,
+                sleep=time.sleep,
+                restore_args=restore_args,
+                options=options,
+                reshard=reshard,
+                only=step,
+            )
         self._cadence.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
             self._committed_step = restored.step

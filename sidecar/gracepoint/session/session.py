@@ -32,7 +32,7 @@ from gracepoint.session.sync_points import SyncPoints
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint import StepCheckpointer
+    from gracepoint.checkpoint import SingleReplica, StepCheckpointer
 
 log = logging.getLogger(__name__)
 
@@ -104,25 +104,60 @@ class Session:
             raise SettingsError(f"host_state({name!r}): must be registered before restore() and step()")
         self._values.register(name, get, set, reshard)
 
-    def restore(self, like: Any) -> tuple[Any, int]:
-        """Restores the newest complete step that all processes see.
+    def restore(
+        self,
+        like: Any = None,
+        *,
+        init: Callable[[], Any] | None = None,
+        single_replica: bool | SingleReplica = False,
+        donate: bool = True,
+    ) -> tuple[Any, int]:
+        """Restores the newest complete step that all processes see, or begins at step 0.
+
+        The devices never hold two states: ``init`` is called only where there is no checkpoint, and the arrays of
+        ``like`` are deleted before what replaces them is read.
 
         Args:
-            like: A train state with the tree, shapes, dtypes and shardings that are wanted.
+            like: A train state with the tree, shapes, dtypes and shardings that are wanted. If a checkpoint is
+                restored, its arrays are deleted; arrays that are used elsewhere, too, must not be in it. In their
+                place it may have ``jax.ShapeDtypeStruct`` with a sharding. None: as ``init`` makes it.
+            init: Makes the state of step 0. Without ``like`` it is a function compiled with ``out_shardings``, as
+                ``jax.eval_shape`` must tell the shardings; with ``like``, any function that makes such a state.
+            single_replica: For jobs of several slices: one of them reads what is replicated over all, and hands it to
+                the others over the devices' network. True: the slices are the first axis of the mesh; a
+                ``gracepoint.checkpoint.SingleReplica`` names another. Arrays that are not replicated so are read
+                by all that need them.
+            donate: False leaves the arrays of ``like`` alone: the devices then hold both.
 
         Returns:
-            The state and its step; ``(like, 0)`` and a log line when there is no checkpoint yet.
+            The state and its step; where there is no checkpoint yet, ``(init(), 0)`` or ``(like, 0)`` and a log line.
 
         Raises:
-            CheckpointError: One is there that cannot be read, or does not fit.
+            CheckpointError: A checkpoint is there that cannot be read, or does not fit. A note on it says whether the
+                arrays of ``like`` are deleted.
+            CheckpointNotFound: None is there, ``like`` has no values, and there is no ``init``.
+            InvalidSharding: With these shardings no array can be read by one replica for all.
+            SettingsError: The arguments contradict each other, or ``init`` does not tell the shardings.
         """
+        from gracepoint.checkpoint import resuming
+
         self._began = True
-        restored = self._checkpointer.restore(like, timeout_s=_RESTORE_TIMEOUT_S, reshard=self._values.reshard)
+        asked = resuming.asked(like, init, single_replica, donate=donate)
+        with asked.telling():
+            restored = self._checkpointer.restore(
+                asked.like,
+                timeout_s=_RESTORE_TIMEOUT_S,
+                restore_args=asked.restore_args,
+                options=asked.options,
+                reshard=self._values.reshard,
+            )
+            if restored is not None:
+                self._values.set(restored.host_state, restored.step)
         if restored is None:
             log.warning("no checkpoint was restored, training begins at step 0")
+            state = asked.first_state()
             self._standby.reporter.resumption(None, training=False)
-            return like, 0
-        self._values.set(restored.host_state, restored.step)
+            return state, 0
         self._points.step = self._saves.restored_step = restored.step
         log.info("restored step=%d", restored.step)
         self._standby.reporter.resumption(restored.step, training=False)

@@ -23,6 +23,7 @@ class Loader:
     def state(self): return self.n
     def restore(self, n): self.n = n
 loader = Loader()
+init_state = jax.jit(lambda: {"params": jnp.zeros(8)})
 train_step = jax.jit(lambda state, batch: ({"params": state["params"] + batch}, batch))
 """
 _STEP = """

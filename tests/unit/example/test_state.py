@@ -19,7 +19,7 @@ def train_step() -> Callable[[state.State, jax.Array], Any]:
 
 @pytest.fixture(scope="module")
 def initial() -> state.State:
-    return state.init(CONFIG, state.mesh(), seed=1)
+    return state.init(CONFIG, state.mesh(), seed=1)()
 
 
 @pytest.fixture

@@ -40,6 +40,19 @@ class LeafRequest:
         return " ".join(filter(None, [describe(self.shape, self.dtype, self.key_impl), where]))
 
 
+@dataclasses.dataclass(frozen=True)
+class Donated:
+    """A ``jax.Array`` of ``like`` whose memory goes to the array that is restored in its place.
+
+    Attributes:
+        array: It is deleted before that one is made.
+        wanted: What it asked for while it was there.
+    """
+
+    array: jax.Array
+    wanted: LeafRequest
+
+
 def describe_leaf(leaf: StoredLeaf) -> str:
     """Returns a stored leaf's type, shape and sharding in words."""
     return f"a {leaf.value_type}" if leaf.spec is None else str(as_stored(leaf))
@@ -78,6 +91,8 @@ def as_like(name: str, like: Any) -> LeafRequest:
     Raises:
         CheckpointError: Nothing can be restored into a leaf of this type.
     """
+    if isinstance(like, Donated):
+        return like.wanted
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         is_key = pytree.is_typed_key(like)
         return LeafRequest(

@@ -109,7 +109,7 @@ def target_of(
     if isinstance(args, SingleReplicaArrayRestoreArgs):
         placement = _on_one_replica(stored, wanted, shape, single_replica)
     else:
-        placement, from_file = _on_devices(stored, wanted, shape)
+        placement, from_file = _on_devices(stored, wanted, shape, dtype)
     impl = wanted.key_impl
     if impl is not None:
         return LeafTarget(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
@@ -140,7 +140,10 @@ def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: Re
         raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
 
 
-def _on_devices(stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...]) -> tuple[Placement, bool]:
+def _on_devices(
+    stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], dtype: np.dtype[Any] | None
+) -> tuple[Placement, bool]:
+    assert stored.spec is not None
     where = f"leaf {stored.name!r}"
     if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
         raise CheckpointError(
@@ -163,7 +166,7 @@ def _on_devices(stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...])
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):  # others tell the number of axes, and keys' data has one more
         raise CheckpointError(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
-    return OnDevices(shape, sharding, wanted.layout), from_file
+    return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
 
 
 def _on_one_replica(

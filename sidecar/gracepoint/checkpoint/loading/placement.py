@@ -59,10 +59,16 @@ class OnDefaultDevice(OnHost):
 
 
 class OnDevices:
-    """One ``jax.Array`` with a sharding, and a device layout where one is given."""
+    """One ``jax.Array`` with a sharding, and a device layout where one is given.
 
-    def __init__(self, shape: Sequence[int], sharding: jax.sharding.Sharding, layout: Any = None) -> None:
+    Where none of its devices are this process's, nothing is read, and the array has a type and a sharding alone.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: npt.DTypeLike, sharding: jax.sharding.Sharding, layout: Any = None
+    ) -> None:
         self._shape = tuple(shape)
+        self._dtype = dtype
         self._sharding = sharding
         self._layout = layout
         self._devices: dict[Index, list[Any]] = {}
@@ -80,6 +86,8 @@ class OnDevices:
         return {region: self._on_its_devices(region, part) for region, part in values.items()}
 
     def build(self, parts: Sequence[Any]) -> Any:
+        if not parts:
+            return jax.make_array_from_single_device_arrays(self._shape, self._sharding, [], dtype=self._dtype)
         if isinstance(parts[0], jax.Array):
             return parts[0]
         arrays_of = {region: arrays for part in parts for region, arrays in part.items()}

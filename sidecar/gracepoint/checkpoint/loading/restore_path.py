@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -180,7 +181,7 @@ def restore(
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
         raise _ERRORS[kind](found)
-    with _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext():
+    with donating.telling(like), _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext():
         tree, damage = read_together(
             found,
             lambda: (
@@ -197,8 +198,8 @@ def restore(
             key=f"{key}/read",
             deadline=deadline,
         )
-    if tree is None:
-        raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
+        if tree is None:
+            raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
     return tree[0]
 
 

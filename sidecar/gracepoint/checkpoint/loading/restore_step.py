@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import host_state
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -106,6 +107,8 @@ def restore_newest(
     for reason in refused:
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
+    if options.donate:
+        like = donating.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:

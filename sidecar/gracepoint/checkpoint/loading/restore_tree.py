@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.leaf_args import RestoreArgs
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
@@ -53,12 +54,16 @@ class RestoreOptions:
         limit_bytes: At most so much host memory is in use at once, in this process, for what is read and not yet on
             its devices; a single shard, or shards that share chunks, may exceed it alone. None: no bound.
         single_replica: How leaves with ``SingleReplicaArrayRestoreArgs`` are read by one replica for all.
+        donate: The arrays of ``like`` that are restored are deleted before anything is read, so that their devices
+            need not hold two states. Whoever else holds one of them finds it deleted, too. Where the checkpoint does
+            not fit ``like``, or there is none, they stay; if reading fails, they are gone.
     """
 
     partial_restore: bool = False
     keep_missing: bool = False
     limit_bytes: int | None = READ_LIMIT_BYTES
     single_replica: SingleReplica = DEFAULT_REPLICA
+    donate: bool = False
 
 
 DEFAULTS = RestoreOptions()
@@ -108,6 +113,8 @@ def read_into(
     together: ReplicaAgreement | None = None,
 ) -> Any:
     """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
+    if options.donate:
+        like = donating.marked(like)
     nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
     args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed])
@@ -136,7 +143,14 @@ def read_into(
     ]
     if problems := differ + missing + extra:
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
+    if options.donate and like is not None:
+        named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
+        donating.take(
+            (named[position] for position in targets),
+            (leaf for position, leaf in enumerate(named) if position not in targets),
+        )
     found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    leaves = [donating.kept(leaf) for leaf in leaves]
     for position, value in zip(targets, found, strict=True):
         leaves[position] = value
     return jax.tree_util.tree_unflatten(structure, leaves)

@@ -29,12 +29,12 @@ _WHAT_TO_DO = (
 
 @contextlib.contextmanager
 def telling(gang: ProcessGroup, key: str) -> Iterator[None]:
-    """Tells the other processes, who wait or will in ``check_fits``, of any error that leaves the block."""
+    """Tells the other processes, who wait or will for ``key``, of any error that leaves the block."""
     try:
         yield
     except BaseException as error:
         try:
-            gang.fail(f"{key}/needed", error)
+            gang.fail(key, error)
         except GracepointError as unreachable:
             logger.warning("the other processes could not be told of an error: %s", unreachable)
         raise

@@ -9,6 +9,7 @@ copies that differ fail the save instead of being lost silently.
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import functools
@@ -20,6 +21,7 @@ import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import Index, chunks_within
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointError
 
 
@@ -70,11 +72,13 @@ class WritePlan:
         shards: What it reads from devices: the chunks that it writes, and copies to compare.
         arrays: Leaves (by index) whose own metadata it writes.
         total_bytes: Size of the state's data, counted once, over all processes.
+        owners: Checksum, by leaf, of which process writes which chunk: equal in all processes that plan alike.
     """
 
     shards: tuple[Shard, ...]
     arrays: tuple[int, ...]
     total_bytes: int
+    owners: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -117,6 +121,7 @@ def make_plan(
     chunk_bytes = {i: leaf.spec.chunk_bytes for i, leaf in enumerate(leaves) if leaf.spec is not None}
     load = [0] * process_count
     owners: dict[tuple[int, Index], int] = {}
+    owners_of: dict[int, array.array[int]] = {}
     writers_of: dict[tuple[int, Index], Sequence[int]] = {}
     # First what leaves no choice, then the largest first: the remaining choices then even out the load.
     for leaf_index, index, shard, holders in sorted(
@@ -131,6 +136,7 @@ def make_plan(
             owner = holders[0]
         load[owner] += chunk_bytes[leaf_index]
         owners[leaf_index, index] = owner
+        owners_of.setdefault(leaf_index, array.array("I")).append(owner)
     shards: dict[tuple[int, Index], list[Chunk]] = {}
     writers: dict[int, int] = {}  # of metadata, by leaf: who writes the first chunk; process 0 where there is none
     for leaf_index, index, shard, _ in held:
@@ -149,7 +155,8 @@ def make_plan(
         Shard(leaf_index, shard, _shard_bytes(leaves[leaf_index], shard), positions[leaf_index][shard], tuple(chunks))
         for (leaf_index, shard), chunks in shards.items()
     )
-    return WritePlan(whole, arrays, sum(load))
+    checksums = {leaf_index: crc32(memoryview(found).cast("B")) for leaf_index, found in owners_of.items()}
+    return WritePlan(whole, arrays, sum(load), checksums)
 
 
 def holders_of(
@@ -172,6 +179,7 @@ def holders_of(
     if not leaf.is_global:
         return {index: set(range(process_count)) for index in local_shards(data)}
     ranks = {process: rank for rank, process in enumerate(processes or range(process_count))}
+    _check_not_of_one_process(leaf, ranks)
     holders: dict[Index, set[int]] = {}
     shard_shape = data.sharding.shard_shape(spec.shape)
     for device, slices in data.sharding.devices_indices_map(spec.shape).items():
@@ -187,6 +195,21 @@ def holders_of(
             f"{list(lost[0])} ({data.sharding}): all that hold a part of the state alone must save it"
         )
     return holders
+
+
+def _check_not_of_one_process(leaf: pytree.Leaf, ranks: Mapping[int, int]) -> None:
+    """Raises CheckpointError if the array is on one process's devices, which is another one.
+
+    There it looks like a copy that each process has, so that this process and that one would plan differently.
+    """
+    found = {device.process_index for device in leaf.data.sharding.device_set}
+    if len(found) == 1 and len(ranks) > 1 and found <= set(ranks):
+        (process,) = found
+        raise CheckpointError(
+            f"leaf {leaf.name!r}: expected an array over devices of all processes, or a copy in each, found one on the "
+            f"devices of process {process} alone ({leaf.data.sharding}): replicate it over all processes, or keep it "
+            "in process-local host state (host_state)"
+        )
 
 
 def normal_index(slices: Sequence[slice], shape: Sequence[int]) -> Index:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.checkpoint import alike
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
@@ -79,20 +80,25 @@ class SaveExecutor(SaveInFlight):
         self.last_save: SaveStats | None = None
 
     def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
-        """Plans, compiles, and reserves and touches memory for a snapshot if there will be background saves.
+        """Plans, compares that with the other processes, compiles, and reserves and touches memory for a snapshot if
+        there will be background saves.
 
         Returns:
             Bytes of the state over all processes.
 
         Raises:
-            CheckpointError: The state cannot be saved; names the leaf. Or there is no memory for snapshots.
+            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
+                is no memory for snapshots.
             BarrierError: Another process did not come in time, or has failed.
         """
         self._prepares += 1
         key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
-        with host_memory.telling(self._gang, key):
+        with host_memory.telling(self._gang, alike.meeting_of(key)):
             leaves, prepared = self._planner.plan(state, save_args)
             compile_slices(leaves, prepared.plan, self._writer.options)
+            several = self._gang.process_count > 1
+            mine = alike.describe(leaves, prepared.specs, prepared.plan) if several else {}
+        alike.check(mine, gang=self._gang, key=key)
         if in_background:
             self._check_fits(self._planner.needed_bytes(leaves, prepared), self._gang, key)
             self._planner.snapshot(leaves, prepared)

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gracepoint.checkpoint import small_files
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
@@ -43,22 +44,24 @@ _ITEM_HANDLERS = {
 def done_records(folder: Path) -> list[DoneRecord] | None:
     """Returns the done-records of a save, by process, or None while some are missing.
 
+    The commit waits for this, and each takes a network file system a round trip or more. So the first is read alone, as
+    it tells how many there are, and the others several at a time. A listing of the folder would not do, as a network
+    file system may list names late that can be opened.
+
     Raises:
         CheckpointCorrupt: One cannot be read.
         CheckpointTooNew: A newer Gracepoint wrote them.
     """
-    records: dict[int, DoneRecord] = {}
-    expected = 1
-    while len(records) < expected:
-        path = folder / layout.done_record(len(records))
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        record = DoneRecord.from_bytes(data, str(path))
-        expected = record.process_count
-        records[len(records)] = record
-    return list(records.values())
+    paths = [folder / layout.done_record(0)]
+    only = small_files.read_all(paths)
+    if only is None:
+        return None
+    first = DoneRecord.from_bytes(only[0], str(paths[0]))
+    paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
+    found = small_files.read_all(paths[1:])
+    if found is None:
+        return None
+    return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
 
 
 def is_durable(paths: Layout, temporary: Temporary) -> bool:

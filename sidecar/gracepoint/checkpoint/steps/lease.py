@@ -10,6 +10,10 @@ earlier one may still be writing its emergency save, which ``restore`` waits for
 thread ends. Another job waits ``PATIENCE_S`` for the holder to go, and is refused then. So is another cluster of the
 **same start** of the job: its processes were split, and each part takes itself for the whole. What was started again in
 the pod of the holder (same host, another process namespace) takes over at once, as only one container trains there.
+
+Where there is no lease, exactly one of several that come at once gets it: by a hard link of the whole file, which fails
+where there is one. File systems without hard links give it to the one that creates the file (``O_EXCL``), empty, and
+renames the whole one over it. A lease that stays empty is of a process that died in between, and expires as any other.
 """
 
 from __future__ import annotations
@@ -75,6 +79,10 @@ class Holder:
     @property
     def _namespace(self) -> str:
         return self.process.split(":")[0]
+
+
+#: Of a lease that was taken by a process that has not written its name yet.
+UNNAMED = Holder("", "", "", "")
 
 
 class Lease:
@@ -178,6 +186,11 @@ def _may_be_taken(paths: Layout, path: Path, found: Holder, mine: Holder, start:
 
 
 def _in_use(root: Path, by: Holder, mine: Holder, how: str) -> str:
+    if by == UNNAMED:
+        return (
+            f"{root}: another job has just begun to use it, or died while it did: its lease is empty. It is free when "
+            f"it has not changed for {EXPIRES_S:.0f} s"
+        )
     if by.job == mine.job:
         return (
             f"{root}: another cluster of this same start of the job {how}: attempt {by.attempt}, on {by.host}; this "
@@ -204,9 +217,13 @@ def _process(pid: int) -> str:
 
 def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(path.read_bytes()))
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
+    if not data:
+        return UNNAMED
+    try:
+        return Holder(**json.loads(data))
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a lease of Gracepoint's: {error}; delete it if no job runs here"
@@ -219,7 +236,7 @@ def _write(path: Path, mine: Holder, *, only_if_none: bool = False) -> bool:
     try:
         partial.write_text(json.dumps(dataclasses.asdict(mine)))
         if only_if_none:
-            os.link(partial, path)  # fails if there is one, as a rename does not
+            _put_first(partial, path)
         else:
             os.replace(partial, path)
     except FileExistsError:
@@ -227,3 +244,31 @@ def _write(path: Path, mine: Holder, *, only_if_none: bool = False) -> bool:
     finally:
         partial.unlink(missing_ok=True)
     return True
+
+
+def _put_first(partial: Path, path: Path) -> None:
+    """Gives ``partial`` the name ``path`` if nothing has it: of several processes at once, one succeeds.
+
+    Raises:
+        FileExistsError: Something has it.
+        OSError: It cannot be written there.
+    """
+    try:
+        os.link(partial, path)  # fails if there is one, as a rename does not
+        return
+    except FileExistsError:
+        raise
+    except OSError as error:
+        # EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EMLINK: file systems refuse hard links with many of them. If it is another
+        # problem, creating the file meets it, too.
+        logger.debug("%s: no hard link, so the lease is created: %s", path, error)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.fsync(descriptor)  # some file systems of object stores make the file only now
+    finally:
+        os.close(descriptor)
+    try:
+        os.replace(partial, path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

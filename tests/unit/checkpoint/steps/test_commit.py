@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import StepCheckpointer, latest_step
+from gracepoint.checkpoint import StepCheckpointer, latest_step, small_files
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.deadline import Deadline
@@ -477,3 +478,88 @@ def test_what_a_crash_left_half_deleted_is_deleted_and_never_restored(tmp_path: 
     assert restored is not None
     assert restored.step == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1"]
+
+
+def leave_done_records(folder: Path, count: int) -> None:
+    """Leaves the done-records of a save of ``count`` processes."""
+    for process in range(count):
+        record = DoneRecord(
+            step=1,
+            item="default",
+            attempt="job-0-a",
+            ordinal=1,
+            process_index=process,
+            process_count=count,
+            digest="",
+            arrays=() if process == 0 else None,
+            files={},
+            values={},
+            copies={},
+            host_state=(),
+            begun_ns=0,
+        )
+        (folder / layout.done_record(process)).write_bytes(record.to_bytes())
+
+
+def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 1 + 2 * small_files.CONCURRENT_READS
+    leave_done_records(tmp_path, count)
+    together = threading.Barrier(small_files.CONCURRENT_READS)
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name != layout.done_record(0):
+            together.wait(30)  # breaks if they come one after the other
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    records = commit.done_records(tmp_path)
+    assert records is not None
+    assert [record.process_index for record in records] == list(range(count))
+
+
+@pytest.mark.parametrize("missing", [0, 1, 40, 99])
+def test_done_records_are_none_while_one_is_missing(tmp_path: Path, missing: int) -> None:
+    leave_done_records(tmp_path, 100)
+    (tmp_path / layout.done_record(missing)).unlink()
+    assert commit.done_records(tmp_path) is None
+
+
+def test_no_more_done_records_are_read_when_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_done_records(tmp_path, 1000)
+    (tmp_path / layout.done_record(1)).unlink()
+    read: list[Path] = []
+    real = Path.read_bytes
+    rest = threading.Event()
+
+    def read_bytes(path: Path) -> bytes:
+        read.append(path)
+        if path.name not in (layout.done_record(0), layout.done_record(1)):
+            rest.wait(0.01)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert commit.done_records(tmp_path) is None
+    assert len(read) < 500
+
+
+def test_done_records_are_read_where_the_system_gives_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_done_records(tmp_path, 40)
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    records = commit.done_records(tmp_path)
+    assert records is not None
+    assert len(records) == 40
+
+
+def test_a_done_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    leave_done_records(tmp_path, 40)
+    (tmp_path / layout.done_record(7)).unlink()
+    (tmp_path / layout.done_record(7)).mkdir()
+    with pytest.raises(IsADirectoryError):
+        commit.done_records(tmp_path)

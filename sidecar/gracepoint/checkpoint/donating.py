@@ -1,0 +1,76 @@
+"""Arrays of ``like`` that give their memory to what is restored in their place.
+
+A state fills most of its devices' memory, so a second one does not fit beside it. With ``RestoreOptions.donate`` the
+arrays of ``like`` are therefore deleted: after the checkpoint was found to fit ``like``, and before anything is read.
+What ``like`` says of them (shapes, types, shardings, layouts) is noted first, so that an older step can be restored
+where a newer one is damaged.
+
+A deleted array raises JAX's error where it is used, whoever else holds it. So a restore that fails after this point
+leaves nothing behind that looks like a state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from gracepoint.checkpoint.loading.leaf_request import Donated, as_like
+from gracepoint.errors import CheckpointError
+
+_NOTE = (
+    "The arrays of the state that was given to restore (like=) are deleted by now, as restore takes their memory over: "
+    "make the state anew before it is used."
+)
+
+
+def marked(like: Any) -> Any:
+    """Returns ``like`` with ``Donated`` in the place of its arrays."""
+    return jax.tree.map(
+        lambda leaf: Donated(leaf, as_like("", leaf)) if isinstance(leaf, jax.Array) else leaf,
+        like,
+    )
+
+
+def kept(leaf: Any) -> Any:
+    """Returns a leaf of ``like`` that is not restored as the caller gave it."""
+    return leaf.array if isinstance(leaf, Donated) else leaf
+
+
+def take(given: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -> None:
+    """Deletes the arrays of leaves that will be restored.
+
+    Args:
+        given: Leaves of ``marked``, with their names. One array may be several of them.
+        staying: Leaves that are not restored, with their names.
+
+    Raises:
+        CheckpointError: An array is both; nothing is deleted.
+    """
+    donated = {id(leaf.array): (name, leaf.array) for name, leaf in given if isinstance(leaf, Donated)}
+    for name, leaf in staying:
+        array = kept(leaf)
+        if isinstance(array, jax.Array) and id(array) in donated:
+            raise CheckpointError(
+                f"leaf {name!r} is not in the checkpoint and keeps its array, and leaf {donated[id(array)][0]!r}, "
+                "which is restored, has the same one: expected two arrays, or donate=False"
+            )
+    arrays = [array for _, array in donated.values() if not array.is_deleted()]
+    jax.block_until_ready(arrays)  # what still computes them would hold their memory
+    for array in arrays:
+        array.delete()
+
+
+@contextlib.contextmanager
+def telling(like: Any) -> Iterator[None]:
+    """Adds to an error that leaves the block that arrays of ``like`` were deleted in it, if that is so."""
+    arrays = [leaf for leaf in map(kept, jax.tree.leaves(like)) if isinstance(leaf, jax.Array)]
+    there = [array for array in arrays if not array.is_deleted()]
+    try:
+        yield
+    except Exception as error:
+        if any(array.is_deleted() for array in there) and _NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_NOTE)
+        raise
