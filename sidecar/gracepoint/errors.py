@@ -4,6 +4,7 @@
     ├── SettingsError          a setting (environment, argument) is missing, unknown or wrong
     ├── WireError              a message of the channel cannot be read
     ├── ClusterError           the JAX cluster cannot be joined, or was joined before
+    │   └── NoCluster          ... because there is none; a ``ValueError`` as in Orbax
     ├── BarrierError           processes could not be brought together
     │   ├── BarrierTimeout     ... not in time; names who had not arrived
     │   ├── BarrierFailed      ... because a process reported an error; carries that error's text
@@ -17,6 +18,7 @@
         ├── CheckpointCorrupt   one is there, and it is torn, foreign or damaged
         ├── CheckpointTooNew    a newer Gracepoint wrote it, and this one cannot read it
         ├── CheckpointMismatch  it does not fit the tree that it should be restored into
+        ├── CheckpointRefused   a leaf or an argument is one that cannot be saved, or restored so
         ├── InvalidSharding     one replica cannot read for the others with this sharding
         └── SaveFailed          a save did not become durable
 
@@ -41,6 +43,10 @@ class WireError(GracepointError, ValueError):
 
 class ClusterError(GracepointError, RuntimeError):
     """The JAX cluster cannot be joined, or was joined before."""
+
+
+class NoCluster(ClusterError, ValueError):
+    """Several processes should meet, and this one has not joined a JAX cluster; a ``ValueError`` as in Orbax."""
 
 
 class BarrierError(GracepointError, RuntimeError):
@@ -97,6 +103,10 @@ class CheckpointTooNew(CheckpointError):
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint does not fit the tree that it should be restored into."""
+
+
+class CheckpointRefused(CheckpointError, ValueError):
+    """A leaf cannot be saved, or not restored as the arguments say; a ``ValueError`` as in Orbax."""
 
 
 class InvalidSharding(CheckpointError, ValueError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +102,57 @@ def test_ours_replaces_orbaxs_when_told_so_and_nothing_of_it_is_left(tmp_path: P
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state())
 
 
-def test_what_orbax_did_not_finish_is_refused(tmp_path: Path) -> None:
+def without_marks(path: Path) -> Path:
+    """Makes a checkpoint one as Orbax wrote them before it made marks."""
+    for mark in path.rglob("commit_success.txt"):
+        mark.unlink()
+    (path / "_CHECKPOINT_METADATA").unlink()
+    return path
+
+
+def not_committed(path: Path) -> Path:
+    (path / "commit_success.txt").unlink()
+    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata | {"commit_timestamp_nsecs": None}))
+    return path
+
+
+def with_a_temporary_name(path: Path) -> Path:
+    return without_marks(path).rename(path.with_name(f"{path.name}.orbax-checkpoint-tmp-17"))
+
+
+@pytest.mark.parametrize("leave", [not_committed, with_a_temporary_name], ids=lambda leave: leave.__name__)
+def test_what_orbax_did_not_finish_is_refused(tmp_path: Path, leave: Callable[[Path], Path]) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", small_state())
-    (tmp_path / "a" / "commit_success.txt").unlink()
-    (tmp_path / "a" / "_CHECKPOINT_METADATA").unlink()
+    path = leave(tmp_path / "a")
     with pytest.raises(CheckpointCorrupt, match="was written by Orbax, and not finished"):
+        api.restore(path, small_state())
+
+
+def test_what_orbax_wrote_without_marks_is_restored_as_orbax_does(tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", small_state())
+    path = without_marks(tmp_path / "a")
+    assert_same(api.restore(path, small_state()), ocp.StandardCheckpointer().restore(path, small_state()))
+
+
+def lose_an_array(path: Path) -> None:
+    shutil.rmtree(path / "w")
+
+
+def lose_a_chunk(path: Path) -> None:
+    (path / "w" / "0.1").unlink()
+
+
+def cut_the_metadata_off(path: Path) -> None:
+    (path / "_METADATA").write_bytes((path / "_METADATA").read_bytes()[:20])
+
+
+@pytest.mark.parametrize("tear", [lose_an_array, lose_a_chunk, cut_the_metadata_off], ids=lambda tear: tear.__name__)
+def test_what_is_torn_and_has_no_marks_is_refused(tmp_path: Path, tear: Callable[[Path], None]) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(tmp_path / "a", small_state())
+    tear(without_marks(tmp_path / "a"))
+    with pytest.raises(CheckpointCorrupt):
         api.restore(tmp_path / "a", small_state())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save, sharding, small_state
 
@@ -80,9 +82,25 @@ def test_a_preemption_right_after_it_was_restored_saves_the_step_with_its_host_s
 def test_an_unfinished_step_of_orbax_is_refused(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, small_state())
     (tmp_path / "5" / "commit_success.txt").unlink()
-    (tmp_path / "5" / "_CHECKPOINT_METADATA").unlink()
+    mark = tmp_path / "5" / "_CHECKPOINT_METADATA"
+    mark.write_text(json.dumps(json.loads(mark.read_bytes()) | {"commit_timestamp_nsecs": None}))
     with pytest.raises(CheckpointCorrupt, match=re.escape(f"{tmp_path / '5'} was written by Orbax, and not finished")):
         restore(tmp_path, small_state())
+
+
+def test_steps_of_orbax_without_marks_are_listed_and_restored(tmp_path: Path) -> None:
+    for step in (4, 5):
+        save_with_orbax(tmp_path, step, small_state(step))
+        for mark in ("commit_success.txt", "default/commit_success.txt", "_CHECKPOINT_METADATA"):
+            (tmp_path / str(step) / mark).unlink()
+    shutil.rmtree(tmp_path / "5" / "default" / "d")
+    shutil.copytree(tmp_path / "4", tmp_path / "6.orbax-checkpoint-tmp-0")
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert api.all_steps(tmp_path) == manager.all_steps() == [4, 5]
+    restored = restore(tmp_path, small_state())  # 5 is torn
+    assert restored is not None
+    assert restored.step == 4
+    assert_same(restored.state, small_state(4))
 
 
 def test_a_damaged_step_of_orbax_is_passed_over(tmp_path: Path) -> None:

@@ -20,10 +20,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint import multihost
-from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, NumpyHandler, ParamInfo, ScalarHandler, WriteOptions
+from gracepoint.checkpoint import (
+    ArrayHandler,
+    AsyncCheckpointer,
+    NumpyHandler,
+    ParamInfo,
+    ScalarHandler,
+    StringHandler,
+    TypeHandler,
+    WriteOptions,
+)
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointError, SettingsError
 from tests.multiprocess.checkpoint_process import assert_same_here
 from tests.multiprocess.launcher import here
 
@@ -119,6 +128,21 @@ def check_handlers(folder: Path) -> None:
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found, expected)
         assert ScalarHandler().deserialize(infos_of(numbers, folder / name)) == [7, 0.5], name
+    # With no primary host each process writes all of it, here into a folder of its own.
+    own = folder / f"own of {jax.process_index()}"
+    leaves_of: list[tuple[TypeHandler, dict[str, Any]]] = [
+        (NumpyHandler(primary_host=None), host),
+        (ScalarHandler(primary_host=None), numbers),
+        (StringHandler(primary_host=None), {"name": "é"}),
+    ]
+    for writer, leaves in leaves_of:
+        infos = infos_of(leaves, own)
+        for future in writer.serialize(list(leaves.values()), infos):
+            future.result(timeout=60)
+        for found, expected in zip(writer.deserialize(infos), leaves.values(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    with pytest.raises(SettingsError, match="primary_host is 2; expected one of the process indices 0 to 1"):
+        NumpyHandler(primary_host=2).serialize([np.ones(1)], [ParamInfo("w", own)])
     written = ArrayHandler(FORMATS["files"]).memory_size(list(state.values()))
     assert written == [(2048, 4096), (2048, 4096), (1024, 1024)], written
     with pytest.raises(CheckpointError, match="leaf 'w' is local to this process, one of 2"):

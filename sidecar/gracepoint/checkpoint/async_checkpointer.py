@@ -7,11 +7,14 @@ deletes what was replaced. At the interpreter's end a save under way is waited f
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
+
+import jax
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
@@ -31,6 +34,13 @@ from gracepoint.errors import SettingsError
 from gracepoint.multihost.utilities import BarrierSyncFn
 from gracepoint.process_group import ProcessGroup
 
+logger = logging.getLogger(__name__)
+
+#: For what a save does in the background, and for each of the other calls.
+TIMEOUT_S = 900.0
+#: Event of ``jax.monitoring`` by Orbax's name: a checkpointer was made.
+INIT_EVENT = "/jax/orbax/async_checkpointer/init"
+
 _ABANDON_S = 10.0
 
 
@@ -43,8 +53,10 @@ class AsyncCheckpointer:
 
     def __init__(
         self,
+        handler: None = None,
+        timeout_secs: float | None = None,
         *,
-        timeout_s: float = 900.0,
+        timeout_s: float = TIMEOUT_S,
         primary_host: int | None = 0,
         active_processes: Collection[int] | None = None,
         barrier_sync_fn: BarrierSyncFn | None = None,
@@ -57,6 +69,8 @@ class AsyncCheckpointer:
         """Touches neither files nor JAX's backend.
 
         Args:
+            handler: In Orbax's place; None, as trees are saved without one.
+            timeout_secs: Orbax's name for ``timeout_s``; None: that one.
             timeout_s: For what a save does in the background, and for each of the other calls.
             primary_host: ``jax.process_index()`` of the process that calls ``post_finalization_callback``; None:
                 each does.
@@ -76,8 +90,24 @@ class AsyncCheckpointer:
         Raises:
             SettingsError: An argument is wrong.
         """
+        if handler is not None:
+            raise SettingsError(
+                f"handler: expected None, found a {type(handler).__qualname__}: trees are saved without one, as "
+                "options= says. What is no tree of arrays, numbers and strings is saved by other means"
+            )
+        if timeout_secs is not None and timeout_s != TIMEOUT_S:
+            raise SettingsError(f"timeout_secs is {timeout_secs} and timeout_s is {timeout_s}: give one of them")
+        timeout_s = timeout_s if timeout_secs is None else timeout_secs
         if timeout_s <= 0:
             raise SettingsError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
+        jax.monitoring.record_event(INIT_EVENT)
+        logger.info(
+            "checkpointer made: timeout_s=%g primary_host=%s active_processes=%s, barrier %s",
+            timeout_s,
+            primary_host,
+            "all" if active_processes is None else sorted(active_processes),
+            "of its own" if barrier_sync_fn is not None else "built in",
+        )
         self._timeout_s = timeout_s
         self._primary_host = primary_host
         self._barrier_sync_fn = barrier_sync_fn

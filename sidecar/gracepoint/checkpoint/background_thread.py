@@ -1,16 +1,20 @@
 """At most one function at a time on a thread of its own.
 
 One thread owns this object and starts functions. The thread of a function ends with it; its outcome is read after
-that, by ``wait`` or ``take_error``. It is a daemon: a save that hangs never keeps a process that wants to leave.
+that, by ``wait`` or ``take_error``. An error that nobody has read is logged when this object goes. The thread is a
+daemon: a save that hangs never keeps a process that wants to leave.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.05
 
@@ -22,6 +26,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
         self._name = ""
         self._error: Exception | None = None  # written by the thread, read once it has ended
+        self._failed = ""  # the name of what ended with it
 
     def start(self, name: str, function: Callable[[], None]) -> None:
         """Starts ``function``; nothing else may be running.
@@ -35,11 +40,16 @@ class BackgroundThread:
             try:
                 function()
             except Exception as error:  # noqa: BLE001 - kept for the training thread
-                self._error = error
+                self._error, self._failed = error, name
 
         thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
         thread.start()
         self._name, self._thread = name, thread
+
+    def __del__(self) -> None:
+        # Also in the thread of the function, which keeps this object until it ends.
+        if self._error is not None:
+            logger.error("%s failed, and nobody waited for it or asked: %s", self._failed, self._error)
 
     @property
     def busy(self) -> bool:

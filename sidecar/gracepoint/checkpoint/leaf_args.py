@@ -27,8 +27,10 @@ class RestoreArgs:
     """How one leaf is restored.
 
     Attributes:
-        restore_type: ``jax.Array``, ``numpy.ndarray``, ``int``, ``float``, ``bool`` or ``str``; None: as it was saved.
-        dtype: Values are cast to this type; None keeps what was saved.
+        restore_type: ``jax.Array``, ``numpy.ndarray`` or a type derived from one of them, as ``type(array)`` is;
+            ``int``, ``float``, ``bool`` or ``str``; None: as it was saved.
+        dtype: Values are cast to this type; None keeps what was saved. Typed PRNG keys are not cast: their own type
+            and that of their data are what is saved, and others do not fit.
     """
 
     restore_type: Any = None
@@ -62,7 +64,8 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How one ``jax.Array`` is restored by one replica's processes, which then hand it to all.
 
     Attributes:
-        single_replica_sharding: Over the devices of one replica; None: made from ``sharding``.
+        single_replica_sharding: Over the devices of one replica, which reads; None: the replica that
+            ``SingleReplica.primary_replica_id`` names.
     """
 
     single_replica_sharding: Any = None

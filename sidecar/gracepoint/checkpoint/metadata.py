@@ -24,10 +24,11 @@ class LeafMetadata:
         value_type: Orbax's word for what was saved: "jax.Array", "np.ndarray", "scalar", "string".
         shape: Of typed PRNG keys, in keys; None for strings.
         dtype: numpy's; of typed PRNG keys, of JAX; None for strings.
-        sharding: That it was saved with; None if that is not recorded or its devices are not here.
+        sharding: That it was saved with, of typed PRNG keys that of the keys; None if that is not recorded or its
+            devices are not here.
         sharding_text: The same in words; empty if it is not recorded.
         chunk_shape: Of what is read at once.
-        write_shape: Of what one process wrote of a shard.
+        write_shape: Of what one process wrote of a shard; None if that is not recorded, as of what is no jax.Array.
     """
 
     name: str
@@ -76,6 +77,8 @@ def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
         sharding = None if leaf.sharding is None else sharding_file.to_jax(leaf.sharding, leaf.name)
     except CheckpointError:
         sharding = None
+    if is_key and sharding is not None:
+        sharding = sharding_file.without_last_axis(sharding, len(spec.shape))
     return LeafMetadata(
         leaf.name,
         leaf.value_type,
@@ -84,5 +87,5 @@ def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
         sharding,
         sharding_file.describe(leaf.sharding),
         spec.chunk,
-        spec.write_shape or spec.chunk,
+        leaf.write_shape,
     )

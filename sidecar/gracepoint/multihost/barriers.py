@@ -23,12 +23,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
+
+logger = logging.getLogger(__name__)
 
 
 class StoreGang:
@@ -158,12 +162,22 @@ class StoreGang:
     ) -> str:
         who = group_name(participants, self._process_count)
         self._use_once(key)
+        began_s = time.monotonic()
+        logger.info(
+            "process %d is at barrier %r, of %d processes, for %g s at most",
+            self._process_index,
+            key,
+            len(participants),
+            timeout_s,
+        )
         self._store.set(f"{key}/arrived/{self._process_index}", value)
         if self._store.increment(f"{key}/count/{who}") == len(participants):
             released = self._complete(key, who, complete)
         else:
             released = self._wait(key, timeout_s, participants)
-        return self._result(key, released, who)
+        result = self._result(key, released, who)
+        logger.info("process %d passed barrier %r after %.3f s", self._process_index, key, time.monotonic() - began_s)
+        return result
 
     def _complete(self, key: str, who: str, complete: Callable[[], str]) -> dict[str, Any]:
         """What the last to arrive does. If somebody has decided otherwise by now, nothing is completed."""
@@ -219,6 +233,10 @@ class StoreGang:
             )
         result: str = released["result"]
         return result
+
+    def check_participants(self, processes: Collection[int] | None) -> None:
+        """Raises ValueError if ``processes`` are not some of the gang's with this one among them."""
+        self._participants(processes)
 
     def _participants(self, processes: Collection[int] | None) -> Sequence[int]:
         """Those that take part, sorted."""

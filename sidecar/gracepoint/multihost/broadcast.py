@@ -37,7 +37,7 @@ _WORD_BYTES = 4
 
 
 def broadcast_one_to_all(
-    tree: Any,
+    in_tree: Any,
     is_source: bool | None = None,
     *,
     processes: Collection[int] | None = None,
@@ -46,8 +46,8 @@ def broadcast_one_to_all(
     """Hands the values of one process's pytree to all. Collective.
 
     Args:
-        tree: Leaves are numpy or JAX arrays that this process holds wholly, PRNG keys, or Python numbers. Every process
-            passes a tree of the same structure, shapes and dtypes; the values count in the source alone.
+        in_tree: Leaves are numpy or JAX arrays that this process holds wholly, PRNG keys, or Python numbers. Every
+            process passes a tree of the same structure, shapes and dtypes; the values count in the source alone.
         is_source: True in exactly one process, any of them; None in all makes it the first that takes part.
         processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
         timeout: Seconds until all have come.
@@ -62,7 +62,7 @@ def broadcast_one_to_all(
     """
     import jax
 
-    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     paths = [jax.tree_util.keystr(path) for path, _ in flat]
     leaves = [_host_array(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True)]
     if takes_part_alone(processes):

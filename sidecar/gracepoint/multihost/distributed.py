@@ -45,10 +45,10 @@ def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-    *,
     local_device_ids: int | Sequence[int] | None = None,
-    cluster_detection_method: str | None = None,
     initialization_timeout: int = 300,
+    *,
+    cluster_detection_method: str | None = None,
     heartbeat_timeout_seconds: int = 100,
     shutdown_timeout_seconds: int = 300,
     coordinator_bind_address: str | None = None,
@@ -67,9 +67,9 @@ def initialize(
         num_processes: How many processes there are.
         process_id: This one, 0 to ``num_processes - 1``.
         local_device_ids: Which of the host's devices this process uses; all by default.
+        initialization_timeout: Seconds in which all processes must have come.
         cluster_detection_method: None: all of the above; "jobset": only the pod; "deactivate": arguments alone;
             else a name of one of JAX's.
-        initialization_timeout: Seconds in which all processes must have come.
         heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
         shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the others.
         coordinator_bind_address: Where process 0 binds; by default all interfaces, at the port of the address.

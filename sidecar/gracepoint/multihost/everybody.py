@@ -11,12 +11,11 @@ import os
 import threading
 from typing import Any
 
-from gracepoint.errors import ClusterError
+from gracepoint.errors import NoCluster
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.multihost.state import global_state
 from gracepoint.multihost.store import JaxStore, KeyValueStore
-from gracepoint.process_group import ProcessGroup
 from gracepoint.wire.names import Env
 
 
@@ -25,7 +24,7 @@ class Everybody:
     """All processes of JAX's cluster."""
 
     client: Any
-    gang: ProcessGroup
+    gang: StoreGang
     store: KeyValueStore
     keys: BarrierKeys
 
@@ -38,7 +37,7 @@ def everybody() -> Everybody:
     """All processes of the cluster that this one belongs to now. Initialises JAX's backend.
 
     Raises:
-        ClusterError: There is no cluster.
+        NoCluster: There is no cluster.
     """
     import jax
 
@@ -47,9 +46,7 @@ def everybody() -> Everybody:
     with _lock:
         client = global_state.client
         if client is None:
-            raise ClusterError(
-                "expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start"
-            )
+            raise NoCluster("expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start")
         if _last is None or _last.client is not client:
             store = JaxStore(client, "gracepoint/everybody")
             # The service, and so its store, is that of one attempt; both names are for those who read its keys.

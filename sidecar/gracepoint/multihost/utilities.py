@@ -20,7 +20,7 @@ from gracepoint.multihost.current import reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
 from gracepoint.multihost.state import global_state
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DEFAULT_BARRIER_TIMEOUT_S = 300
 SYNC_DURATION_EVENT = "/jax/checkpoint/sync_global_devices_duration_sec"
@@ -66,11 +66,13 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
         A function that all of them call with the same key, once; it does nothing where there is only one process.
 
     Raises:
-        ValueError: This process is not in ``processes``, or one there does not exist.
+        ValueError: This process is not in ``processes``, or one there does not exist. ``NoCluster``, which is one,
+            where there are several processes and no coordination service.
     """
     if takes_part_alone(processes):
         return _nobody_to_wait_for
     gang = everybody().gang
+    gang.check_participants(processes)
 
     def wait(*, key: str, timeout_ms: int) -> None:
         gang.barrier(key, timeout_s=timeout_ms / 1000, processes=processes)
@@ -109,6 +111,8 @@ def sync_global_processes(
         return
     wait = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
     began = time.monotonic()
+    if barrier_sync_fn is not None:  # the built-in one tells it itself
+        logger.info("process %d is at barrier %r, for %g s at most", process_index(), name, timeout_s)
     wait(key=name, timeout_ms=int(timeout_s * 1000))
     jax.monitoring.record_event_duration_secs(record_event_name, time.monotonic() - began)
 
@@ -146,7 +150,7 @@ def failing_together(
             try:
                 everybody().gang.fail(name, error)
             except GracepointError as unreachable:
-                log.warning("the other processes could not be told of an error name=%s error=%s", name, unreachable)
+                logger.warning("the other processes could not be told of an error name=%s error=%s", name, unreachable)
         raise
     sync_global_processes(name, timeout=timeout, processes=processes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import re
 import subprocess
@@ -274,6 +276,134 @@ def test_listeners_hear_how_long_callers_were_blocked_and_what_went_on_in_the_ba
     stats = checkpointer.last_save
     assert stats is not None
     assert (stats.bytes, stats.blocked_s, stats.committed_s) == (800, blocked_s, thread_s)
+
+
+class Heard:
+    """What listeners of ``jax.monitoring`` hear while a block runs."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.durations: dict[str, float] = {}
+        self.scalars: dict[str, float] = {}
+
+    def __enter__(self) -> Heard:
+        jax.monitoring.register_event_listener(self._event)
+        jax.monitoring.register_event_duration_secs_listener(self._duration)
+        jax.monitoring.register_scalar_listener(self._scalar)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_listener(self._event)
+        jax.monitoring.unregister_event_duration_listener(self._duration)
+        jax.monitoring.unregister_scalar_listener(self._scalar)
+
+    def _event(self, event: str, **_: Any) -> None:
+        self.events.append(event)
+
+    def _duration(self, event: str, seconds: float, **_: Any) -> None:
+        self.durations[event] = seconds
+
+    def _scalar(self, event: str, value: float, **_: Any) -> None:
+        self.scalars[event] = value
+
+
+def test_making_a_checkpointer_is_told_by_orbax_s_event_and_its_settings_by_a_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
+    with Heard() as heard:
+        AsyncCheckpointer(timeout_s=7).close()
+    assert "/jax/orbax/async_checkpointer/init" in heard.events
+    assert "timeout_s=7 primary_host=0 active_processes=all, barrier built in" in caplog.text
+
+
+@pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
+def test_saves_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncCheckpointer, in_background: bool) -> None:
+    events = "/jax/orbax/write" + ("/async" if in_background else "")
+    with Heard() as heard:
+        (checkpointer.save if in_background else checkpointer.save_and_wait)(tmp_path / "a", {"w": np.zeros(1 << 20)})
+        checkpointer.wait_until_finished()
+    assert [event for event in heard.events if "/write" in event] == [f"{events}/start", "/jax/orbax/write/success"]
+    assert heard.durations[f"{events}/blocking_duration_secs"] > 0
+    assert heard.durations[f"{events}/blocking_duration_secs"] <= heard.durations[f"{events}/total_duration_secs"]
+    assert heard.durations["/jax/orbax/write/worker/total_duration_secs"] > 0
+    assert heard.scalars["/jax/orbax/write/worker/io/requested/gbytes"] == 8 / 1024
+    assert heard.scalars["/jax/orbax/write/worker/io/requested/throughput/gbytes_per_sec"] > 0
+
+
+def test_restores_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+    checkpointer.save_and_wait(tmp_path / "a", {"w": np.zeros(1 << 20)})
+    with Heard() as heard:
+        checkpointer.restore(tmp_path / "a")
+    assert [event for event in heard.events if "/read" in event] == ["/jax/orbax/read/start", "/jax/orbax/read/success"]
+    total_s = heard.durations["/jax/orbax/read/total_duration_secs"]
+    assert 0 < heard.durations["/jax/orbax/read/worker/total_duration_secs"] <= total_s
+    assert heard.scalars["/jax/orbax/read/worker/io/requested/gbytes"] == 8 / 1024
+    assert heard.scalars["/jax/checkpoint/read/gbytes"] == 8 / 1024
+    assert heard.scalars["/jax/orbax/read/worker/io/requested/throughput/gbytes_per_sec"] > 0
+
+
+@pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
+def test_the_path_of_every_save_is_in_log_lines_from_its_begin_to_its_end(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, in_background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
+    (checkpointer.save if in_background else checkpointer.save_and_wait)(tmp_path / "a", {"w": np.zeros(3)})
+    checkpointer.wait_until_finished()
+    where = re.escape(str(tmp_path / "a"))
+    begin = rf"process 0 of 1 saves {where} .*, through {where}\.gracepoint-tmp\S+; .* meet at 'checkpoint/"
+    assert re.search(begin, caplog.text)
+    assert re.search(rf"process 0 wrote 24 bytes in .* to {where}\.gracepoint-tmp", caplog.text)
+    assert re.search(rf"saved {where} step=None bytes=24", caplog.text)
+
+
+@pytest.mark.parametrize("when", ["after it failed", "while it is under way"])
+def test_a_failed_save_of_a_checkpointer_that_is_dropped_is_logged(
+    tmp_path: Path, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = threading.Event()
+
+    def fail() -> None:
+        assert failing.wait(60)
+        raise RuntimeError("the callback broke")
+
+    checkpointer = AsyncCheckpointer(post_finalization_callback=fail)
+    checkpointer.save(tmp_path / "a", {"w": np.zeros(3)})
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint: the save of")]
+    if when == "after it failed":
+        failing.set()
+        thread.join(60)
+    del checkpointer
+    gc.collect()
+    failing.set()
+    thread.join(60)
+    del thread
+    gc.collect()
+    (record,) = [record for record in caplog.records if "nobody waited for it or asked" in record.message]
+    assert record.levelno == logging.ERROR
+    assert str(tmp_path / "a") in record.message
+    assert "the callback broke" in record.message
+
+
+def test_a_failed_save_that_was_raised_is_not_logged_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RuntimeError("the callback broke")
+
+    checkpointer = AsyncCheckpointer(post_finalization_callback=fail)
+    checkpointer.save(tmp_path / "a", {"w": np.zeros(3)})
+    with pytest.raises(SaveFailed, match="the callback broke"):
+        checkpointer.close()
+    del checkpointer
+    gc.collect()
+    assert "nobody waited" not in caplog.text
+
+
+def test_orbax_s_second_argument_is_the_timeout_and_a_handler_is_refused_in_words() -> None:
+    AsyncCheckpointer(None, 30).close()
+    with pytest.raises(ValueError, match="handler: expected None, found a dict: trees are saved without one"):
+        AsyncCheckpointer({})  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="timeout_secs is 3 and timeout_s is 4: give one"):
+        AsyncCheckpointer(timeout_secs=3, timeout_s=4)
 
 
 # Several processes.

@@ -384,3 +384,12 @@ def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
 
 def _no_space(*arguments: Any, **options: Any) -> Any:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("state", [{"a": "text", "b": None}, {"b": {}}, jnp.arange(4.0), 3], ids=str)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_states_without_arrays_and_of_a_single_leaf_come_back(tmp_path: Path, state: Any, processes: int) -> None:
+    in_gang(processes, lambda gang: save(engine(tmp_path, gang), 1, state, {"seed": 1}))
+    for restored in in_gang(processes, lambda gang: restore(tmp_path, state, gang=gang)):
+        assert restored is not None
+        assert_same(restored.state, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import threading
 
 import pytest
@@ -267,3 +268,11 @@ def test_messages_name_the_pods_where_they_are_known() -> None:
         BarrierTimeout, match=r"process 0 \(gpt-w-0-0\) gave up after 0.05 s, without processes 1 \(gpt-w-0-1\), 2 of 3"
     ):
         gang.barrier("b", timeout_s=0.05)
+
+
+def test_every_barrier_leaves_its_key_in_a_log_line_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
+    together(*(barrier(gang, "save/3/commit", timeout_s=20) for gang in gangs(2)))
+    for process in (0, 1):
+        assert f"process {process} is at barrier 'save/3/commit', of 2 processes, for 20 s at most" in caplog.text
+        assert f"process {process} passed barrier 'save/3/commit' after" in caplog.text

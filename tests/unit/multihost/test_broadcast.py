@@ -24,7 +24,7 @@ def test_a_single_process_gets_its_own_values_as_numpy_arrays() -> None:
 
 
 def test_a_single_process_is_the_source_or_nobody_is() -> None:
-    assert broadcast_one_to_all(1, is_source=True) == 1
+    assert broadcast_one_to_all(in_tree=1, is_source=True) == 1
     with pytest.raises(AgreementError, match="the only process, and it is not the source"):
         broadcast_one_to_all(1, is_source=False)
 

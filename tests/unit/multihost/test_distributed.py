@@ -195,3 +195,8 @@ def test_outside_of_a_cluster_the_state_is_that_of_one_process_and_there_is_noth
         global_state.initialize_preemption_sync_manager()
     shutdown()
     shutdown()
+
+
+def test_the_places_of_arguments_are_those_of_the_reference(call: Call) -> None:
+    found = call("h:1", 2, 0, [0], 30)
+    assert (found["local_device_ids"], found["initialization_timeout"]) == ([0], 30)

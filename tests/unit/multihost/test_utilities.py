@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import subprocess
 import sys
+import types
 
+import jax
+import orbax.checkpoint as ocp
 import pytest
 
 from gracepoint import multihost
 from gracepoint.errors import CannotKnow, ClusterError
+from gracepoint.multihost import InMemoryStore, StoreGang, utilities
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
 
@@ -78,3 +84,57 @@ def test_an_open_session_answers_before_jax_does() -> None:
 def test_several_processes_need_a_cluster() -> None:
     with pytest.raises(ClusterError, match="expected a JAX cluster, found none"):
         everybody()
+
+
+def test_several_processes_without_a_cluster_are_a_value_error_as_in_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="expected a JAX cluster, found none"):
+        multihost.get_barrier_sync_fn()
+
+
+def test_a_barrier_function_is_not_given_to_a_process_that_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = StoreGang(InMemoryStore(), 0, 2)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=gang))
+    with pytest.raises(ValueError, match=r"expected this process, 0, to be among those taking part, found \[1\]"):
+        multihost.get_barrier_sync_fn(processes={1})
+
+
+def test_a_barrier_function_s_timeout_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Gang:
+        def check_participants(self, processes: object) -> None:
+            pass
+
+        def barrier(self, key: str, *, timeout_s: float, processes: object) -> None:
+            asked.append(timeout_s)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=Gang()))
+    multihost.get_barrier_sync_fn()(key="a", timeout_ms=1500)
+    multihost.sync_global_processes("b", timeout=2)
+    assert asked == [1.5, 2.0]
+
+
+def test_the_key_of_a_barrier_of_the_caller_s_own_is_in_a_log_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    caplog.set_level(logging.INFO, "gracepoint")
+    multihost.sync_global_processes("the name", timeout=7, barrier_sync_fn=lambda *, key, timeout_ms: None)
+    assert "process 0 is at barrier 'the name', for 7 s at most" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["broadcast_one_to_all", "is_primary_host", "process_index", "reached_preemption"])
+def test_arguments_have_the_names_and_places_that_orbax_gives_them(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(module, name)) for module in (multihost, ocp.multihost))
+    assert list(ours.parameters)[: len(theirs.parameters)] == list(theirs.parameters)
+    for parameter in theirs.parameters.values():
+        assert ours.parameters[parameter.name].kind == parameter.kind
+
+
+@pytest.mark.parametrize("name", ["get_barrier_sync_fn", "sync_global_processes"])
+def test_keywords_are_those_of_orbax(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(module, name)) for module in (multihost, ocp.multihost))
+    assert set(theirs.parameters) <= set(ours.parameters)

@@ -19,6 +19,11 @@ Kind = Literal["array", "key", "numpy", "scalar", "empty"]
 Index = tuple[tuple[int, int], ...]  # start and stop in each dimension
 
 
+def folder_of_leaf(name: str) -> str:
+    """Returns where a leaf's files are below the item's folder, with a slash; a state that is one leaf has no name."""
+    return f"{name}/" if name else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Format:
     """How arrays are put into files: one for all arrays of a checkpoint.
@@ -90,14 +95,14 @@ class ArraySpec:
     @property
     def metadata_file(self) -> str:
         """The path of the array's own metadata, below the item's folder."""
-        return f"{self.name}/{'.zarray' if self.format.zarr == 2 else 'zarr.json'}"
+        return f"{folder_of_leaf(self.name)}{'.zarray' if self.format.zarr == 2 else 'zarr.json'}"
 
     def chunk_file(self, index: Index) -> str:
         """Returns the path of the chunk at ``index`` below the item's folder; in OCDBT, its key."""
         grid = [str(start // max(1, size)) for (start, _), size in zip(index, self.chunk, strict=True)]
         if self.format.zarr == 3:
-            return "/".join([self.name, "c", *grid])
-        return f"{self.name}/{'.'.join(grid) or '0'}"
+            return folder_of_leaf(self.name) + "/".join(["c", *grid])
+        return f"{folder_of_leaf(self.name)}{'.'.join(grid) or '0'}"
 
     @property
     def metadata(self) -> dict[str, Any]:

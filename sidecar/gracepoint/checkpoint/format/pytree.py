@@ -16,7 +16,7 @@ import numpy as np
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused
 
 # Orbax's own words for the kinds, in _METADATA.
 _VALUE_TYPES: Mapping[Kind, str] = {
@@ -63,7 +63,7 @@ def path_of(keys: Sequence[Any]) -> tuple[tuple[str, int], ...]:
             case jax.tree_util.DictKey(key=name) | jax.tree_util.GetAttrKey(name=name):
                 found.append((str(name), MAPPING))
             case _:
-                raise CheckpointError(f"state{jax.tree_util.keystr(tuple(keys))}: unknown kind of key {key!r}")
+                raise CheckpointRefused(f"state{jax.tree_util.keystr(tuple(keys))}: unknown kind of key {key!r}")
     return tuple(found)
 
 
@@ -84,14 +84,11 @@ def flatten(state: Any) -> list[Leaf]:
         CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
     """
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_empty_or_leaf)
-    if not nodes[0][0] and jax.tree_util.tree_leaves(state):
-        raise CheckpointError(
-            f"the state is a single leaf ({type(state).__qualname__}): expected a dict, dataclass, list or tuple, as "
-            "the keys name the leaves; save {'value': ...}"
+    if not nodes[0][0] and not jax.tree_util.tree_leaves(state):
+        raise CheckpointRefused(
+            f"the state is an empty {type(state).__qualname__}: expected a leaf, or a dict, dataclass, list or tuple"
         )
     leaves = [leaf_of(path, value) for path, value in nodes]
-    if not any(leaf.spec for leaf in leaves):
-        raise CheckpointError("the state has no arrays: expected a dict, dataclass, list or tuple with some")
     _check_names(leaves)
     return leaves
 
@@ -131,13 +128,13 @@ def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
     elif not jax.tree_util.tree_leaves(value):
         return Leaf(name, keys, _empty_value_type(value), None)
     else:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"{where}: cannot save a {type(value).__qualname__}; expected a jax.Array, numpy array or number "
             "(per-process values that are no arrays belong into the host state)"
         )
     dtype = zarr_dtype(np.dtype(data.dtype))
     if dtype is None:
-        raise CheckpointError(f"{where}: cannot save arrays of dtype {data.dtype}")
+        raise CheckpointRefused(f"{where}: cannot save arrays of dtype {data.dtype}")
     if isinstance(data, np.ndarray):
         order = "<" if data.dtype.byteorder == ">" else "="  # files are little-endian, as all of JAX's hosts
         data = np.asarray(data, data.dtype.newbyteorder(order), order="C")
@@ -149,11 +146,11 @@ def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
 def check_there(path: Sequence[Any], value: Any) -> None:
     """Raises CheckpointError if the leaf is an array that has no values, or none any more; names the path."""
     if isinstance(value, jax.core.Tracer):
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"state{jax.tree_util.keystr(tuple(path))}: a tracer has no values: save outside of jit, grad and the like"
         )
     if isinstance(value, jax.Array) and value.is_deleted():
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"state{jax.tree_util.keystr(tuple(path))}: the array was deleted, as by a step that it was donated to: "
             "save what the step returned"
         )
@@ -165,7 +162,7 @@ def _chunk_shape(where: str, data: Any, shape: tuple[int, ...]) -> tuple[int, ..
     try:
         return tuple(data.sharding.shard_shape(shape))
     except ValueError as error:
-        raise CheckpointError(f"{where}: shards of different shapes cannot be saved: {error}") from error
+        raise CheckpointRefused(f"{where}: shards of different shapes cannot be saved: {error}") from error
 
 
 def _empty_value_type(value: Any) -> str:
@@ -180,19 +177,21 @@ def _empty_value_type(value: Any) -> str:
 def _check_names(leaves: Sequence[Leaf]) -> None:
     seen: set[str] = set()
     for leaf in leaves:
+        if not leaf.keys:
+            continue  # the state is one leaf, whose files lie beside its metadata, as in Orbax
         parts = leaf.name.split("/")
         if leaf.name in seen:
-            raise CheckpointError(f"two leaves of the state are named {leaf.name!r}: rename one of them")
+            raise CheckpointRefused(f"two leaves of the state are named {leaf.name!r}: rename one of them")
         if any(part in ("", ".", "..") or len(part.encode()) > _MAX_NAME_BYTES for part in parts):
-            raise CheckpointError(
+            raise CheckpointRefused(
                 f"a leaf of the state is named {leaf.name!r}: each part of it between slashes becomes a folder, so "
                 f"must not be empty, '.' or '..' and have at most {_MAX_NAME_BYTES} bytes"
             )
         if layout.is_reserved(parts[0]) or "\0" in leaf.name:
-            raise CheckpointError(f"a leaf of the state is named {leaf.name!r}: the name is reserved")
+            raise CheckpointRefused(f"a leaf of the state is named {leaf.name!r}: the name is reserved")
         seen.add(leaf.name)
     for name in seen:
         parts = name.split("/")
         for inside in ("/".join(parts[:count]) for count in range(1, len(parts))):
             if inside in seen:
-                raise CheckpointError(f"leaves {inside!r} and {name!r}: one's folder lies in the other's; rename one")
+                raise CheckpointRefused(f"leaves {inside!r} and {name!r}: one's folder lies in the other's; rename one")

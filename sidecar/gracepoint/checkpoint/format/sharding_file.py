@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.errors import CheckpointCorrupt, CheckpointError
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused
 
 
 def parse(contents: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
@@ -47,7 +47,17 @@ def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
             named = [device for device in local if str(device).replace("TFRT_CPU_", "cpu:") == wanted]
             return jax.sharding.SingleDeviceSharding((named or local)[0])
         case unknown:
-            raise CheckpointError(f"{where} was saved with a sharding of kind {unknown!r}: give one to restore with")
+            raise CheckpointRefused(f"{where} was saved with a sharding of kind {unknown!r}: give one to restore with")
+
+
+def without_last_axis(sharding: jax.sharding.Sharding, ndim: int) -> jax.sharding.Sharding | None:
+    """Returns the sharding of typed keys, given that of their data of ``ndim`` axes; None if those have no such."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    if len(sharding.spec) == ndim and sharding.spec[-1] is not None:
+        return None
+    spec = jax.sharding.PartitionSpec(*sharding.spec[: ndim - 1])
+    return jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def fits(recorded: Mapping[str, Any] | None) -> bool:
@@ -83,13 +93,13 @@ def _named(recorded: Mapping[str, Any], where: str) -> jax.sharding.NamedShardin
     if not ids:
         ids = list(by_id)  # as Orbax takes it
     if missing := [device_id for device_id in ids if device_id not in by_id]:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"{where} was saved {describe(recorded)} on devices {ids}, of which {missing} are not here (found "
             f"{list(by_id)}): give a sharding to restore with"
         )
     shape = recorded["shape"]
     if len(ids) != int(np.prod(shape)):
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"{where} was saved {describe(recorded)}, and here are {len(ids)} devices: give a sharding to restore with"
         )
     devices = np.array([by_id[device_id] for device_id in ids], object).reshape(shape)

@@ -6,8 +6,10 @@ chunks, plan, transfer, writer and reader that checkpoints are made with.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,15 +19,22 @@ from typing import Any
 import jax
 import numpy as np
 
+from gracepoint.checkpoint import orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import HandlerRegistry, ParamInfo, folder_of
+from gracepoint.checkpoint.handlers.registry import (
+    HandlerRegistry,
+    ParamInfo,
+    check_primary_host,
+    folder_of,
+    is_primary,
+)
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, in_time, read_leaves
+from gracepoint.checkpoint.loading.restore_tree import READ_LIMIT_BYTES, RestoreOptions, in_time, read_leaves
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of_leaf
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, TransferPriority, WriteOptions
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
@@ -34,10 +43,14 @@ from gracepoint.checkpoint.storage.posix import make_folders
 from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused, SettingsError
+
+logger = logging.getLogger(__name__)
 
 #: For each call of a handler, and for what it does in the background.
 TIMEOUT_S = 900.0
+#: Event of ``jax.monitoring`` by Orbax's name: a handler of arrays was made.
+INIT_EVENT = "/jax/orbax/array_handler/init"
 
 
 class NumpyHandler:
@@ -45,11 +58,21 @@ class NumpyHandler:
 
     Args:
         options: How leaves are written; None: the defaults.
-        primary_host: ``jax.process_index()`` of the process that writes what is written once.
+        primary_host: ``jax.process_index()`` of the process that writes what is written once; None: every process
+            does, into storage of its own.
         allow_zero_size: Arrays without elements are saved; else they are refused, as Orbax does.
         timeout_s: For each call, and for what it does in the background.
-        dispatcher: Takes the work to the arrays; None: it is done in this process.
+        dispatcher: Takes the work to the arrays, which it has copied to host memory; None: both is done in this
+            process.
+        read_limit_bytes: As ``RestoreOptions.limit_bytes``.
         clock: Monotonic seconds.
+        metadata_key: Refused: arrays are written with their metadata at zarr's own names. What Orbax wrote with one
+            is read without.
+        of_orbax: The other arguments of Orbax's handler of this type, by Orbax's names. They change ``options``, or
+            are refused.
+
+    Raises:
+        SettingsError: An argument is wrong.
     """
 
     typestr = "np.ndarray"
@@ -58,17 +81,26 @@ class NumpyHandler:
         self,
         options: WriteOptions | None = None,
         *,
-        primary_host: int = 0,
+        primary_host: int | None = 0,
         allow_zero_size: bool = False,
         timeout_s: float = TIMEOUT_S,
         dispatcher: Dispatcher | None = None,
+        read_limit_bytes: int | None = READ_LIMIT_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        metadata_key: str | None = None,
+        **of_orbax: Any,
     ) -> None:
-        self._options = options or DEFAULT_OPTIONS
+        if metadata_key is not None:
+            raise SettingsError(
+                f"metadata_key={metadata_key!r}: arrays are written with their metadata at zarr's own names, and read "
+                "wherever those are; leave it out"
+            )
+        self._options = orbax_objects.write_options(options, of_orbax) or DEFAULT_OPTIONS
         self._primary_host = primary_host
         self._allow_zero_size = allow_zero_size
         self._timeout_s = timeout_s
-        self._dispatcher = dispatcher or InProcessDispatcher()
+        self._dispatcher = dispatcher
+        self._read_limit_bytes = read_limit_bytes
         self._clock = clock
         self._writer = ChunkWriter(self._options)
 
@@ -89,16 +121,55 @@ class NumpyHandler:
         Raises:
             CheckpointError: A value cannot be saved; names it.
         """
-        folder = folder_of(infos, values, args)
+        folder_of(infos, values, args)
+        check_primary_host(self._primary_host)
         self._check(values, infos)
+        name = f"writing {self.typestr} leaves"
+        if self._dispatcher is None:
+            write = self._write(values, infos, args, in_snapshot=True)  # on return all is copied that must be
+            return [InProcessDispatcher().dispatch(name, lambda _: write(), [])]
+        positions = [position for position, value in enumerate(values) if isinstance(value, jax.Array)]
+        given = self._on_host([values[i] for i in positions], [infos[i] for i in positions], self._dispatcher)
+        others = [value if isinstance(value, jax.Array) else copy.deepcopy(value) for value in values]
+
+        def write_there(arrays: Sequence[Any]) -> None:
+            there = dict(zip(positions, arrays, strict=True))
+            found = [there.get(position, value) for position, value in enumerate(others)]
+            self._write(found, infos, args, in_snapshot=False)()
+
+        return [self._dispatcher.dispatch(name, write_there, given)]
+
+    def _on_host(self, arrays: Sequence[Any], infos: Sequence[ParamInfo], dispatcher: Dispatcher) -> Sequence[Any]:
+        """Returns ``arrays``, those on the host that must be before ``serialize`` returns."""
+        options = self._options
+        now = [
+            position
+            for position, info in enumerate(infos)
+            if options.device_host_max_bytes is None
+            or orbax_objects.priority_of(options.callback.key_priority(info.keypath), info.name)
+            is TransferPriority.SYNCHRONOUS
+        ]
+        copies = dict(zip(now, dispatcher.device_to_host([arrays[i] for i in now]), strict=True))
+        return [copies.get(position, array) for position, array in enumerate(arrays)]
+
+    def _write(
+        self,
+        values: Sequence[Any],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None,
+        *,
+        in_snapshot: bool,
+    ) -> Callable[[], None]:
+        """Plans, copies what must be copied if it is ``in_snapshot``, and returns what writes the rest."""
+        folder = infos[0].parent_dir
         leaves = self._leaves(values, infos, args)
         plan = self._plan(leaves)
         specs = [leaf.spec for leaf in leaves]
         small_files = self._small_files(leaves)
-        # Made here: what is copied before this returns is.
-        transfer = Transfer(leaves, specs, plan, self._options, HostSnapshot(leaves, specs, plan, self._options))
+        snapshot = HostSnapshot(leaves, specs, plan, self._options) if in_snapshot else None
+        transfer = Transfer(leaves, specs, plan, self._options, snapshot)
 
-        def write(_: Sequence[Any]) -> None:
+        def write() -> None:
             make_folders(folder)
             deadline = Deadline.after(self._timeout_s, self._clock)
             self._writer.write(
@@ -113,8 +184,7 @@ class NumpyHandler:
                 tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
 
-        arrays = [value for value in values if isinstance(value, jax.Array)]
-        return [self._dispatcher.dispatch(f"writing {self.typestr} leaves", write, arrays)]
+        return write
 
     def finalize(self, directory: Path) -> None:
         """Makes the parts of all processes and handlers below ``directory`` one; may be called again.
@@ -141,11 +211,9 @@ class NumpyHandler:
                     target_of(stored.leaves[info.name], None, arg)
                     for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True)
                 ]
-                return read_leaves(
-                    stored, targets, RestoreOptions(limit_bytes=self._options.write_limit_bytes), deadline
-                )
+                return read_leaves(stored, targets, RestoreOptions(limit_bytes=self._read_limit_bytes), deadline)
 
-        return self._dispatcher.dispatch(f"reading {self.typestr} leaves", read, []).result()
+        return (self._dispatcher or InProcessDispatcher()).dispatch(f"reading {self.typestr} leaves", read, []).result()
 
     def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
         """Returns shapes, types, shardings and chunks of leaves without reading their values.
@@ -176,7 +244,9 @@ class NumpyHandler:
         """Raises CheckpointError if one of ``values`` must not be saved."""
         for value, info in zip(values, infos, strict=True):
             if np.size(value) == 0 and not self._allow_zero_size:
-                raise CheckpointError(f"leaf {info.name!r} has no elements; pass allow_zero_size=True to save such")
+                raise CheckpointRefused(f"leaf {info.name!r} has no elements; pass allow_zero_size=True to save such")
+            if np.size(value) == 0:
+                logger.warning("leaf %r is saved without elements", info.name)
 
     def _leaves(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None
@@ -184,7 +254,7 @@ class NumpyHandler:
         """Returns ``values`` as they are stored, by name."""
         named = {info.name: value for info, value in zip(infos, values, strict=True)}
         if len(named) < len(values):
-            raise CheckpointError(f"expected leaves of different names, found {sorted(info.name for info in infos)}")
+            raise CheckpointRefused(f"expected leaves of different names, found {sorted(info.name for info in infos)}")
         keypaths = {info.name: info.keypath for info in infos}
         save_args = None if args is None else {info.name: arg for info, arg in zip(infos, args, strict=True)}
         leaves = pytree.flatten(named)
@@ -200,7 +270,7 @@ class NumpyHandler:
         return 1
 
     def _plan(self, leaves: Sequence[pytree.Leaf]) -> WritePlan:
-        if jax.process_index() != self._primary_host:
+        if not is_primary(self._primary_host):
             return WritePlan((), (), 0)
         return make_plan(leaves, 0, 1)
 
@@ -228,12 +298,16 @@ class ArrayHandler(NumpyHandler):
 
     typestr = "jax.Array"
 
+    def __init__(self, options: WriteOptions | None = None, **others: Any) -> None:
+        jax.monitoring.record_event(INIT_EVENT)
+        super().__init__(options, **others)
+
     def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
         for value, info in zip(values, infos, strict=True):
             if not isinstance(value, jax.Array):
-                raise CheckpointError(f"leaf {info.name!r}: expected a jax.Array, found a {type(value).__qualname__}")
+                raise CheckpointRefused(f"leaf {info.name!r}: expected a jax.Array, found a {type(value).__qualname__}")
             if jax.process_count() > 1 and value.is_fully_addressable:
-                raise CheckpointError(
+                raise CheckpointRefused(
                     f"leaf {info.name!r} is local to this process, one of {jax.process_count()}: make it one array "
                     "over all processes (jax.make_array_from_process_local_data, multihost_utils), or save it as numpy"
                 )
@@ -248,7 +322,7 @@ class ArrayHandler(NumpyHandler):
 
     def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
         files = {layout.array_metadata(jax.process_index()): orbax_metadata.array_metadata(leaves)}
-        if self._options.store_sharding and jax.process_index() == self._primary_host:
+        if self._options.store_sharding and is_primary(self._primary_host):
             files[layout.SHARDING] = orbax_metadata.sharding(leaves)
         return files
 

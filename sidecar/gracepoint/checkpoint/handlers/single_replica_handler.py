@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
+from gracepoint.checkpoint.handlers.dispatcher import InProcessDispatcher
 from gracepoint.checkpoint.handlers.registry import ParamInfo, folder_of
 from gracepoint.checkpoint.leaf_args import RestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading.leaf_target import target_of
@@ -14,7 +15,7 @@ from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, in_time, 
 from gracepoint.checkpoint.loading.single_replica import SingleReplica
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused
 from gracepoint.process_group import ProcessGroup
 
 
@@ -68,12 +69,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
         folder = folder_of(infos, args)
         for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True):
             if not isinstance(arg, SingleReplicaArrayRestoreArgs):
-                raise CheckpointError(
+                raise CheckpointRefused(
                     f"leaf {info.name!r}: expected SingleReplicaArrayRestoreArgs, found {type(arg).__name__}"
                 )
         deadline = Deadline.after(self._timeout_s, self._clock)
         together = self._together(deadline)
-        options = RestoreOptions(limit_bytes=self._options.write_limit_bytes, single_replica=self._replica)
+        options = RestoreOptions(limit_bytes=self._read_limit_bytes, single_replica=self._replica)
 
         def read(_: Sequence[Any]) -> list[Any]:
             with in_time(folder, deadline), together.telling_failure(deadline):
@@ -84,7 +85,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
                 ]
                 return read_leaves(stored, targets, options, deadline, together)
 
-        return self._dispatcher.dispatch("reading arrays of one replica", read, []).result()
+        return (self._dispatcher or InProcessDispatcher()).dispatch("reading arrays of one replica", read, []).result()
 
     def _together(self, deadline: Deadline) -> ReplicaAgreement:
         if self._joined is None:

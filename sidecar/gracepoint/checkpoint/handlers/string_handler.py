@@ -8,16 +8,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import ParamInfo, folder_of
+from gracepoint.checkpoint.handlers.registry import ParamInfo, check_primary_host, folder_of, is_primary
 from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.metadata import LeafMetadata
 from gracepoint.checkpoint.reading.stored_tree import text_of
 from gracepoint.checkpoint.storage.posix import make_folders, write_durably
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.errors import CheckpointCorrupt, CheckpointRefused
 
 
 class StringHandler:
@@ -30,20 +28,28 @@ class StringHandler:
 
     typestr = pytree.STRING
 
-    def __init__(self, *, primary_host: int = 0, dispatcher: Dispatcher | None = None) -> None:
+    def __init__(self, *, primary_host: int | None = 0, dispatcher: Dispatcher | None = None) -> None:
         self._primary_host = primary_host
         self._dispatcher = dispatcher or InProcessDispatcher()
 
     def serialize(
         self, values: Sequence[str], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> list[Future[None]]:
-        """Writes strings while the caller goes on; all of a folder are given in one call."""
+        """Writes strings while the caller goes on; all of a folder are given in one call.
+
+        Raises:
+            CheckpointRefused: ``args`` ask for what strings have not.
+        """
         folder = folder_of(infos, values, args)
+        for info, arg in zip(infos, args or (), strict=False):
+            if arg != SaveArgs():
+                raise CheckpointRefused(f"leaf {info.name!r}: strings have neither type nor chunks, found {arg}")
+        check_primary_host(self._primary_host)
         leaves = [
             pytree.Leaf(info.name, ((info.name, pytree.MAPPING),), self.typestr, None, value)
             for info, value in zip(infos, values, strict=True)
         ]
-        data = orbax_metadata.strings(leaves) if jax.process_index() == self._primary_host else None
+        data = orbax_metadata.strings(leaves) if is_primary(self._primary_host) else None
 
         def write(_: Sequence[Any]) -> None:
             if data is not None:
@@ -60,8 +66,12 @@ class StringHandler:
 
         Raises:
             CheckpointCorrupt: One is missing; names it.
+            CheckpointRefused: ``args`` ask for another type.
         """
         folder = folder_of(infos, args)
+        for info, arg in zip(infos, args or (), strict=False):
+            if arg.restore_type not in (None, str) or arg.dtype is not None:
+                raise CheckpointRefused(f"leaf {info.name!r}: strings are restored as str, found {arg}")
         try:
             strings = json.loads((folder / layout.STRINGS).read_bytes())
         except (FileNotFoundError, ValueError) as error:
@@ -74,6 +84,6 @@ class StringHandler:
 
     def memory_size(self, values: Sequence[str]) -> list[tuple[int, int]]:
         """Returns bytes that this process writes, and reads, of each string."""
-        writes = jax.process_index() == self._primary_host
+        writes = is_primary(self._primary_host)
         sizes = [len(value.encode()) for value in values]
         return [(size if writes else 0, size) for size in sizes]

@@ -13,8 +13,9 @@ from jax.experimental.layout import Format
 from gracepoint.checkpoint.format import pytree, sharding_file
 from gracepoint.checkpoint.format.array_spec import zarr_dtype
 from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs
+from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused
 
 #: In the place of a sharding: the default device.
 ANYWHERE = "anywhere"
@@ -78,7 +79,7 @@ def as_stored(stored: StoredLeaf) -> LeafRequest:
     if stored.value_type == pytree.STRING:
         return LeafRequest(str)
     if spec is None:
-        raise CheckpointError(f"leaf {stored.name!r} was saved as {stored.value_type!r}, which is not supported")
+        raise CheckpointRefused(f"leaf {stored.name!r} was saved as {stored.value_type!r}, which is not supported")
     if spec.kind == "key":
         return LeafRequest(jax.Array, spec.shape[:-1], None, spec.key_impl, stored.sharding)
     kinds: dict[str, Any] = {"array": jax.Array, "numpy": np.ndarray, "scalar": "scalar"}
@@ -112,7 +113,7 @@ def as_like(name: str, like: Any) -> LeafRequest:
         return LeafRequest(type(like), (), np.asarray(like).dtype)
     if isinstance(like, str):
         return LeafRequest(str)
-    raise CheckpointError(f"leaf {name!r}: cannot restore into a {type(like).__qualname__}")
+    raise CheckpointRefused(f"leaf {name!r}: cannot restore into a {type(like).__qualname__}")
 
 
 def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, as_saved: bool) -> LeafRequest:
@@ -121,36 +122,57 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
     Raises:
         CheckpointError: They contradict themselves.
     """
-    restore_type = args.restore_type
+    restore_type = _kind(args.restore_type)
     if restore_type is None and isinstance(args, ArrayRestoreArgs):
         restore_type = jax.Array
     if restore_type is not None and restore_type is not wanted.restore_type:
         if restore_type not in (jax.Array, np.ndarray, str, *NUMBERS):
-            raise CheckpointError(f"leaf {stored.name!r}: cannot restore into a {restore_type!r}")
+            raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into a {restore_type!r}")
         if wanted.key_impl and as_saved and stored.spec is not None:  # its data
             wanted = dataclasses.replace(
                 wanted, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
             )
         wanted = dataclasses.replace(wanted, restore_type=restore_type)
-    if args.dtype is not None and not wanted.key_impl:
-        wanted = dataclasses.replace(wanted, dtype=np.dtype(args.dtype))
+    if args.dtype is not None:
+        wanted = _of_dtype(stored, wanted, args.dtype)
     if not isinstance(args, ArrayRestoreArgs):
         return wanted
     if args.shape is not None and args.global_shape is not None and tuple(args.shape) != tuple(args.global_shape):
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"leaf {stored.name!r}: shape {args.shape} and global_shape {args.global_shape} differ; give one"
         )
     shape = args.global_shape if args.global_shape is not None else args.shape
     if shape is not None:
         wanted = dataclasses.replace(wanted, shape=tuple(shape))
+    if (args.mesh is None) != (args.mesh_axes is None):
+        given, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
+        raise CheckpointRefused(
+            f"leaf {stored.name!r}: {given} without {other} says no sharding; give both, or sharding"
+        )
     if args.mesh is not None and args.mesh_axes is not None:
         sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
         return dataclasses.replace(wanted, sharding=sharding, layout=None)
     if isinstance(args.sharding, Format):
         return dataclasses.replace(wanted, sharding=args.sharding.sharding, layout=args.sharding.layout)
     if args.sharding is not None:
-        return dataclasses.replace(wanted, sharding=args.sharding, layout=None)
+        return dataclasses.replace(wanted, sharding=sharding_of(args.sharding, f"leaf {stored.name!r}"), layout=None)
     return wanted
+
+
+def _kind(restore_type: Any) -> Any:
+    """Returns the kind of array that ``restore_type``, as ``type(array)`` has it, is derived from."""
+    if isinstance(restore_type, type):
+        return next((kind for kind in (jax.Array, np.ndarray) if issubclass(restore_type, kind)), restore_type)
+    return restore_type
+
+
+def _of_dtype(stored: StoredLeaf, wanted: LeafRequest, dtype: Any) -> LeafRequest:
+    """Returns ``wanted`` in another type; typed keys have their own, and that of their data names them, too."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return dataclasses.replace(wanted, dtype=None, key_impl=key_impl_of(jax.ShapeDtypeStruct((), dtype)))
+    if wanted.key_impl and stored.spec is not None and np.dtype(dtype) == stored.spec.numpy_dtype:
+        return wanted
+    return dataclasses.replace(wanted, dtype=np.dtype(dtype), key_impl=None)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -30,7 +30,7 @@ from gracepoint.checkpoint.loading.placement import OnDefaultDevice, OnDevices, 
 from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
-from gracepoint.errors import CheckpointError, CheckpointMismatch
+from gracepoint.errors import CheckpointMismatch, CheckpointRefused
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,11 @@ def target_of(
     """
     found = as_stored(stored)
     wanted = found if like is None else as_like(stored.name, like)
+    if _is_numpy_of_no_device(like, found, args):
+        wanted = dataclasses.replace(wanted, restore_type=np.ndarray, sharding=None, layout=None)
     wanted = as_args_say(stored, wanted, args, as_saved=like is None)
+    if found.key_impl and _names_data(stored, wanted, like, args):
+        wanted = dataclasses.replace(wanted, shape=found.shape, dtype=None, key_impl=found.key_impl)
     if (wanted.restore_type is str) != (found.restore_type is str):
         raise _mismatch(stored, wanted)
     if wanted.restore_type is str:
@@ -107,13 +111,34 @@ def target_of(
     placement: Placement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
-        placement = _on_one_replica(stored, wanted, shape, single_replica)
+        placement = _on_one_replica(stored, wanted, shape, single_replica, args)
     else:
         placement, from_file = _on_devices(stored, wanted, shape, dtype)
     impl = wanted.key_impl
     if impl is not None:
         return LeafTarget(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
     return LeafTarget(stored, dtype, placement, from_file=from_file)
+
+
+def _is_numpy_of_no_device(like: Any, found: LeafRequest, args: RestoreArgs) -> bool:
+    """True if the leaf was saved from numpy, and nothing names a device for it: it stays numpy's, in its type."""
+    is_abstract = isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
+    asks = args.restore_type is not None or isinstance(args, ArrayRestoreArgs)
+    return is_abstract and found.restore_type is np.ndarray and not asks
+
+
+def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: RestoreArgs) -> bool:
+    """True if typed keys are asked for by their data's shape and type, as Orbax's metadata and abstract arrays do."""
+    assert stored.spec is not None
+    if wanted.restore_type is not jax.Array or wanted.shape != stored.spec.shape:
+        return False
+    asks_shape = isinstance(args, ArrayRestoreArgs) and (args.global_shape or args.shape) is not None
+    if not asks_shape and not isinstance(like, jax.ShapeDtypeStruct):
+        return False
+    if wanted.key_impl:  # of the arguments or the saved leaf, not of the abstract array
+        is_typed = args.dtype is not None and jax.dtypes.issubdtype(args.dtype, jax.dtypes.prng_key)
+        return asks_shape and not is_typed
+    return bool(np.dtype(wanted.dtype) == stored.spec.numpy_dtype)
 
 
 def _is_same_kind(dtype: Any, other: Any) -> bool:
@@ -146,7 +171,7 @@ def _on_devices(
     assert stored.spec is not None
     where = f"leaf {stored.name!r}"
     if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"{where}: JAX has no {wanted.dtype} without jax_enable_x64: give another dtype, or restore_type "
             f"numpy.ndarray"
         )
@@ -157,7 +182,7 @@ def _on_devices(
     if wanted.weak:
         _warn_of_weak_type(stored.name)
     if wanted.sharding is None:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
         )
     from_file = isinstance(wanted.sharding, Mapping)
@@ -165,18 +190,24 @@ def _on_devices(
     if wanted.key_impl and not isinstance(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):  # others tell the number of axes, and keys' data has one more
-        raise CheckpointError(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
+        raise CheckpointRefused(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
     return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
 
 
 def _on_one_replica(
-    stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], single_replica: SingleReplica
+    stored: StoredLeaf,
+    wanted: LeafRequest,
+    shape: tuple[int, ...],
+    single_replica: SingleReplica,
+    args: SingleReplicaArrayRestoreArgs,
 ) -> OnOneReplica:
     assert stored.spec is not None
     where = f"leaf {stored.name!r}"
     if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
-        raise CheckpointError(f"{where}: give a sharding, by which one replica reads it for all")
+        raise CheckpointRefused(f"{where}: give a sharding, by which one replica reads it for all")
     dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
+    if args.single_replica_sharding is not None:
+        single_replica = single_replica.read_by(where, args.single_replica_sharding, wanted.sharding, shape)
     return OnOneReplica(shape, dtype, single_replica.check(where, wanted.sharding), single_replica)
 
 

@@ -121,13 +121,13 @@ def folder_of(path: Path) -> Path:
         return path.parent  # where the checksums are
     if commit.read_manifest(path) is not None:
         return path
-    if not any((path / mark).exists() for mark in _MARKS):
-        if not any(item.is_dir() and (item / layout.TREE_METADATA).is_file() for item in path.iterdir()):
-            raise CheckpointNotFound(
-                f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
-                f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
-            )
-    elif not listing.finished_by_orbax(path):
+    has_mark = any((path / mark).exists() for mark in _MARKS)
+    if not has_mark and not any((item / layout.TREE_METADATA).is_file() for item in path.iterdir()):
+        raise CheckpointNotFound(
+            f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
+            f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
+        )
+    if not listing.finished_by_orbax(path):
         raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")
     if any((path / item / layout.TREE_METADATA).is_file() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
         return path
@@ -181,7 +181,8 @@ def restore(
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
         raise _ERRORS[kind](found)
-    with donating.telling(like), _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext():
+    reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
+    with donating.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.listing import Listing
@@ -30,7 +32,9 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointNotFound,
+    CheckpointRefused,
     CheckpointTooNew,
+    InvalidSharding,
 )
 from gracepoint.process_group import ProcessGroup
 
@@ -171,10 +175,14 @@ def read_together(
     Raises:
         CheckpointMismatch: ``read`` raised one in some process; what they say.
         CheckpointTooNew: The same.
+        CheckpointRefused: The same.
+        InvalidSharding: The same.
         CheckpointError: It raised something else that is no damage.
     """
     failure: Exception | None = None
     result = None
+    save_metrics.tell_restore_started()
+    began_s = time.monotonic()
     try:
         result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
@@ -187,6 +195,8 @@ def read_together(
         failures = [("", kind, text) for _, kind, text in failures]
     for raised, kind in (
         (CheckpointError, "error"),
+        (InvalidSharding, "invalid sharding"),
+        (CheckpointRefused, "refused"),
         (CheckpointTooNew, "too new"),
         (CheckpointMismatch, "mismatch"),
     ):
@@ -194,6 +204,7 @@ def read_together(
             raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
     if failures:
         return None, "; ".join(who + text for who, _, text in failures)
+    save_metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
 
 
@@ -202,6 +213,10 @@ def _kind(error: Exception) -> str:
         return "mismatch"
     if isinstance(error, CheckpointTooNew):
         return "too new"
+    if isinstance(error, InvalidSharding):
+        return "invalid sharding"
+    if isinstance(error, CheckpointRefused):
+        return "refused"
     return "damage" if isinstance(error, CheckpointCorrupt | FileNotFoundError) else "error"
 
 

@@ -23,10 +23,12 @@ from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_l
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
 from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica, hand_to_all
+from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch
+from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +39,6 @@ READ_LIMIT_BYTES = 4 << 30
 PLACEHOLDER = ...
 
 _SHOWN = 5
-#: Event of ``jax.monitoring``: this process's rate of one read.
-READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"
 
 Keys = tuple[tuple[str, int], ...]
 
@@ -117,8 +117,10 @@ def read_into(
         like = donating.marked(like)
     nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
-    args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed])
+    more = [leaf.keys for leaf in stored.leaves.values()] if options.partial_restore else []
+    args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed] + more)
     leaves = [leaf for _, leaf in keyed]
+    empty = {pytree.name_of(keys): value for keys, value in stored.empty.items()}
     targets: dict[int, LeafTarget] = {}
     differ, missing = [], []
     for position, (keys, leaf) in enumerate(keyed):
@@ -126,7 +128,10 @@ def read_into(
         if leaf is PLACEHOLDER:
             continue
         if name not in stored.leaves:
-            if not options.keep_missing or isinstance(leaf, jax.ShapeDtypeStruct):
+            if name in empty and not options.keep_missing:
+                leaves[position] = empty[name]
+                logger.warning("%s: leaf %r is restored as %r, as which it was saved", stored.folder, name, empty[name])
+            elif not options.keep_missing or isinstance(leaf, jax.ShapeDtypeStruct):
                 missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
             continue
         try:
@@ -136,6 +141,9 @@ def read_into(
         except CheckpointMismatch as mismatch:
             differ.append(str(mismatch))
     known = {pytree.name_of(keys) for keys, _ in keyed}
+    if like is not None and (left := _empty_names(like) & set(stored.leaves)):
+        known |= left
+        logger.info("%s: not restored, as there is nothing in their place: %s", stored.folder, ", ".join(sorted(left)))
     extra = [
         f"leaf {name!r}: expected nothing, found {describe_leaf(leaf)}"
         for name, leaf in stored.leaves.items()
@@ -184,10 +192,7 @@ def read_leaves(
         requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
         wanted = (request for request in requests if request is not None)
         total_bytes = read_all(wanted, stored.source, limit_bytes=options.limit_bytes, deadline=deadline)
-        elapsed_s = max(time.monotonic() - started_s, 1e-9)
-        rate = total_bytes / elapsed_s
-        jax.monitoring.record_scalar(READ_EVENT, rate)
-        logger.info("read %d bytes of %s in %.3f s, %.3g bytes/s", total_bytes, stored.folder, elapsed_s, rate)
+        save_metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
 
     shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]
     if shared:
@@ -216,13 +221,11 @@ def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], 
     """Returns a function from a leaf's keys to its arguments."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda node: isinstance(node, RestoreArgs))
     given = {pytree.path_of(path): args for path, args in nodes if args is not PLACEHOLDER}
-    names = {tuple(key for key, _ in keys): args for keys, args in given.items()}
-    for keys, args in names.items():
-        if not isinstance(args, RestoreArgs):
-            raise CheckpointError(f"restore_args{list(keys)}: expected RestoreArgs, found a {type(args).__qualname__}")
+    by_name = {tuple(key for key, _ in keys): args for keys, args in given.items()}
+    names = {keys: restore_args_of(args, f"restore_args{list(keys)}") for keys, args in by_name.items()}
     prefixes = {tuple(key for key, _ in keys[:count]) for keys in known for count in range(len(keys) + 1)}
     if unknown := [keys for keys in names if keys not in prefixes]:
-        raise CheckpointError(f"restore_args{list(unknown[0])}: expected a leaf or container of what is restored")
+        raise CheckpointRefused(f"restore_args{list(unknown[0])}: expected a leaf or container of what is restored")
 
     def find(keys: Keys) -> RestoreArgs:
         path = tuple(key for key, _ in keys)
@@ -230,6 +233,12 @@ def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], 
         return next(found, RestoreArgs())
 
     return find
+
+
+def _empty_names(like: Any) -> set[str]:
+    """Returns the names of None and of nodes without leaves, as optax's ``MaskedNode`` is."""
+    nodes = jax.tree_util.tree_flatten_with_path(like, is_leaf=pytree.is_empty_or_leaf)[0]
+    return {pytree.name_of(pytree.path_of(path)) for path, node in nodes if not jax.tree_util.tree_leaves(node)}
 
 
 def _shown(problems: Sequence[str]) -> str:

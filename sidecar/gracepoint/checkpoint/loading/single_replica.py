@@ -28,14 +28,11 @@ from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
+from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
 
 logger = logging.getLogger(__name__)
-
-#: Events of ``jax.monitoring``: seconds that the primary replica read, and that the others were given its values.
-READ_EVENT = "/gracepoint/checkpoint/read/primary_replica_s"
-BROADCAST_EVENT = "/gracepoint/checkpoint/read/broadcast_s"
 
 # What a device holds of an array meanwhile: the replica's values or zeros, their sum, and the result.
 _COPIES = 3
@@ -93,6 +90,28 @@ class SingleReplica:
             )
         return sharding
 
+    def read_by(self, where: str, reads: Any, sharding: Any, shape: Sequence[int]) -> SingleReplica:
+        """Returns this with the replica of ``sharding`` that ``reads``, a sharding over its devices, is of.
+
+        Raises:
+            InvalidSharding: It is not one of the replicas; says which those are.
+        """
+        mesh, axis = self.check(where, sharding).mesh, self.replica_axis_index
+        replicas = [set(np.take(mesh.devices, index, axis=axis).flat) for index in range(mesh.devices.shape[axis])]
+        devices = getattr(reads, "device_set", None)
+        if devices not in replicas:
+            raise InvalidSharding(
+                f"{where}: single_replica_sharding is {reads}; expected one over the devices of one replica along axis "
+                f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in found)) for found in replicas)}"
+            )
+        parts = sharding.devices_indices_map(tuple(shape))
+        theirs = reads.devices_indices_map(tuple(shape))
+        if any(normal_index(theirs[d], shape) != normal_index(parts[d], shape) for d in devices):
+            raise InvalidSharding(
+                f"{where}: single_replica_sharding {reads} gives the replica's devices other parts than {sharding}"
+            )
+        return dataclasses.replace(self, primary_replica_id=replicas.index(devices))
+
 
 DEFAULT_REPLICA = SingleReplica()
 
@@ -119,6 +138,11 @@ class OnOneReplica:
     @property
     def regions(self) -> Sequence[Index]:
         return tuple(self._primary)
+
+    @property
+    def reading_devices(self) -> Sequence[Any]:
+        """This process's devices whose parts are read, not handed over."""
+        return [device for devices in self._primary.values() for device in devices]
 
     @property
     def bytes_per_device(self) -> int:
@@ -187,7 +211,7 @@ def hand_to_all(
         read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    jax.monitoring.record_event_duration_secs(READ_EVENT, time.monotonic() - started_s)
+    save_metrics.tell_replica_read(time.monotonic() - started_s)
     limit_bytes = _agree(failure, replica, together, deadline)
     started_s = time.monotonic()
     arrays: list[jax.Array] = []
@@ -200,7 +224,7 @@ def hand_to_all(
         merged = jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)(stacked)
         arrays += jax.block_until_ready(merged)
     elapsed_s = time.monotonic() - started_s
-    jax.monitoring.record_event_duration_secs(BROADCAST_EVENT, elapsed_s)
+    save_metrics.tell_broadcast(elapsed_s)
     logger.info("replica %d handed %d arrays to all in %.3f s", replica.primary_replica_id, len(arrays), elapsed_s)
     return arrays
 

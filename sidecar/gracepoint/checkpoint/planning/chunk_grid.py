@@ -21,8 +21,9 @@ from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid, zarr_dtype
 from gracepoint.checkpoint.leaf_args import SaveArgs
 from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.orbax_objects import save_args_of
 from gracepoint.checkpoint.planning.write_plan import holders_of
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def _chunk(name: str, shape: Shape, itemsize: int, args: SaveArgs, options: Writ
     asked = args.chunk_byte_size
     for axis in args.shard_axes:
         if not 0 <= axis < len(shape):
-            raise CheckpointError(
+            raise CheckpointRefused(
                 f"leaf {name!r}: SaveArgs.shard_axes has {axis}; expected axes of shape {list(shape)}"
             )
     if asked is None and args.shard_axes:
@@ -133,7 +134,7 @@ def _chunk(name: str, shape: Shape, itemsize: int, args: SaveArgs, options: Writ
             logger.info("leaf %r is written in chunks of %s: it cannot be cut evenly", name, list(shape))
         return chunk
     if asked < itemsize:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"leaf {name!r}: SaveArgs.chunk_byte_size is {asked}; expected at least the {itemsize} bytes of an element"
         )
     return chunk_shape(shape, itemsize, asked, shard_axes=args.shard_axes)
@@ -143,13 +144,13 @@ def _dtype(leaf: pytree.Leaf, spec: ArraySpec, args: SaveArgs) -> str:
     if args.dtype is None:
         return spec.dtype
     if spec.kind == "key":
-        raise CheckpointError(f"leaf {leaf.name!r}: typed PRNG keys cannot be cast; SaveArgs.dtype is {args.dtype}")
+        raise CheckpointRefused(f"leaf {leaf.name!r}: typed PRNG keys cannot be cast; SaveArgs.dtype is {args.dtype}")
     dtype = np.dtype(args.dtype)
     stored = zarr_dtype(dtype)
     if stored is None:
-        raise CheckpointError(f"leaf {leaf.name!r}: SaveArgs.dtype is {dtype}, which cannot be stored")
+        raise CheckpointRefused(f"leaf {leaf.name!r}: SaveArgs.dtype is {dtype}, which cannot be stored")
     if leaf.data.dtype.kind == "c" and dtype.kind != "c":
-        raise CheckpointError(f"leaf {leaf.name!r}: {leaf.data.dtype} would lose its imaginary part as {dtype}")
+        raise CheckpointRefused(f"leaf {leaf.name!r}: {leaf.data.dtype} would lose its imaginary part as {dtype}")
     return stored
 
 
@@ -166,17 +167,16 @@ def _format(specs: Sequence[ArraySpec], options: WriteOptions) -> Format:
 def _args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
     if save_args is None:
         return {}
-    if isinstance(save_args, SaveArgs):
+    if jax.tree_util.all_leaves([save_args]):  # one for all
+        save_args = save_args_of(save_args, "save_args")
         return {leaf.name: save_args for leaf in leaves if leaf.spec is not None and leaf.spec.kind != "key"}
     found = {}
     names = {leaf.name for leaf in leaves}
     for path, args in jax.tree_util.tree_flatten_with_path(save_args)[0]:
         name = pytree.name_of(pytree.path_of(path))
-        if not isinstance(args, SaveArgs):
-            raise CheckpointError(f"save_args{jax.tree_util.keystr(path)} is {args!r}; expected a SaveArgs")
         if name not in names:
-            raise CheckpointError(f"save_args{jax.tree_util.keystr(path)}: the state has no leaf {name!r}")
-        found[name] = args
+            raise CheckpointRefused(f"save_args{jax.tree_util.keystr(path)}: the state has no leaf {name!r}")
+        found[name] = save_args_of(args, f"save_args{jax.tree_util.keystr(path)}")
     return found
 
 

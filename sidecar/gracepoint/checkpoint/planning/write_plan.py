@@ -22,7 +22,7 @@ import numpy as np
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import Index, chunks_within
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointRefused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +185,12 @@ def holders_of(
     for device, slices in data.sharding.devices_indices_map(spec.shape).items():
         index = normal_index(slices, spec.shape)
         if any(stop - start != size for (start, stop), size in zip(index, shard_shape, strict=True)):
-            raise CheckpointError(f"leaf {leaf.name!r}: shards of different shapes cannot be saved ({data.sharding})")
+            raise CheckpointRefused(f"leaf {leaf.name!r}: shards of different shapes cannot be saved ({data.sharding})")
         found = holders.setdefault(index, set())
         if device.process_index in ranks:  # others hold it, too, and do not take part
             found.add(ranks[device.process_index])
     if lost := [index for index, found in holders.items() if not found]:
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"leaf {leaf.name!r}: no process of those that save, {', '.join(map(str, ranks))}, holds its shard at "
             f"{list(lost[0])} ({data.sharding}): all that hold a part of the state alone must save it"
         )
@@ -205,7 +205,7 @@ def _check_not_of_one_process(leaf: pytree.Leaf, ranks: Mapping[int, int]) -> No
     found = {device.process_index for device in leaf.data.sharding.device_set}
     if len(found) == 1 and len(ranks) > 1 and found <= set(ranks):
         (process,) = found
-        raise CheckpointError(
+        raise CheckpointRefused(
             f"leaf {leaf.name!r}: expected an array over devices of all processes, or a copy in each, found one on the "
             f"devices of process {process} alone ({leaf.data.sharding}): replicate it over all processes, or keep it "
             "in process-local host state (host_state)"

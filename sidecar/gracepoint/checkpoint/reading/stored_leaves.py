@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt, sharding_file
-from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_arrays
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, array_metadatas, open_arrays
 from gracepoint.deadline import Deadline
 
 
@@ -26,7 +26,7 @@ def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) 
         CheckpointCorrupt: One is missing, or its metadata is damaged; names it.
         TimeoutError: The deadline passed.
     """
-    has_files = any((folder / leaves[0].name / name).is_file() for name in (".zarray", "zarr.json"))
+    has_files = any((folder / leaf.name / name).is_file() for leaf in leaves for name in (".zarray", "zarr.json"))
     in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_file()  # other handlers' leaves may be there
     files = ocdbt.kvstore(folder) if in_ocdbt else {"driver": "file", "path": f"{folder}/"}
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
@@ -35,8 +35,14 @@ def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) 
     specs, source = open_arrays(folder, metadata, leaves, deadline)
     path = folder / layout.SHARDING
     shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_file() else {}
+    write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}
     found = {
-        leaf.name: dataclasses.replace(leaf, spec=specs[leaf.name], sharding=shardings.get(leaf.name))
+        leaf.name: dataclasses.replace(
+            leaf,
+            spec=specs[leaf.name],
+            sharding=shardings.get(leaf.name),
+            write_shape=write_shapes.get(leaf.name),
+        )
         for leaf in leaves
     }
     return StoredTree(folder, found, {}, None, source)

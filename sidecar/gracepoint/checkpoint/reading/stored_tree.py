@@ -5,8 +5,10 @@ Opening reads metadata only. What a manifest has a checksum of is checked when i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt, pytree, sharding_file
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, folder_of_leaf, zarr_dtype
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import (
     ArraySource,
@@ -29,9 +31,10 @@ from gracepoint.checkpoint.reading.array_source import (
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.posix import check_size
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointCorrupt, CheckpointError
+from gracepoint.errors import CheckpointCorrupt
 
 _STRINGS = "_strings.json"
+_CHUNK_NAME = re.compile(r"\d+(\.\d+)*")
 _KINDS: Mapping[str, Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}
 _EMPTY: Mapping[str, Any] = {"Dict": {}, "List": [], "Tuple": (), "None": None, "NamedTuple": None}
 
@@ -47,6 +50,7 @@ class StoredLeaf:
         spec: Of its array; None if it is none.
         text: Of a string.
         sharding: That it was saved with, as recorded; None if it was not.
+        write_shape: Shape of what one process wrote of a shard; None if that is not recorded.
     """
 
     name: str
@@ -55,6 +59,7 @@ class StoredLeaf:
     spec: ArraySpec | None = None
     text: str | None = None
     sharding: Mapping[str, Any] | None = None
+    write_shape: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +106,6 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
 
     Raises:
         CheckpointCorrupt: Its metadata is missing or damaged.
-        CheckpointError: Orbax wrote it in a way that is not supported.
         TimeoutError: The deadline passed.
     """
     manifest = commit.read_manifest(folder)
@@ -121,6 +125,11 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
         source = _source_of_ours(manifest, folder, deadline)
     else:
         specs, source = open_arrays(item, metadata, leaves, deadline)
+    write_shapes: dict[str, tuple[int, ...] | None]
+    if manifest is not None:
+        write_shapes = {name: spec.write_shape or spec.chunk for name, spec in specs.items()}
+    else:
+        write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
     strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
     shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if (item / layout.SHARDING).exists() else {}
     found = {
@@ -129,6 +138,7 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
             spec=specs.get(leaf.name),
             text=text_of(strings, leaf.name, item) if leaf.value_type == pytree.STRING else None,
             sharding=shardings.get(leaf.name),
+            write_shape=write_shapes.get(leaf.name),
         )
         for leaf in leaves
     }
@@ -172,7 +182,9 @@ def _source_of_ours(manifest: Manifest, folder: Path, deadline: Deadline) -> Arr
             raise CheckpointCorrupt(f"{item / ocdbt.MANIFEST} cannot be opened: {error}") from error
     opening = {
         name: spec.opening(
-            ocdbt.kvstore(item, f"{name}/") if spec.format.ocdbt else {"driver": "file", "path": f"{item}/{name}/"}
+            ocdbt.kvstore(item, folder_of_leaf(name))
+            if spec.format.ocdbt
+            else {"driver": "file", "path": f"{item}/{folder_of_leaf(name)}"}
         )
         | {"fill_missing_data_reads": False}
         for name, spec in specs.items()
@@ -184,24 +196,29 @@ def open_arrays(
     item: Path, metadata: Mapping[str, Any], leaves: Iterable[StoredLeaf], deadline: Deadline
 ) -> tuple[dict[str, ArraySpec], ArraySource]:
     in_ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
-    if in_ocdbt and not (item / ocdbt.MANIFEST).is_file():
-        raise CheckpointError(f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged")
     kinds = {leaf.name: _KINDS[leaf.value_type] for leaf in leaves if leaf.value_type in _KINDS}
+    if in_ocdbt and kinds and not (item / ocdbt.MANIFEST).is_file():
+        raise CheckpointCorrupt(f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged")
     files = {"driver": "file", "path": f"{item}/"}
     opening = {
         name: {
             "driver": "zarr3" if zarr3 else "zarr",
-            "kvstore": {"driver": "ocdbt", "base": files, "path": f"{name}/", "cache_pool": "cache_pool#ocdbt"}
+            "kvstore": {
+                "driver": "ocdbt",
+                "base": files,
+                "path": folder_of_leaf(name),
+                "cache_pool": "cache_pool#ocdbt",
+            }
             if in_ocdbt
-            else {"driver": "file", "path": f"{item}/{name}/"},
+            else {"driver": "file", "path": f"{item}/{folder_of_leaf(name)}"},
             # Absent from older metadata, where chunks equal to the fill value were left out.
             "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
             "open": True,
         }
         for name in kinds
     }
-    stores = _opened(item, opening, deadline)
-    impls = _key_impls(item)
+    stores = _opened(item, opening, deadline, finds_metadata=not zarr3)
+    impls = {name: found.key_impl for name, found in array_metadatas(item).items() if found.key_impl}
     specs = {
         name: ArraySpec(
             name=name,
@@ -216,18 +233,42 @@ def open_arrays(
     return specs, StoredArrays(item, stores)
 
 
-def _key_impls(item: Path) -> dict[str, str]:
-    """Returns the implementation of each typed PRNG key by its leaf's name."""
+@dataclasses.dataclass(frozen=True)
+class ArrayMetadata:
+    """What Orbax records of a ``jax.Array`` beside zarr's own metadata.
+
+    Attributes:
+        write_shape: Shape of what one process wrote of a shard; None if it is not recorded.
+        key_impl: The implementation of typed PRNG keys; None for other arrays.
+    """
+
+    write_shape: tuple[int, ...] | None
+    key_impl: str | None
+
+
+def array_metadatas(item: Path) -> dict[str, ArrayMetadata]:
+    """Returns what all processes recorded of each array, by its leaf's name; nothing where they did not.
+
+    Raises:
+        CheckpointCorrupt: A file of it cannot be read.
+    """
     found = {}
     for path in layout.array_metadata_files(item):
-        for entry in _parsed(path.read_bytes(), path)["array_metadatas"]:
-            array = entry["array_metadata"]
-            if impl := (array.get("ext_metadata") or {}).get("random_key_impl"):
-                found[array["param_name"]] = impl
+        contents = _parsed(path.read_bytes(), path)
+        try:
+            for array in (entry["array_metadata"] for entry in contents["array_metadatas"]):
+                shape = array.get("write_shape")
+                impl = (array.get("ext_metadata") or {}).get("random_key_impl")
+                found[array["param_name"]] = ArrayMetadata(None if shape is None else tuple(shape), impl)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointCorrupt(f"{path} cannot be read: {error!r}") from error
     return found
 
 
-def _opened(item: Path, opening: Mapping[str, dict[str, Any]], deadline: Deadline) -> dict[str, ts.TensorStore]:
+def _opened(
+    item: Path, opening: Mapping[str, dict[str, Any]], deadline: Deadline, *, finds_metadata: bool = False
+) -> dict[str, ts.TensorStore]:
+    """Returns the opened arrays; ``finds_metadata`` says that zarr's metadata may have another name than usual."""
     # Of values nothing is cached; of OCDBT's B+tree everything, as each array is looked up in it.
     context = ocdbt.context(cache_pool={"total_bytes_limit": 0})
     futures = {name: ts.open(spec, context=context, read=True) for name, spec in opening.items()}
@@ -236,10 +277,28 @@ def _opened(item: Path, opening: Mapping[str, dict[str, Any]], deadline: Deadlin
         try:
             stores[name] = future.result(timeout=deadline.remaining_s())
         except ValueError as error:
-            raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
+            elsewhere = _metadata_key(opening[name]["kvstore"], context, deadline) if finds_metadata else None
+            if elsewhere is None:
+                raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
+            found = ts.open({**opening[name], "metadata_key": elsewhere}, context=context, read=True)
+            stores[name] = found.result(timeout=deadline.remaining_s())
         except TimeoutError:
             raise TimeoutError(f"leaf {name!r}") from None
     return stores
+
+
+def _metadata_key(kvstore: Mapping[str, Any], context: ts.Context, deadline: Deadline) -> str | None:
+    """Returns the name that zarr 2's metadata has in place of the usual one, as Orbax's ``metadata_key`` makes it."""
+    with contextlib.suppress(ValueError):  # it cannot be read: then nothing is found
+        store = ts.KvStore.open(dict(kvstore), context=context).result(timeout=deadline.remaining_s())
+        for key in store.list().result(timeout=deadline.remaining_s()):
+            name = key.decode()
+            if "/" in name or _CHUNK_NAME.fullmatch(name):
+                continue
+            value = store.read(key).result(timeout=deadline.remaining_s()).value
+            if value.startswith(b"{") and json.loads(value).get("zarr_format") == 2:
+                return name
+    return None
 
 
 def _checked(folder: Path, path: str, manifest: Manifest | None) -> bytes | bytearray:

@@ -160,6 +160,7 @@ class SaveExecutor(SaveInFlight):
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for
                 snapshots.
         """
+        self._tell_started(save, in_background=True)
         self._forget()  # its memory is needed
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
@@ -183,7 +184,9 @@ class SaveExecutor(SaveInFlight):
             then()
             primary = self._gang.process_index == 0
             total_s = self._clock() - began_s if primary else None
-            save_metrics.tell_background(stats, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s)
+            save_metrics.tell_background(
+                stats, save.temporary.target, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s
+            )
 
         self._start(newest, run)
         save_metrics.tell_blocked(blocked_s)
@@ -216,11 +219,24 @@ class SaveExecutor(SaveInFlight):
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
         began_s = self._clock()
+        self._tell_started(save, in_background=False)
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
         transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
         return self._run_now(save, transfer, deadline, on_stage, began_s)
+
+    def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
+        logger.info(
+            "process %d of %d saves %s %s, through %s; the processes meet at %r",
+            self._gang.process_index,
+            self._gang.process_count,
+            save.temporary.target,
+            "in the background" if in_background else "and waits for it",
+            save.temporary.path,
+            save.key,
+        )
+        save_metrics.tell_started(in_background=in_background)
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
         host_memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
@@ -241,6 +257,7 @@ class SaveExecutor(SaveInFlight):
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
         step = save.temporary.step
         self.last_save = SaveStats(step, size_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
+        save_metrics.tell_now(self.last_save, save.temporary.target)
         return size_bytes
 
     @property

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 
 import jax
 
 logger = logging.getLogger(__name__)
 
-_EVENTS = "/jax/checkpoint/write/async"  # Orbax's names, so that what listens to those hears ours
+# Orbax's names, so that what listens to those hears ours.
+_EVENTS = "/jax/checkpoint/write/async"
+_WRITE = "/jax/orbax/write"
+_READ = "/jax/orbax/read"
+_STORAGE = "other"  # Orbax's word for file systems
+#: Events of our own: this process's rate of one read; seconds that the primary replica read, and that the others were
+#: given its values.
+READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"
+REPLICA_READ_EVENT = "/gracepoint/checkpoint/read/primary_replica_s"
+BROADCAST_EVENT = "/gracepoint/checkpoint/read/broadcast_s"
+_GIB = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,28 +53,115 @@ class SaveStats:
     committed_s: float
 
 
+def tell_started(*, in_background: bool) -> None:
+    """Records that a save begins."""
+    jax.monitoring.record_event(f"{_WRITE}/async/start" if in_background else f"{_WRITE}/start")
+
+
 def tell_blocked(blocked_s: float) -> None:
     """Records how long a caller of a background save was blocked."""
-    jax.monitoring.record_event_duration_secs(f"{_EVENTS}/blocking_duration_secs", blocked_s)
+    for events in (_EVENTS, f"{_WRITE}/async"):
+        jax.monitoring.record_event_duration_secs(f"{events}/blocking_duration_secs", blocked_s)
 
 
-def tell_background(stats: SaveStats, *, chunks: int, total_s: float | None) -> None:
+def tell_background(stats: SaveStats, path: Path, *, chunks: int, total_s: float | None) -> None:
     """Records the background part of a save.
 
     Args:
         stats: Of the save.
+        path: Of the checkpoint.
         chunks: How many this process wrote.
         total_s: From the call to the commit; None in all but the primary process, as in Orbax.
     """
     record = jax.monitoring.record_event_duration_secs
-    record(f"{_EVENTS}/commit_future_count", chunks)  # a count: there are but events and durations, Orbax says
+    record(f"{_EVENTS}/commit_future_count", chunks)  # a count: older versions of Orbax have it as a duration
+    jax.monitoring.record_scalar(f"{_EVENTS}/commit_future_count", chunks)
     record(f"{_EVENTS}/commit_duration_sec", stats.durable_s)
     record(f"{_EVENTS}/thread_duration_sec", stats.committed_s)
     if total_s is not None:
         record(f"{_EVENTS}/total_duration_secs", total_s)
+        record(f"{_WRITE}/async/total_duration_secs", total_s, storage_type=_STORAGE)
+    _tell_saved(stats, path)
+
+
+def tell_now(stats: SaveStats, path: Path) -> None:
+    """Records a save that was waited for."""
+    for name in ("blocking_duration_secs", "total_duration_secs"):
+        jax.monitoring.record_event_duration_secs(f"{_WRITE}/{name}", stats.blocked_s, storage_type=_STORAGE)
+    _tell_saved(stats, path)
+
+
+def tell_written(size_bytes: int, duration_s: float, folder: Path) -> None:
+    """Tells the log and listeners how fast this process wrote its part."""
+    gib, gib_per_s = size_bytes / _GIB, size_bytes / _GIB / max(duration_s, 1e-9)
+    logger.info(
+        "process %d wrote %d bytes in %.3f s (%.3f GiB/s) to %s",
+        jax.process_index(),
+        size_bytes,
+        duration_s,
+        gib_per_s,
+        folder,
+    )
+    jax.monitoring.record_scalar(f"{_WRITE}/gbytes", gib)
+    jax.monitoring.record_scalar(f"{_WRITE}/gbytes_per_sec", gib_per_s)
+    _tell_worker(f"{_WRITE}/worker", gib, duration_s)
+
+
+def tell_read(size_bytes: int, duration_s: float, folder: Path) -> None:
+    """Tells the log and listeners how fast this process read its part."""
+    duration_s = max(duration_s, 1e-9)
+    gib, rate = size_bytes / _GIB, size_bytes / duration_s
+    logger.info(
+        "process %d read %d bytes of %s in %.3f s, %.3g bytes/s",
+        jax.process_index(),
+        size_bytes,
+        folder,
+        duration_s,
+        rate,
+    )
+    jax.monitoring.record_scalar(READ_EVENT, rate)
+    jax.monitoring.record_scalar("/jax/checkpoint/read/gbytes", gib)
+    jax.monitoring.record_scalar("/jax/checkpoint/read/gbytes_per_sec", gib / duration_s)
+    _tell_worker(f"{_READ}/worker", gib, duration_s)
+
+
+def tell_replica_read(duration_s: float) -> None:
+    """Records how long the primary replica read; in the other processes, how long they were ready."""
+    for event in (REPLICA_READ_EVENT, "/jax/checkpoint/read/primary_replica_deserialization_duration_secs"):
+        jax.monitoring.record_event_duration_secs(event, duration_s)
+
+
+def tell_broadcast(duration_s: float) -> None:
+    """Records how long it took to hand the primary replica's values to the others."""
+    for event in (BROADCAST_EVENT, "/jax/checkpoint/read/broadcast_duration_secs"):
+        jax.monitoring.record_event_duration_secs(event, duration_s)
+
+
+def tell_restore_started() -> None:
+    """Records that a checkpoint is about to be read."""
+    jax.monitoring.record_event(f"{_READ}/start")
+
+
+def tell_restored(duration_s: float) -> None:
+    """Records that a checkpoint was restored, and how long that took."""
+    for name in ("blocking_duration_secs", "total_duration_secs"):
+        jax.monitoring.record_event_duration_secs(f"{_READ}/{name}", duration_s, storage_type=_STORAGE)
+    jax.monitoring.record_event(f"{_READ}/success")
+
+
+def _tell_worker(events: str, gib: float, duration_s: float) -> None:
+    jax.monitoring.record_event_duration_secs(f"{events}/total_duration_secs", duration_s, storage_type=_STORAGE)
+    jax.monitoring.record_scalar(f"{events}/io/requested/gbytes", gib, storage_type=_STORAGE)
+    rate = gib / max(duration_s, 1e-9)
+    jax.monitoring.record_scalar(f"{events}/io/requested/throughput/gbytes_per_sec", rate, storage_type=_STORAGE)
+
+
+def _tell_saved(stats: SaveStats, path: Path) -> None:
+    jax.monitoring.record_event(f"{_WRITE}/success")
     jax.monitoring.record_scalar(f"{_EVENTS}/bytes", stats.bytes)
     logger.info(
-        "saved step=%s bytes=%d blocked_s=%.3f snapshot_s=%.3f durable_s=%.3f committed_s=%.3f",
+        "saved %s step=%s bytes=%d blocked_s=%.3f snapshot_s=%.3f durable_s=%.3f committed_s=%.3f",
+        path,
         stats.step,
         stats.bytes,
         stats.blocked_s,

@@ -21,6 +21,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 #: A save in which nothing has changed for so long has no living writer.
 QUIET_S = 5.0
 _POLL_S = 0.1
+_UNFINISHED = ".orbax-checkpoint-tmp"  # is in the name of what Orbax still writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +173,24 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
 
 
 def finished_by_orbax(folder: Path) -> bool:
-    """True if the folder of a checkpoint has one of the marks that Orbax makes last."""
+    """True unless a mark, or its name, says that Orbax has not finished the checkpoint in ``folder``.
+
+    Orbax makes its marks before it gives the folder its final name. Older versions, and its handlers by themselves,
+    make none: then the name counts, and what is missing is found when arrays are opened.
+    """
+    if _UNFINISHED in folder.name or ((folder.parent / layout.STEP_METADATA).is_file() and _unfinished(folder.parent)):
+        return False
+    return not _unfinished(folder)
+
+
+def _unfinished(folder: Path) -> bool:
+    """True if there is a mark of Orbax's that a finished checkpoint has filled in."""
     if (folder / layout.COMMIT_SUCCESS).is_file():
-        return True
+        return False
     try:
         metadata = json.loads((folder / layout.STEP_METADATA).read_bytes())
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return False
-    return isinstance(metadata, dict) and metadata.get("commit_timestamp_nsecs") is not None
+    except ValueError:
+        return True
+    return not isinstance(metadata, dict) or metadata.get("commit_timestamp_nsecs") is None

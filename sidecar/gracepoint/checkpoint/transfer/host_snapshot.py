@@ -26,6 +26,7 @@ from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, ali
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.orbax_objects import priority_of
 from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
 from gracepoint.checkpoint.transfer.device_to_host import (
@@ -243,6 +244,7 @@ def _by_priority(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions)
     asked: dict[int, TransferPriority] = {}
     for shard in plan.shards:
         if shard.leaf not in asked:
-            asked[shard.leaf] = options.callback.key_priority(leaves[shard.leaf].path)
+            leaf = leaves[shard.leaf]
+            asked[shard.leaf] = priority_of(options.callback.key_priority(leaf.path), leaf.name)
         found[asked[shard.leaf]].append(shard)
     return found

@@ -7,13 +7,11 @@ there are no locks.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -21,14 +19,11 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
-
-logger = logging.getLogger(__name__)
-
-_GIB = 1 << 30
 
 
 class ChunkWriter:
@@ -71,7 +66,7 @@ class ChunkWriter:
         job = WriteJob(folder, item, specs, arrays, source, small_files, tree_numbers)
         is_express = self.options.express and form_of(job).files_hold_values
         written = (self._express if is_express else self._tensorstore).write(job, deadline)
-        _report(written.chunk_bytes, deadline.elapsed_s() - started_s)
+        save_metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, folder)
         return written
 
     def warm(self, folder: Path, deadline: Deadline) -> None:
@@ -97,11 +92,3 @@ class _Probe:
 
     def written(self, chunk: Chunk) -> None:
         pass
-
-
-def _report(size_bytes: int, duration_s: float) -> None:
-    """Tells the log, and JAX's monitoring by Orbax's names, how fast this process wrote."""
-    gib_per_s = size_bytes / _GIB / max(duration_s, 1e-9)
-    logger.info("wrote %d bytes in %.3f s (%.3f GiB/s)", size_bytes, duration_s, gib_per_s)
-    jax.monitoring.record_scalar("/jax/orbax/write/gbytes", size_bytes / _GIB)
-    jax.monitoring.record_scalar("/jax/orbax/write/gbytes_per_sec", gib_per_s)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes
+from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes, folder_of_leaf
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
@@ -150,7 +150,7 @@ class _Store:
     def _array(self, spec: ArraySpec) -> ts.TensorStore:
         if spec.name not in self._arrays:
             opening = {
-                **spec.opening(self._spec(f"{spec.name}/")),
+                **spec.opening(self._spec(folder_of_leaf(spec.name))),
                 # Otherwise a chunk of zeros would not be stored, and could not be told from a lost one.
                 "store_data_equal_to_fill_value": True,
             }

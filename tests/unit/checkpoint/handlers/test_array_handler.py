@@ -19,6 +19,7 @@ from gracepoint.checkpoint import (
     ArrayHandler,
     ArrayRestoreArgs,
     HandlerRegistry,
+    InProcessDispatcher,
     NumpyHandler,
     ParamInfo,
     RestoreArgs,
@@ -30,7 +31,7 @@ from gracepoint.checkpoint import (
     WriteOptions,
     default_handlers,
 )
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, SettingsError
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.support import assert_same, sharding
 from tests.unit.checkpoint.writing.test_formats import each_format
 
@@ -167,8 +168,9 @@ def test_numbers_and_numpy_arrays_and_strings_come_back(tmp_path: Path) -> None:
 def test_what_a_handler_cannot_save_is_refused_by_name(
     tmp_path: Path, handler: TypeHandler, values: list[Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=re.escape(message)):
+    with pytest.raises(CheckpointError, match=re.escape(message)) as refused:
         handler.serialize(values, infos_of(tmp_path, "w"))
+    assert isinstance(refused.value, ValueError)  # as in Orbax
 
 
 def test_arrays_without_elements_are_saved_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -218,23 +220,149 @@ def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
     assert told == [("transferred", "['a'][0]"), ("written", "['a'][0]")]
 
 
-def test_a_dispatcher_is_given_the_work_and_the_arrays(tmp_path: Path) -> None:
-    class Remote:
-        def __init__(self) -> None:
-            self.work: list[tuple[str, int]] = []
+class Remote:
+    """A dispatcher whose arrays are elsewhere: it hands other ones to the work than those it was given."""
 
-        def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
-            self.work.append((name, len(arrays)))
-            future: Future[Any] = Future()
-            future.set_result(function(arrays))
-            return future
+    def __init__(self) -> None:
+        self.work: list[tuple[str, int]] = []
 
+    def device_to_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        self.work.append(("to host", len(arrays)))
+        return [array + 1 for array in arrays]
+
+    def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
+        self.work.append((name, len(arrays)))
+        future: Future[Any] = Future()
+        future.set_result(function(arrays))
+        return future
+
+
+def test_a_dispatcher_transfers_the_arrays_and_what_it_gives_the_work_is_stored(tmp_path: Path) -> None:
     remote = Remote()
     handler = ArrayHandler(dispatcher=remote)
     infos = infos_of(tmp_path, "a", "b")
-    serialize(handler, [jnp.zeros(2), jnp.ones(3)], infos)
-    handler.deserialize(infos)
-    assert remote.work == [("writing jax.Array leaves", 2), ("reading jax.Array leaves", 0)]
+    given = [jnp.zeros(2), jnp.ones(3)]
+    serialize(handler, given, infos)
+    for array in given:
+        array.delete()  # donated
+    assert [value.tolist() for value in handler.deserialize(infos)] == [[1.0] * 2, [2.0] * 3]
+    assert remote.work == [
+        ("to host", 2),
+        ("writing jax.Array leaves", 2),
+        ("reading jax.Array leaves", 0),
+    ]
+
+
+def test_a_dispatcher_copies_before_serialize_returns_only_what_is_synchronous(tmp_path: Path) -> None:
+    class Callback:
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            later = jax.tree_util.keystr(keypath) == "['later']"
+            return TransferPriority.ASYNCHRONOUS_PRIORITIZED if later else TransferPriority.SYNCHRONOUS
+
+        def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
+            pass
+
+        def on_write_end(self, keypath: tuple[Any, ...]) -> None:
+            pass
+
+    nodes = jax.tree_util.tree_flatten_with_path({"later": jnp.zeros(1), "now": jnp.zeros(1)})[0]
+    infos = [ParamInfo(jax.tree_util.keystr(path), tmp_path / "tree", path) for path, _ in nodes]
+    remote = Remote()
+    options = WriteOptions(device_host_max_bytes=100, callback=Callback())
+    serialize(ArrayHandler(options, dispatcher=remote), [value for _, value in nodes], infos)
+    assert remote.work[0] == ("to host", 1)
+    assert [value.tolist() for value in ArrayHandler().deserialize(infos)] == [[0.0], [1.0]]
+
+
+def test_what_numpy_values_were_is_stored_by_a_dispatcher_that_comes_to_it_later(tmp_path: Path) -> None:
+    class Later(InProcessDispatcher):
+        def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
+            def work(arrays: Sequence[Any]) -> Any:
+                assert changed.wait(60)
+                return function(arrays)
+
+            return super().dispatch(name, work, arrays)
+
+    changed = threading.Event()
+    value, infos = np.arange(3.0), infos_of(tmp_path, "w")
+    (written,) = NumpyHandler(dispatcher=Later()).serialize([value], infos)
+    value[:] = 0
+    changed.set()
+    written.result(timeout=60)
+    assert NumpyHandler().deserialize(infos)[0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_the_in_process_dispatcher_s_copies_outlive_a_donation(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "params.w", "b/c", "key", "count")
+    given = arrays()
+    written = ArrayHandler(dispatcher=InProcessDispatcher()).serialize(given, infos)
+    for array in given:
+        array.delete()
+    for future in written:
+        future.result(timeout=60)
+    assert_same(ArrayHandler().deserialize(infos), arrays())
+
+
+@pytest.mark.parametrize("primary_host", [None, 0], ids=["every host", "process 0"])
+@pytest.mark.parametrize(
+    ("handler", "value"),
+    [
+        pytest.param(ArrayHandler, jnp.ones(2), id="arrays"),
+        pytest.param(NumpyHandler, np.ones(2), id="numpy"),
+        pytest.param(ScalarHandler, 3, id="numbers"),
+        pytest.param(StringHandler, "text", id="strings"),
+    ],
+)
+def test_the_primary_host_writes(tmp_path: Path, handler: Any, value: Any, primary_host: int | None) -> None:
+    infos = infos_of(tmp_path, "w")
+    serialize(handler(primary_host=primary_host), [value], infos)
+    assert_same(handler().deserialize(infos), [value])
+    assert (tmp_path / "tree" / "_sharding").is_file() == (handler is ArrayHandler)
+
+
+@pytest.mark.parametrize("handler", [ArrayHandler, NumpyHandler, ScalarHandler, StringHandler])
+def test_a_primary_host_that_does_not_exist_is_refused_and_nothing_seems_saved(tmp_path: Path, handler: Any) -> None:
+    with pytest.raises(SettingsError, match="primary_host is 1; expected one of the process indices 0 to 0, or None"):
+        handler(primary_host=1).serialize(["x"], infos_of(tmp_path, "w"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"metadata_key": "mine"}, "metadata_key='mine': arrays are written", id="metadata_key"),
+        pytest.param({"replica_id": 1}, "replica_id=1: which replica writes", id="replica_id"),
+        pytest.param(
+            {"array_metadata_store": object()}, "array_metadatas is always written", id="array_metadata_store"
+        ),
+        pytest.param(
+            {"enable_replica_parallel_separate_folder": True}, "replicas have no folder", id="replicas' folder"
+        ),
+        pytest.param({"options": "mine"}, "expected WriteOptions, found 'mine'", id="metadata_key by position"),
+        pytest.param({"nonsense": 1}, "unknown argument 'nonsense'; expected one of", id="unknown"),
+    ],
+)
+def test_arguments_that_change_nothing_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        ArrayHandler(**arguments)
+
+
+def test_making_a_handler_of_arrays_is_told_by_orbax_s_event() -> None:
+    told: list[str] = []
+
+    def listen(event: str, **_: Any) -> None:
+        told.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        ArrayHandler()
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+    assert "/jax/orbax/array_handler/init" in told
+
+
+def test_arrays_without_elements_that_are_saved_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    serialize(NumpyHandler(allow_zero_size=True), [np.zeros(0)], infos_of(tmp_path, "w"))
+    assert "leaf 'w' is saved without elements" in caplog.text
 
 
 def test_an_error_of_a_write_is_the_future_s(tmp_path: Path) -> None:
@@ -320,3 +448,22 @@ def test_calls_at_once_into_one_folder_do_not_meet_whether_they_write_or_not(
             future.result(timeout=60)
         writing.finalize(infos[0].parent_dir)
         assert_same(ArrayHandler().deserialize(infos), arrays())
+
+
+def test_arguments_that_strings_have_no_use_for_are_refused(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "s")
+    with pytest.raises(CheckpointRefused, match="leaf 's': strings have neither type nor chunks"):
+        StringHandler().serialize(["x"], infos, [SaveArgs(dtype=np.float32)])
+    serialize(StringHandler(), ["x"], infos, [SaveArgs()])
+    assert StringHandler().deserialize(infos, [RestoreArgs(restore_type=str)]) == ["x"]
+    with pytest.raises(CheckpointRefused, match="leaf 's': strings are restored as str"):
+        StringHandler().deserialize(infos, [RestoreArgs(restore_type=int)])
+
+
+@pytest.mark.parametrize("given", ["mesh", "mesh_axes"])
+def test_half_of_a_sharding_is_refused(tmp_path: Path, given: str) -> None:
+    infos = infos_of(tmp_path, "w")
+    serialize(ArrayHandler(), [jnp.zeros(4)], infos)
+    half = {"mesh": sharding().mesh, "mesh_axes": jax.sharding.PartitionSpec("x")}[given]
+    with pytest.raises(CheckpointRefused, match=f"leaf 'w': {given} without mesh"):
+        ArrayHandler().deserialize(infos, [ArrayRestoreArgs(**{given: half})])

@@ -19,10 +19,12 @@ from gracepoint.checkpoint.handlers.registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading import single_replica
+from gracepoint.checkpoint.loading.leaf_target import target_of
 from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
-from gracepoint.checkpoint.loading.single_replica import SingleReplica
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica, SingleReplica
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
 from gracepoint.process_group import SingleProcess
@@ -183,3 +185,56 @@ def test_the_handler_restores_what_it_serialized(tmp_path: Path) -> None:
         handler.deserialize(infos, [ArrayRestoreArgs(sharding=value.sharding) for value in values])
     with pytest.raises(CheckpointError, match="leaf 'special': expected SingleReplicaArrayRestoreArgs"):
         handler.deserialize(infos)
+
+
+def replica_sharding(replica: int, *spec: Any) -> NamedSharding:
+    """Returns a sharding over the devices of one replica along x."""
+    return NamedSharding(jax.sharding.Mesh(sharding().mesh.devices[replica], ("y",)), jax.sharding.PartitionSpec(*spec))
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_replica_over_whose_devices_a_sharding_is_given_reads(tmp_path: Path, replica: int) -> None:
+    like = {"a": placed(np.arange(8.0), "y")}
+    save(engine(tmp_path, options=RAW), 1, like)
+    args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), single_replica_sharding=replica_sharding(replica, "y"))
+    (target,) = [
+        target_of(leaf, None, args)
+        for leaf in open_tree(tmp_path / "1", Deadline.after(60, time.monotonic)).leaves.values()
+    ]
+    assert isinstance(target.placement, OnOneReplica)
+    assert set(target.placement.reading_devices) == set(sharding().mesh.devices[replica].flat)
+    found = read_tree(tmp_path / "1", like, args, deadline=Deadline.after(60, time.monotonic))
+    assert_same(found, like)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param(lambda: "nonsense", "single_replica_sharding is nonsense; expected one over", id="no sharding"),
+        pytest.param(lambda: sharding("y"), "expected one over the devices of one replica along axis 'x'", id="all"),
+        pytest.param(lambda: replica_sharding(0), "gives the replica's devices other parts than", id="other parts"),
+    ],
+)
+def test_a_sharding_of_one_replica_that_is_none_is_refused(tmp_path: Path, given: Any, message: str) -> None:
+    like = {"a": placed(np.arange(8.0), "y")}
+    save(engine(tmp_path, options=RAW), 1, like)
+    args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), single_replica_sharding=given())
+    with pytest.raises(InvalidSharding, match=message):
+        read_tree(tmp_path / "1", like, args, deadline=Deadline.after(60, time.monotonic))
+
+
+def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        heard.append(event)
+
+    like = {"a": placed(np.arange(8.0), "y")}
+    save(engine(tmp_path, options=RAW), 1, like)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        read(tmp_path / "1", like)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert "/jax/checkpoint/read/primary_replica_deserialization_duration_secs" in heard
+    assert "/jax/checkpoint/read/broadcast_duration_secs" in heard

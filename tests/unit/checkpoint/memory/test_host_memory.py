@@ -164,7 +164,7 @@ def test_a_process_that_cannot_prepare_tells_the_others_who_would_wait_for_it(tm
     waiting, failed = outcomes_in_gang(2, run)
     assert isinstance(failed, CheckpointError)
     assert isinstance(waiting, BarrierError)
-    assert "process 1 reported CheckpointError" in str(waiting)
+    assert "process 1 reported CheckpointRefused" in str(waiting)
 
 
 def test_leaves_that_are_copied_later_need_no_memory_for_a_snapshot(tmp_path: Path) -> None:

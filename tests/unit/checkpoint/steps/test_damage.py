@@ -169,7 +169,10 @@ MISMATCHES = [
     (like(b=jnp.ones(8, jnp.float16)), "leaf 'b': expected float16[8], found bfloat16[8] sharded ()"),
     (like(count=0.5), "leaf 'count': expected float64[], found int64[]"),
     (like(count="7"), "leaf 'count': expected a string, found int64[]"),
-    (like(b=None), "leaf 'b': expected nothing, found bfloat16[8] sharded ()"),
+    (
+        {"w": jnp.ones((4, 4)), "count": 0},
+        "leaf 'b': expected nothing, found bfloat16[8] sharded ()",
+    ),
     (like(w={"v": 1}), "leaf 'w.v': expected int64[], found nothing; leaf 'w': expected nothing, found float32[4, 4]"),
     (like(w=jnp.ones(4), count=0.5), "leaf 'count': expected float64[], found int64[]; leaf 'w': expected float32[4]"),
 ]
