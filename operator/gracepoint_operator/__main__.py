@@ -1,7 +1,8 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
-The main thread runs kopf; a second one runs the core and the servers (``server.py``). The process ends when it
-gets SIGTERM or SIGINT, or when either thread fails: then with a status other than 0. It writes no files.
+The main thread runs kopf; a second one runs the core and the servers (``server.py``), and a third one the channel
+(``channel_thread.py``). The process ends when it gets SIGTERM or SIGINT, or when one of the threads fails: then with a
+status other than 0. It writes no files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 from gracepoint_operator import gc_schedule, watches
+from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
 from gracepoint_operator.decisions.retention import Limits
@@ -64,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         https_port=given.https_port,
         webhook_port=given.webhook_port,
         health_port=given.health_port,
+        limits=ConnectionLimits(
+            at_once=given.pending_connections, at_once_of_address=given.pending_connections_per_address
+        ),
     )
     stop = threading.Event()
     failed = threading.Event()
@@ -105,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--service-url", required=True, help="https://<service>.<namespace>.svc:<port>")
     parser.add_argument("--https-port", type=int, default=8443, help="the channel, for pods")
     parser.add_argument("--webhook-port", type=int, default=9443, help="the webhooks, for the API server")
+    parser.add_argument(
+        "--pending-connections",
+        type=int,
+        default=ConnectionLimits.at_once,
+        help="how many connections to the channel are held whose callers have not shown who they are",
+    )
+    parser.add_argument(
+        "--pending-connections-per-address",
+        type=int,
+        default=ConnectionLimits.at_once_of_address,
+        help="how many of these may come from one address",
+    )
     parser.add_argument("--health-port", type=int, default=8080, help="/healthz, /readyz, /metrics")
     parser.add_argument("--replica", default=platform.node(), help="this replica's name: its pod's")
     parser.add_argument("--signals", type=Path, help="a JSON file with rows of your own for the disruption catalogue")

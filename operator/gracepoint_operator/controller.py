@@ -142,6 +142,7 @@ class Controller:
     async def run(self) -> None:
         """Runs until cancelled."""
         self._loop = asyncio.get_running_loop()
+        self.channel.settle(self._loop)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweep(), name="sweep")

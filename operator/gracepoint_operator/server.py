@@ -1,10 +1,14 @@
-"""The operator's HTTP servers, and the thread that they and the core run on.
+"""The operator's HTTP servers, and the thread that the core runs on.
 
-Three ports on one event loop: HTTPS for pods (the channel), HTTPS for the API server (the webhooks; a NetworkPolicy
-can tell the two apart), and plain HTTP for probes and metrics. ``Server`` is started and stopped from the main
-thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it, or until a part of it fails: then
-``on_failure`` is called, so that the process ends rather than live on without ears. Certificates are read again when
-their files change; new connections get the new one.
+Three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks; a NetworkPolicy can tell the two
+apart), and plain HTTP for probes and metrics. The last two are served on the core's event loop. The channel has a
+thread and a loop of its own (``server_thread``), as every pod can reach it: what pods do there does not delay an
+answer to the API server.
+
+``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
+or until a part of it or the channel's thread fails: then ``on_failure`` is called, so that the process ends rather than
+live on without ears. Certificates are read again when their files change, by each of the two threads for itself; new
+connections get the new one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gracepoint_operator.channel.connections import ConnectionLimits, close
+from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_between_notices
 from gracepoint_operator.kube import client, kinds
@@ -28,16 +34,17 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings
+from gracepoint_operator.webhooks import AdmissionSettings, Served, served
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
+from gracepoint_operator.webhooks.served import CRD_NAME
 
 log = logging.getLogger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
+_JOBSET_API_S = 60.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
-_LOOK_EVERY_S = 0.01
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -47,7 +54,7 @@ class Certificates:
     """The server's certificate and the CA that pods are given, from a mounted directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.ca = ""
@@ -61,7 +68,7 @@ class Certificates:
             OSError: A file is missing.
             ssl.SSLError: They do not hold a certificate with its key, and a CA. The one in use stays.
         """
-        paths = [self._directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
+        paths = [self.directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
         stats = [path.stat() for path in paths]
         state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
         if state == self._state:
@@ -94,6 +101,8 @@ class Admission:
         self._core = core
         self._certificates = certificates
         self._service_url = service_url
+        self._served: Served | None = None
+        self._served_until = 0.0
 
     @property
     def settings(self) -> AdmissionSettings:
@@ -105,6 +114,14 @@ class Admission:
             return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
         except client.NotFound:
             return None
+
+    async def served_jobset(self, *, afresh: bool = False) -> Served:
+        """Read again now and then, as JobSet is upgraded while the operator runs."""
+        now = time.monotonic()
+        if self._served is None or afresh or now >= self._served_until:
+            self._served = served(await self._api.get(kinds.CRDS, None, CRD_NAME))
+            self._served_until = now + _JOBSET_API_S
+        return self._served
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         held = await self._core.evictions.attempted(namespace, pod, uid)
@@ -128,6 +145,7 @@ class Server:
         webhook_port: The webhooks'; 0 lets the kernel choose.
         health_port: 0 lets the kernel choose.
         host: Address to listen on.
+        limits: For connections to the channel whose callers have not shown who they are.
 
     Attributes:
         https_port, webhook_port, health_port: The ports that are listened on, once started.
@@ -146,6 +164,7 @@ class Server:
         webhook_port: int,
         health_port: int,
         host: str | None = None,
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
     ) -> None:
         self._core = core
         self._metrics = metrics
@@ -153,6 +172,9 @@ class Server:
         self._admission = Admission(api, core, certificates, service_url)
         self._webhook_token = webhook_token
         self._host = host
+        # A context of its own: OpenSSL allows no change of one that another thread is using.
+        own = Certificates(certificates.directory)
+        self._channel = ChannelThread(core.channel, own.context, own.watch, limits, metrics, host, https_port)
         self.https_port = https_port
         self.webhook_port = webhook_port
         self.health_port = health_port
@@ -161,6 +183,11 @@ class Server:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
+
+    @property
+    def channel_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the channel's thread; None before it runs."""
+        return self._channel.loop
 
     def start(self, on_failure: Callable[[], None]) -> None:
         """Returns when all ports are listened on.
@@ -202,6 +229,7 @@ class Server:
         asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         async with self._ports(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._core.run(), name="core")
+            tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the core takes objects from its first step on
@@ -212,9 +240,6 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _ports(self) -> AsyncIterator[None]:
-        channel = web.Application()
-        self._core.channel.add_routes(channel)
-        channel.on_shutdown.append(self._release_subscribers)
         webhooks = web.Application()
         add_admission_routes(webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused)
         plain = web.Application()
@@ -224,28 +249,24 @@ class Server:
         runners: list[web.AppRunner] = []
         try:
             context = self._certificates.context
-            self.https_port = await self._listen(runners, channel, self.https_port, context)
+            self.https_port = await self._channel.start()
             self.webhook_port = await self._listen(runners, webhooks, self.webhook_port, context)
             self.health_port = await self._listen(runners, plain, self.health_port, None)
             ports = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
             log.info("listening", extra=ports)
             yield
         finally:
-            await asyncio.gather(*map(_close, runners))
+            await asyncio.gather(self._channel.stop(), *map(close, runners))
 
     async def _listen(
         self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
     ) -> int:
-        # Cancelling a handler when its client goes makes a lost subscriber vanish at once.
         # No access log: the webhooks' paths are nobody's business.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
         await runner.setup()
         runners.append(runner)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
         return int(runner.addresses[0][1])
-
-    async def _release_subscribers(self, app: web.Application) -> None:
-        self._core.subscribers.close()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -257,27 +278,3 @@ class Server:
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), content_type="text/plain")
-
-
-async def _close(runner: web.AppRunner) -> None:
-    """Stops listening, and returns when all connections are closed.
-
-    aiohttp only begins to close them, and TLS waits for the client's answer. The loop ends next, and would leave their
-    sockets to the garbage collector. A client that does not answer in time is cut off.
-    """
-    server = runner.server
-    assert server is not None
-    for site in list(runner.sites):
-        await site.stop()
-    transports = {connection.transport for connection in server.connections}
-    await runner.cleanup()
-    give_up_at_s = time.monotonic() + _CLOSE_CONNECTIONS_S
-    while True:
-        transports |= {connection.transport for connection in server.connections}  # a handshake may have ended since
-        left = [each for each in transports if each is not None and each.get_extra_info("socket").fileno() >= 0]
-        if not left or time.monotonic() > give_up_at_s:
-            break
-        await asyncio.sleep(_LOOK_EVERY_S)
-    for each in left:
-        each.abort()
-    await asyncio.sleep(0)  # in which the loop closes what was aborted

@@ -18,7 +18,7 @@ from gracepoint.wire.names import API_VERSION, GROUP
 from gracepoint_operator.cache.resync import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.client import USER_AGENT, KubeClient
 
 #: By group, version and plural; without a version kopf watches the one that the cluster prefers.
 _KINDS: dict[tuple[str, str | None, str], kinds.Kind] = {
@@ -38,6 +38,13 @@ _REQUEST_TIMEOUT_S = 10.0
 _WATCH_S = 240  # whole seconds: the API server refuses 240.0
 
 
+class _Connection(kopf.ConnectionInfo):
+    """Says who we are: kopf's own requests would be of ``kopf``."""
+
+    def as_http_headers(self) -> dict[str, str]:
+        return {**super().as_http_headers(), "User-Agent": USER_AGENT}
+
+
 def run(core: Controller, api: KubeClient, stop: threading.Event, *, replica: str) -> None:
     """Watches until ``stop`` is set or the process gets SIGTERM or SIGINT. Call it on the main thread.
 
@@ -52,7 +59,7 @@ def run(core: Controller, api: KubeClient, stop: threading.Event, *, replica: st
     @kopf.on.login(registry=registry)
     def login(**_: Any) -> kopf.ConnectionInfo:
         credentials = api.credentials()
-        return kopf.ConnectionInfo(
+        return _Connection(
             server=credentials.server,
             ca_path=credentials.ca_path,
             insecure=credentials.insecure,

@@ -72,12 +72,14 @@ def test_the_role_is_exactly_this(render: Render) -> None:
     watch = {"list", "watch"}
     read = {"get"} | watch
     granted: dict[str, set[str]] = {}
+    named = []
     role = cluster_role(render(), "gp-gracepoint")
     for rule in role["rules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 granted.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
-        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+        if "resourceNames" in rule:
+            named.append((rule["resources"], rule["resourceNames"], rule["verbs"]))
     assert granted == {
         "/namespaces": {"get"},
         "/nodes": watch,
@@ -93,8 +95,9 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "gracepoint.dev/preemptions": read | {"create", "patch", "delete"},
         "gracepoint.dev/preemptions/status": {"patch"},
         "authentication.k8s.io/tokenreviews": {"create"},
-        "apiextensions.k8s.io/customresourcedefinitions": watch,
+        "apiextensions.k8s.io/customresourcedefinitions": read,
     }
+    assert named == [(["customresourcedefinitions"], ["jobsets.jobset.x-k8s.io"], ["get"])]
     binding = one(render(), "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"][0]["name"] == pod_spec(render())["serviceAccountName"]
@@ -141,13 +144,19 @@ def test_the_pods_are_restricted(render: Render) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         assert key not in pod
-    assert {kind for v in pod["volumes"] for kind in v.keys() - {"name"}} == {"secret", "configMap", "emptyDir"}
+    assert {kind for v in pod["volumes"] for kind in v.keys() - {"name"}} == {"secret", "configMap"}
     for container in pod["containers"]:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
+
+
+def test_a_drain_is_not_refused_on_a_node_that_runs_a_replica(render: Render) -> None:
+    """`kubectl drain --ignore-daemonsets` refuses pods with local storage, which is any emptyDir."""
+    volumes = pod_spec(render())["volumes"]
+    assert [volume["name"] for volume in volumes if "emptyDir" in volume] == []
 
 
 def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> None:
@@ -162,6 +171,8 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replicas": "2",
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
+        "--pending-connections": "1024",
+        "--pending-connections-per-address": "256",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",
         "--https-port": "8443",
         "--webhook-port": "9443",
@@ -171,7 +182,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--log-format": "json",
     }
     assert {e["name"] for e in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
-    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/webhooks", "/etc/gracepoint", "/tmp"}
+    assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/webhooks", "/etc/gracepoint"}
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
     assert ports == {"https": 8443, "webhooks": 9443, "health": 8080}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
@@ -445,3 +456,28 @@ def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
     metadata = one(objects, "Deployment")["spec"]["template"]["metadata"]
     assert metadata["labels"]["team"] == "x"
     assert metadata["annotations"]["note"] == "y"
+
+
+def test_scheduling_and_network_can_be_set(render: Render) -> None:
+    assert pod_spec(render())["affinity"].keys() == {"podAntiAffinity"}
+    assert "dnsPolicy" not in pod_spec(render())
+    pod = pod_spec(
+        render(
+            "hostNetwork=true",
+            "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+            "extraEnv[0].name=HTTPS_PROXY",
+            "extraEnv[0].value=http://proxy:3128",
+        )
+    )
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod["affinity"].keys() == {"nodeAffinity"}
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in pod["containers"][0]["env"]
+    assert pod_spec(render("dnsPolicy=Default"))["dnsPolicy"] == "Default"
+
+
+def test_what_a_tool_without_a_cluster_renders_is_always_the_same(template: Helm) -> None:
+    """Argo CD and Flux render again and again; whatever differed would be rolled out each time."""
+    settings = ("--set", "tls.mode=certManager", "--set", "admission.token=0123456789abcdef")
+    first, second = template(*settings), template(*settings)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout

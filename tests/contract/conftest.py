@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
@@ -34,7 +35,11 @@ def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Repli
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
 
-    def make(api: MemoryApi, name: str = "replica-a") -> Replica:
+    def make(
+        api: MemoryApi,
+        name: str = "replica-a",
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
+    ) -> Replica:
         metrics = Metrics()
         core = Controller(api, metrics, time.time, name, write_interval_s=0.05)
         server = Server(
@@ -48,6 +53,7 @@ def start(authority: trustme.CA, tmp_path: Path) -> Iterator[Callable[..., Repli
             webhook_port=0,
             health_port=0,
             host="localhost",
+            limits=limits,
         )
         servers.append(server)
         server.start(lambda: None)

@@ -1,7 +1,7 @@
 """What beats in a subscription's stream: a ping where nothing else is to be said, and an end to a write that is stuck.
 
 One timer for each stream, which goes on by itself until ``stop``, and is not touched by the frames: a timer for each
-write, and one for each wait for a frame, were a third of what it cost to tell a gang. Lives on the core's event loop.
+write, and one for each wait for a frame, were a third of what it cost to tell a gang. Lives on the stream's event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Heart:
         if self._held_up == _BEATS_OF_A_WRITE:
             self._give_up()
         elif self._subscriber.is_idle and not self.writing:
-            self._subscriber.send(Outgoing(Ping, lambda: None))
+            self._subscriber.send(Outgoing(Ping))
 
     def stop(self) -> None:
         """No beat follows."""

@@ -34,7 +34,7 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
     for pod in gang.members:
         bound_at = gang.bound_at.get(pod.uid)
         for signal in signals.of_pod(pod, gang.marks[pod.uid]):
-            if signal.confidence is not Confidence.HINT or signal.kind not in gang.policy.spec.signals:
+            if signal.confidence is not Confidence.HINT or not gang.policy.spec.counts(signal.kind):
                 continue
             if bound_at is not None and gang.since[signal.mark] >= bound_at:
                 found.append(signal)
@@ -61,7 +61,7 @@ class HintNotifier:
             new = [signal for signal in found if signal.mark not in subscriber.hinted]
             if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in names:
                 subscriber.hinted |= {signal.mark for signal in new}
-                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST]), lambda: None))
+                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST])))
                 log.info("hint", extra=about(pod=subscriber.hello.pod_name, signal=new[0].text, hints=len(new)))
 
 

@@ -125,7 +125,7 @@ class Notifier:
         if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:
             subscriber.retracted.add(epoch.name)
             make = functools.partial(_retraction, subscriber, epoch)
-            subscriber.send(Outgoing(make, lambda: None))
+            subscriber.send(Outgoing(make))
         if epoch.phase.ended:
             return
         deadline_at = epoch.spec.deadline.timestamp()

@@ -1,18 +1,24 @@
 """The channel's HTTP routes: pods subscribe, acknowledge, report. See ``gracepoint.wire``.
 
-Each request is one task on the core's event loop. A subscription's task lives as long as its stream: it takes
-frames from the subscriber's own queue and writes them; its ``heart`` puts a ping there where nothing else is to be
-said. It ends when the client goes (aiohttp cancels it), when the pod is gone or a newer stream of it came (``closed``),
-or when a write does not get through in time. So one stuck pod holds up only itself.
+Each request is one task on the event loop of the channel's thread (``server_thread``), and reads and writes there. All
+that asks or changes what the operator knows is handed over to the core's loop (``_on_core``) and waited for; a method
+that runs there says so. A request that ends meanwhile takes back what it has asked for.
+
+A subscription's task lives as long as its stream: it takes frames from the subscriber's own queue and writes them; its
+``heart`` puts a ping there where nothing else is to be said. It ends when the client goes (aiohttp cancels it), when
+the pod is gone or a newer stream of it came (``closed``), or when a write does not get through in time. So one stuck
+pod holds up only itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -24,7 +30,7 @@ from gracepoint_operator.channel.authentication import AuthenticationFailure, Au
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heart
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
-from gracepoint_operator.channel.subscribers import Subscriber, Subscribers
+from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, nothing
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.observability.logs import about
@@ -40,6 +46,7 @@ _LARGEST_MESSAGE_BYTES = 256 * 1024
 _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
+_Result = TypeVar("_Result")
 _FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption)
 
 
@@ -61,8 +68,25 @@ class Channel:
         self._intake = intake
         self._metrics = metrics
         self._replica = replica
+        self._core_loop: asyncio.AbstractEventLoop | None = None
+        self._keep: Callable[[web.Request], None] = lambda request: None
 
-    def add_routes(self, app: web.Application) -> None:
+    def settle(self, core_loop: asyncio.AbstractEventLoop) -> None:
+        """Says on which loop the parts live that this was given. Before it, every request is refused for a while."""
+        self._core_loop = core_loop
+
+    async def release_subscribers(self) -> None:
+        """Ends all streams: the pods go to the twin at once."""
+        await self._on_core(self._close_subscribers())
+
+    def add_routes(self, app: web.Application, keep: Callable[[web.Request], None]) -> None:
+        """Adds the routes to ``app``.
+
+        Args:
+            app: Served on another loop than the core's, or on that.
+            keep: Called with a request whose caller has shown who it is, and whose connection is going to stay.
+        """
+        self._keep = keep
         app.router.add_post(names.PATH_SUBSCRIBE, self._subscribe)
         app.router.add_post(names.PATH_ACKNOWLEDGE, self._acknowledge)
         app.router.add_post(names.PATH_REPORT, self._report)
@@ -70,28 +94,35 @@ class Channel:
         app.router.add_post(names.PATH_RESUMPTION, self._resumption)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
+        subscriber = None
         try:
-            hello = await self._admit_subscription(request)
+            hello = await _read(request, Subscription)
+            subscriber = Subscriber(hello)
+            await self._on_core(self._admit_subscriber(_authorization(request), subscriber))
+            self._keep(request)
+            return await self._serve(request, subscriber)
         except RequestRefused as refusal:
             return self._refuse(request, refusal)
-        subscriber = self._subscribers.add(hello)
-        self._metrics.subscriptions.set(len(self._subscribers))
+        finally:
+            # Also where the request ended while it was being admitted; the core's loop does this after that.
+            if subscriber is not None:
+                self._post(functools.partial(self._leave, subscriber))
+
+    async def _serve(self, request: web.Request, subscriber: Subscriber) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        response.force_close()  # the connection has no other use
         try:
             _notice_vanished_peers(request)
             await response.prepare(request)
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
-            self._deliverer.catch_up(subscriber)
+            self._post(functools.partial(self._deliverer.catch_up, subscriber))
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
-            pod = f"{hello.namespace}/{hello.pod_name}"
+            pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
             log.info("a subscriber was lost", extra=about(pod=pod, error=repr(error)))
             if request.transport is not None:
                 request.transport.abort()  # what did not get through is not waited for
-        finally:
-            self._subscribers.remove(subscriber)
-            self._metrics.subscriptions.set(len(self._subscribers))
         return response
 
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
@@ -103,7 +134,8 @@ class Channel:
                     heart.writing = True
                     await _write(response, outgoing.make())
                     heart.writing = False
-                    outgoing.written()
+                    if outgoing.written is not nothing:
+                        self._post(outgoing.written)
             finally:
                 heart.stop()
         with contextlib.suppress(ConnectionError):
@@ -125,17 +157,7 @@ class Channel:
         """Any message of a session that is known already."""
         try:
             message = await _read(request, kind)
-            if isinstance(message, Acknowledgement) and self._subscribers.is_connected(
-                message.pod_uid, message.session
-            ):
-                # A gang's receipts come at once, too many to review each one's token. Only the two ends of an open
-                # stream know its session, and the token of this one was reviewed.
-                pod = self._gate.living(message.pod_uid)
-            else:
-                pod = await self._admit(request, message.pod_uid, message.session)
-            if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
-                raise _mismatch("jobset_uid", message.workload_uid, pod.workload_uid)
-            await self._intake.take(pod, message)
+            await self._on_core(self._take_in(_authorization(request), message))
         except UnknownPreemption as error:
             return self._refuse(request, RequestRefused(404, AuthenticationFailure.UNKNOWN_PREEMPTION, str(error)))
         except client.KubeError as error:
@@ -146,9 +168,22 @@ class Channel:
             return self._refuse(request, refusal)
         return web.Response(status=204)
 
-    async def _admit_subscription(self, request: web.Request) -> Subscription:
-        hello = await _read(request, Subscription)
-        pod = await self._admit(request, hello.pod_uid, hello.session, subscribes=True)
+    async def _take_in(self, authorization: str, message: _FromSession) -> None:
+        """On the core's loop."""
+        if isinstance(message, Acknowledgement) and self._subscribers.is_connected(message.pod_uid, message.session):
+            # A gang's receipts come at once, too many to review each one's token. Only the two ends of an open
+            # stream know its session, and the token of this one was reviewed.
+            pod = self._gate.living(message.pod_uid)
+        else:
+            pod = await self._admit(authorization, message.pod_uid, message.session)
+        if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
+            raise _mismatch("jobset_uid", message.workload_uid, pod.workload_uid)
+        await self._intake.take(pod, message)
+
+    async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
+        """On the core's loop: takes the subscriber in, if it is who it says."""
+        hello = subscriber.hello
+        pod = await self._admit(authorization, hello.pod_uid, hello.session, subscribes=True)
         for field, found, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
@@ -157,12 +192,36 @@ class Channel:
         ):
             if found != expected:
                 raise _mismatch(field, found, expected)
-        return hello
+        self._subscribers.connect(subscriber)
+        self._metrics.subscriptions.set(len(self._subscribers))
 
-    async def _admit(self, request: web.Request, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
+    def _leave(self, subscriber: Subscriber) -> None:
+        """On the core's loop."""
+        self._subscribers.remove(subscriber)
+        self._metrics.subscriptions.set(len(self._subscribers))
+
+    async def _close_subscribers(self) -> None:
+        """On the core's loop."""
+        self._subscribers.close()
+
+    async def _on_core(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Has ``work`` done on the core's loop. If the request is cancelled, so is the work."""
+        if self._core_loop is None:
+            work.close()
+            raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._core_loop))
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Has ``work`` done on the core's loop, after all that was handed over before."""
+        if self._core_loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended, and all that it knew with it
+                self._core_loop.call_soon_threadsafe(work)
+
+    async def _admit(self, authorization: str, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
+        """On the core's loop."""
         if not self._deliverer.ready:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
-        pod = await self._gate.admit(request.headers.get("Authorization", ""), pod_uid)
+        pod = await self._gate.admit(authorization, pod_uid)
         known = self._subscribers
         stopped = known.is_stopped(pod_uid, session)
         if stopped or not (subscribes or known.speaks_for(pod_uid, session)):
@@ -177,6 +236,10 @@ class Channel:
             extra=about(path=request.path, peer=request.remote, reason=refusal.reason, why=str(refusal)),
         )
         return web.Response(status=refusal.status, text=str(refusal))
+
+
+def _authorization(request: web.Request) -> str:
+    return request.headers.get("Authorization", "")
 
 
 async def _read(request: web.Request, kind: type[_Any]) -> _Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -18,12 +19,22 @@ _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # stopped sessions that are remembered for each pod
 
 
+def nothing() -> None:
+    """What follows from a frame's having been written, where nothing does."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outgoing:
-    """A frame on its way: made when it is written, so that ``remaining_s`` is of that moment."""
+    """A frame on its way.
+
+    Attributes:
+        make: Makes the frame when it is written, so that ``remaining_s`` is of that moment. Called on the stream's
+            loop: it reads only what never changes.
+        written: Called on the core's loop once the frame is written.
+    """
 
     make: Callable[[], Frame]
-    written: Callable[[], None]
+    written: Callable[[], None] = nothing
 
 
 class Subscriber:
@@ -43,6 +54,7 @@ class Subscriber:
         self.closed = False
         self._frames: collections.deque[Outgoing] = collections.deque()
         self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the stream's, once it takes frames
 
     def send(self, outgoing: Outgoing) -> None:
         """Hands a frame over; one that finds the queue full cuts the subscriber off."""
@@ -50,12 +62,12 @@ class Subscriber:
             self.close()
         else:
             self._frames.append(outgoing)
-            self._news.set()
+            self._wake()
 
     def close(self) -> None:
         """Ends the stream; what was not yet written is dropped."""
         self.closed = True
-        self._news.set()
+        self._wake()
 
     @property
     def is_idle(self) -> bool:
@@ -64,13 +76,20 @@ class Subscriber:
 
     async def next(self) -> Outgoing | None:
         """Waits for a frame, for as long as it takes; None once the subscriber is closed."""
-        await self._news.wait()
-        if self.closed:
-            return None
-        outgoing = self._frames.popleft()
-        if not self._frames:
+        # First the loop, then the look: whoever hands over after the look finds the loop to wake.
+        self._loop = asyncio.get_running_loop()
+        while True:
             self._news.clear()
-        return outgoing
+            if self.closed:
+                return None
+            if self._frames:
+                return self._frames.popleft()
+            await self._news.wait()
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the stream with it
+                self._loop.call_soon_threadsafe(self._news.set)
 
 
 class Subscribers:
@@ -86,7 +105,13 @@ class Subscribers:
 
     def add(self, hello: Subscription) -> Subscriber:
         """Connects a process, and cuts off an older connection of the same pod."""
-        pod_uid = hello.pod_uid
+        subscriber = Subscriber(hello)
+        self.connect(subscriber)
+        return subscriber
+
+    def connect(self, subscriber: Subscriber) -> None:
+        """As ``add``, for a subscriber that its stream has made."""
+        hello, pod_uid = subscriber.hello, subscriber.hello.pod_uid
         before = self._by_pod.get(pod_uid)
         if before is not None:
             before.close()
@@ -94,8 +119,7 @@ class Subscribers:
         if session is not None and session != hello.session:
             self._stopped[pod_uid] = [*self._stopped.get(pod_uid, []), session][-_REMEMBERED_SESSIONS:]
         self._current[pod_uid] = hello.session
-        self._by_pod[pod_uid] = subscriber = Subscriber(hello)
-        return subscriber
+        self._by_pod[pod_uid] = subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
         if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:

@@ -95,7 +95,7 @@ def relevant(
             found.append((evictions.signal(pod, policy), None))
     for signal, request in found:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
-        if signal.kind in policy.signals and signal.confidence is not Confidence.HINT and not far:
+        if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:
             yield signal, request
 
 

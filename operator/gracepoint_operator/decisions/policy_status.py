@@ -23,9 +23,16 @@ def readiness(policy: CheckpointPolicy, now: float) -> Condition:
     message = "every signal is told to the JobSets that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
         message = "signals are recorded and nobody is told (mode Observe)"
-    elif not policy.spec.signals:
+    elif policy.spec.signals == []:
         message = "no kind of signal counts (spec.signals is empty)"
-    return _condition(CONDITION_READY, ConditionStatus.TRUE, "Watching", message, policy, now)
+    reason, unknown = "Watching", [item for item in policy.unknown if item.startswith("spec")]
+    if unknown:
+        reason = "UnknownValues"
+        message += (
+            f"; found {', '.join(unknown)[:2048]}, which this version of the operator does not know and passes over; "
+            "upgrade the operator, or remove it"
+        )
+    return _condition(CONDITION_READY, ConditionStatus.TRUE, reason, message, policy, now)
 
 
 def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: float) -> Condition:

@@ -61,7 +61,7 @@ def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     if gang.policy is None:
         return "the CheckpointPolicy that the JobSet names is not there"
     policy = gang.policy.spec
-    if SignalKind.REQUEST not in policy.signals:
+    if not policy.counts(SignalKind.REQUEST):
         return f"the signals of the CheckpointPolicy {gang.policy.name} leave Request out"
     drill = request.is_drill(policy.mode)
     if drill and policy.mode is Mode.OBSERVE:

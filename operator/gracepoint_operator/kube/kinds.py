@@ -36,6 +36,7 @@ NODES = Kind("/api/v1", "nodes", namespaced=False)
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
+CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: Karpenter's and Kueue's; a cluster may have them or not, and get them later. What is read of Kueue's is the same in
 #: v1beta1 and v1beta2 but for one name.

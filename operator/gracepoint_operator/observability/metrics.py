@@ -32,6 +32,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.connections_closed = prometheus.Counter(
+            "gracepoint_channel_connections_closed",
+            "Connections to the channel that the operator closed before their callers had shown who they are.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.webhooks_refused = prometheus.Counter(
             "gracepoint_webhook_requests_refused",
             "Requests on the webhooks' port that were refused without looking at them.",
@@ -114,6 +120,9 @@ class Metrics:
 
     def count_webhook_refused(self, reason: str) -> None:
         self.webhooks_refused.labels(reason=reason).inc()
+
+    def count_connection_closed(self, reason: str) -> None:
+        self.connections_closed.labels(reason=reason).inc()
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -21,7 +21,7 @@ from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import PreemptionRequest
+from gracepoint_operator.resources import Preemption, PreemptionRequest
 
 log = logging.getLogger(__name__)
 
@@ -105,4 +105,5 @@ class GarbageCollector:
 def _has_ended(body: JsonObject) -> bool:
     if PreemptionRequest.is_one(body["spec"]):
         return PreemptionAsk.of(body).has_ended
-    return PreemptionRecord.of(body).phase.ended
+    # A phase that only a newer version knows is read as an end, which it need not be; that version deletes it.
+    return PreemptionRecord.of(body).phase.ended and not Preemption.of(body).unknown

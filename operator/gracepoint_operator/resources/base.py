@@ -6,15 +6,21 @@ server refuses a CRD whose CEL rules could cost too much, and it knows the cost 
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 
 from gracepoint.wire.names import API_VERSION, GROUP
+
+log = logging.getLogger(__name__)
+
+_PASSES = 3
 
 
 def cel(rule: str, message: str, found: str = "") -> dict[str, Any]:
@@ -114,6 +120,14 @@ class Resource(Model):
 
     kind_name: ClassVar[str]
     plural: ClassVar[str]
+    #: What is read in place of a value that only a newer version knows, by the field's path without indices. For other
+    #: fields, the value counts as absent.
+    in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {}
+
+    #: The parts in which that is done; in the others it is an error.
+    passes_over: ClassVar[frozenset[str]] = frozenset({"spec", "status"})
+
+    _unknown: tuple[str, ...] = PrivateAttr(default=())
 
     api_version: Annotated[str, Field(pattern=f"^{GROUP}/{API_VERSION}$".replace(".", r"\."))]
     kind: str
@@ -135,6 +149,11 @@ class Resource(Model):
     def generation(self) -> int:
         return int(self.metadata.get("generation", 0))
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What this version does not know and has passed over, as paths with the values found. Empty: nothing."""
+        return self._unknown
+
     @classmethod
     def part(cls, name: str) -> type[Model]:
         """The model of ``spec`` or ``status``."""
@@ -147,15 +166,63 @@ class Resource(Model):
     def of(cls, body: Mapping[str, Any]) -> Self:
         """Reads an object as the API server gives it.
 
-        What a status has and this version does not know is left out: during an upgrade a newer replica writes it.
-        A spec is read strictly, as a setting that is not understood must not be passed over.
+        An object of a newer version is read, too: after a rollback, or while replicas are replaced, an operator meets
+        objects that a newer one, or the users of a newer one, wrote. Fields that this version does not know are passed
+        over, and so are values that it does not know of fields that have a list of values (``in_place_of_unknown``);
+        ``unknown`` names them. The API server refuses both for whoever writes such an object under this version's CRD.
 
         Raises:
-            pydantic.ValidationError: It is not of this version's schema; names the fields.
+            pydantic.ValidationError: It is not of this version's schema for another reason; names the fields.
         """
         # Through JSON, since frameworks hand out read-only views that are no dict all the way down.
-        status = cls.part("status").model_validate_json(
-            json.dumps(body.get("status") or {}, default=dict), extra="ignore"
-        )
-        read = cls.model_validate_json(json.dumps({**body, "status": {}}, default=dict))
-        return read.model_copy(update={"status": status})
+        text = json.dumps({**body, "status": body.get("status") or {}}, default=dict)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error
+        plain: dict[str, Any] = json.loads(text)
+        found: dict[str, None] = {}
+        # One pass for fields and values; another one for what stands in fields that pydantic had not come to.
+        for _ in range(_PASSES):
+            if not _pass_over(plain, first, cls, found):
+                raise first
+            try:
+                read = cls.model_validate_json(json.dumps(plain))
+            except ValidationError as error:
+                first = error
+                continue
+            read._unknown = tuple(found)
+            _say_once(cls.kind_name, f"{read.metadata.get('namespace')}/{read.metadata.get('name')}", read._unknown)
+            return read
+        raise first
+
+
+def _pass_over(plain: dict[str, Any], error: ValidationError, model: type[Resource], found: dict[str, None]) -> bool:
+    """Takes what only a newer version knows out of ``plain``; False if something else is wrong with it."""
+    problems = error.errors(include_url=False, include_context=False)
+    for problem in problems:
+        if problem["type"] not in ("enum", "extra_forbidden") or problem["loc"][0] not in model.passes_over:
+            return False
+    # Entries of a list from its end, so that the indices of the others stay.
+    for problem in sorted(problems, key=lambda item: [str(part).rjust(8, "0") for part in item["loc"]], reverse=True):
+        *parents, last = problem["loc"]
+        place: Any = plain
+        for part in parents:
+            place = place[part]
+        path = tuple(part for part in problem["loc"] if isinstance(part, str))
+        if problem["type"] == "extra_forbidden":
+            found[".".join(map(str, problem["loc"]))] = None
+        else:
+            found[f"{'.'.join(path)}: {str(place[last])[:64]!r}"] = None
+        if path in model.in_place_of_unknown and problem["type"] == "enum":
+            place[last] = model.in_place_of_unknown[path]
+        else:
+            del place[last]
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _say_once(kind: str, name: str, unknown: tuple[str, ...]) -> None:
+    log.warning(
+        "%s %s: found %s, which this version does not know and passes over; a newer operator does", kind, name, unknown
+    )

@@ -8,6 +8,7 @@ is created and stays for its life, so that no gang ever runs with two versions o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -174,14 +175,18 @@ class PolicyInForce(Model):
     """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
     told. Drill: the gang is told, saves and trains on, until a SIGTERM says that it must go. An edit counts for the
     next disruption."""
-    signals: list[SignalKind] = Field(default=list(SignalKind), max_length=16, json_schema_extra=LIST_SET)
-    """Kinds of signals that count; the others are not looked at. Absent: all. Empty: none. An edit counts for
-    the next disruption."""
+    signals: list[SignalKind] | None = Field(default=None, max_length=16, json_schema_extra=LIST_SET)
+    """Kinds of signals that count; the others are not looked at. Absent: all, also those of later versions. Empty:
+    none. An edit counts for the next disruption."""
     eviction_hold: EvictionHoldPolicy = EvictionHoldPolicy()
     """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
     counts for the next disruption."""
     exit_breaker: ExitBreaker = ExitBreaker()
     """When a JobSet that leaves again and again is to leave no more. An edit counts for the next disruption."""
+
+    def counts(self, kind: SignalKind) -> bool:
+        """True if signals of that kind are looked at."""
+        return self.signals is None or kind in self.signals
 
 
 class CheckpointPolicySpec(PolicyInForce):
@@ -272,6 +277,8 @@ class CheckpointPolicy(Resource):
 
     kind_name: ClassVar[str] = "CheckpointPolicy"
     plural: ClassVar[str] = "checkpointpolicies"
+
+    in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {("status", "conditions", "status"): "Unknown"}
 
     kind: Literal["CheckpointPolicy"]
     spec: CheckpointPolicySpec

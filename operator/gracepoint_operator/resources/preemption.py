@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -273,6 +274,10 @@ class PreemptionRequest(Resource):
 
     kind_name: ClassVar[str] = "Preemption"
     plural: ClassVar[str] = "preemptions"
+    #: A request that is not understood as a whole is not acted upon: what is passed over may be what limits it.
+    passes_over = frozenset({"status"})
+    #: Failed: nobody acts upon it, and nothing is written over the phase.
+    in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {("status", "phase"): "Failed"}
 
     kind: Literal["Preemption"]
     spec: RequestSpec
@@ -327,6 +332,14 @@ class Preemption(Resource):
 
     kind_name: ClassVar[str] = "Preemption"
     plural: ClassVar[str] = "preemptions"
+    #: Observe and Failed: this replica tells nobody of it and changes nothing in it; the newer one does.
+    in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {
+        ("spec", "mode"): "Observe",
+        ("spec", "confidence"): "likely",
+        ("status", "phase"): "Failed",
+        ("status", "conditions", "status"): "Unknown",
+        ("status", "acknowledgements", "laggards", "lags"): "NotAcknowledged",
+    }
 
     kind: Literal["Preemption"]
     spec: PreemptionSpec

@@ -59,6 +59,8 @@ def _type(node: dict[str, Any]) -> str:
 def _default(node: dict[str, Any]) -> str:
     if node["required"]:
         return "required"
+    if "default" not in node:
+        return "absent"
     default = node["default"]
     if isinstance(default, list):
         return ", ".join(default) or "empty"

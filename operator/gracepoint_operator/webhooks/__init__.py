@@ -9,15 +9,18 @@ from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_job
 from gracepoint_operator.webhooks.placement import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.routes import AdmissionContext, add_routes
+from gracepoint_operator.webhooks.served import Served, served
 
 __all__ = [
     "AdmissionContext",
     "AdmissionSettings",
     "ContractViolation",
     "Patched",
+    "Served",
     "add_routes",
     "avoid_nodes",
     "inject_jobset",
     "refresh_pod",
     "release_contract",
+    "served",
 ]

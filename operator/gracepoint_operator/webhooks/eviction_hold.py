@@ -140,7 +140,7 @@ class EvictionHold:
         latest = self._latest(pod)
         if latest is not None and not latest.phase.ended and latest.includes(pod):
             policy = latest.spec.policy.spec
-        if policy is None or SignalKind.EVICTION not in policy.signals or gang.is_ordinary_life(pod):
+        if policy is None or not policy.counts(SignalKind.EVICTION) or gang.is_ordinary_life(pod):
             return None
         return gang.workload
 

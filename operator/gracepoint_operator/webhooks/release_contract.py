@@ -33,6 +33,9 @@ DEFAULT_MAX_RESTARTS = 3
 MAX_POD_FAILURE_RULES = 20
 #: Our rule in the JobSet's failure policy; the name is reserved.
 RULE_NAME = "gracepoint_preemption"
+RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
+RULE_REASON = "PodFailurePolicy"
+RULES = "spec.failurePolicy.rules"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +128,18 @@ def _codes(policy: CheckpointPolicySpec) -> list[int]:
     return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
 
 
-def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
-    codes, container = _codes(policy), member.container["name"]
-    ours: list[Json] = [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
-        },
+def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
+    """The contract's own rules in the podFailurePolicy of a Job of the gang."""
+    on_codes = {"containerName": member.container["name"], "operator": "In", "values": _codes(policy)}
+    return [
+        {"action": "FailJob", "onExitCodes": on_codes},
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
+
+
+def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    codes, container = _codes(policy), member.container["name"]
+    ours = own_pod_rules(member, policy)
     pod_failure_policy = member.job.setdefault("podFailurePolicy", {})
     rules: list[Json] = pod_failure_policy.get("rules") or []
     for i, rule in enumerate(rules):
@@ -175,8 +181,8 @@ def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: Checkpoin
     codes = "|".join(map(str, _codes(policy)))
     rule: dict[str, Any] = {
         "name": RULE_NAME,
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["PodFailurePolicy"],
+        "action": RULE_ACTION,
+        "onJobFailureReasons": [RULE_REASON],
         # The reason alone would also restart, for ever, on a FailJob rule that the user has for a real error.
         "onJobFailureMessagePatterns": [
             f"exit code ({codes}) matching FailJob rule",
@@ -209,7 +215,8 @@ def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
         problems.add(
             "spec.failurePolicy.restartStrategy",
             found=strategy,
-            expected="Recreate or BlockingRecreate: only new pods are bound to another node",
+            expected="Recreate or BlockingRecreate: only new pods are bound to another node (InPlaceRestart restarts "
+            "containers where they are, and needs another backoffLimit)",
             fix="Remove it",
         )
 

@@ -26,7 +26,8 @@ from gracepoint_operator.webhooks.members import Json
 from gracepoint_operator.webhooks.placement import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview, allowed, later, refused, unknown
-from gracepoint_operator.webhooks.shown import overruled, shown
+from gracepoint_operator.webhooks.served import Served
+from gracepoint_operator.webhooks.shown import not_understood, overruled, shown
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_PODS = "/mutate/pods"
@@ -52,6 +53,13 @@ class AdmissionContext(Protocol):
         Raises:
             pydantic.ValidationError: It is there, and cannot be used.
             Exception: Whatever says that one cannot know; the request is then refused with 503.
+        """
+
+    async def served_jobset(self, *, afresh: bool = False) -> Served:
+        """What the installed JobSet API lacks; ``afresh``: as of now. Bounded in time.
+
+        Raises:
+            Exception: Whatever says that one cannot know.
         """
 
     def disrupted_nodes(self) -> frozenset[str]:
@@ -148,13 +156,29 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
         if isinstance(result, ContractViolation):
             logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, result.message)
             return refused(request, result.message)
+        why, unserved = await _unserved(result.object, policy, context)
+        if why is not None:
+            logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, why)
+            return refused(request, why)
         made = inject_jobset(result.object, name, policy.spec, context.settings)
-        warnings = overruled(request.object, made, policy)
+        warnings = [*unserved, *not_understood(policy), *overruled(request.object, made, policy)]
         return allowed(request, shown(request.object, made, policy), warnings)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
         return refused(request, f"spec: found parts that are not of JobSet's schema ({error!r}). Correct them")
+
+
+async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
+    """Why the installed JobSet API cannot keep the contract, or None and what is warned of."""
+    try:
+        found = await context.served_jobset()
+        if found != Served():
+            found = await context.served_jobset(afresh=True)  # JobSet may have been upgraded a moment ago
+    except Exception as error:
+        logger.warning("the JobSet API that is installed cannot be read", exc_info=True)
+        return None, [f"whether JobSet is v0.10 or newer, as Gracepoint needs, could not be read just now ({error})"]
+    return found.refusal(jobset, policy.spec), [] if found.warning is None else [found.warning]
 
 
 def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:

@@ -35,6 +35,15 @@ def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
     return made
 
 
+def not_understood(policy: CheckpointPolicy) -> list[str]:
+    """For whoever creates the JobSet: what of its policy has no effect."""
+    return [
+        f"CheckpointPolicy {policy.name}: found {item}, which this version of Gracepoint does not know and passes over"
+        for item in policy.unknown
+        if item.startswith("spec")
+    ]
+
+
 def overruled(before: Json, made: Json, policy: CheckpointPolicy) -> list[str]:
     """For whoever creates the JobSet: the variables that the manifest sets and Gracepoint sets otherwise."""
     warnings = []

@@ -527,9 +527,9 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
 
 
 async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryApi, clock: Clock) -> None:
-    newer = objects.policy(futureField=True)
-    newer["metadata"].update(name="newer", uid="uid-newer")
-    api.add(kinds.POLICIES, newer)
+    wrong = objects.policy(deadline={"margin": 0})
+    wrong["metadata"].update(name="newer", uid="uid-newer")
+    api.add(kinds.POLICIES, wrong)
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")

@@ -84,3 +84,9 @@ def test_no_field_of_a_log_line_takes_the_place_of_its_message() -> None:
     )
     line = json.loads(JsonFormatter().format(record))
     assert (line["message"], line["level"]) == ("moved on", "INFO")
+
+
+def test_the_watches_say_to_the_api_server_who_asks() -> None:
+    headers = watches._Connection(server="https://localhost", token="t").as_http_headers()
+    assert headers["User-Agent"].startswith("gracepoint-operator/")
+    assert headers["Authorization"] == "Bearer t"

@@ -10,13 +10,16 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator.decisions.policy_status import readiness
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicySpec,
     Preemption,
+    PreemptionRequest,
     PreemptionStatus,
     SignalKind,
 )
+from gracepoint_operator.resources.crds import definitions
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -31,7 +34,9 @@ def policy(**spec: Any) -> dict[str, Any]:
 def test_a_policy_that_names_only_the_directory_has_sensible_settings() -> None:
     read = CheckpointPolicy.of(policy())
     assert read.spec.mode is Mode.ENFORCE
-    assert read.spec.signals == list(SignalKind)
+    assert read.spec.signals is None
+    assert all(read.spec.counts(kind) for kind in SignalKind)
+    assert read.unknown == ()
     assert (read.spec.checkpoint.every_steps, read.spec.checkpoint.keep_last) == (100, 3)
     assert (read.spec.after_save.saved_exit_code, read.spec.after_save.unsaved_exit_code) == (77, 78)
     assert (read.name, read.namespace, read.uid, read.generation) == ("default", "team", "u-1", 3)
@@ -51,19 +56,73 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
         pytest.param({"checkpoint": {"directory": "/c/{job}"}}, "checkpoint.directory", id="unknown placeholder"),
         pytest.param({"checkpoint": {"directory": "/c/$(HOME)"}}, "checkpoint.directory", id="a variable"),
         pytest.param({"checkpoint": {"directory": "/c\n"}}, "checkpoint.directory", id="a line break"),
-        pytest.param({"mode": "enforce"}, "mode", id="mode in lower case"),
-        pytest.param({"signals": ["Nodetaint"]}, "signals", id="unknown signal"),
         pytest.param({"cloudMetadata": ["Auto", "GCE"]}, "cloudMetadata", id="auto and more"),
         pytest.param({"deadline": {"margin": 0.5}}, "deadline.margin", id="margin below 1"),
         pytest.param({"afterSave": {"savedExitCode": 1}}, "afterSave.savedExitCode", id="a shell's code"),
         pytest.param({"afterSave": {"savedExitCode": 78}}, "afterSave", id="both exit codes alike (one by default)"),
-        pytest.param({"cadence": 10}, "cadence", id="unknown field"),
     ],
 )
 def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         CheckpointPolicy.of(policy(**spec))
     assert f"spec.{field}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "named", "field", "read_as"),
+    [
+        pytest.param({"mode": "Rehearse"}, "spec.mode: 'Rehearse'", "mode", Mode.ENFORCE, id="mode"),
+        pytest.param(
+            {"signals": ["FarSight", "NodeTaint", "Oracle"]},
+            "spec.signals: 'Oracle'",
+            "signals",
+            [SignalKind.NODE_TAINT],
+            id="kinds of signals",
+        ),
+        pytest.param({"cloudMetadata": ["OCI"]}, "spec.cloudMetadata: 'OCI'", "cloud_metadata", [], id="cloud"),
+        pytest.param({"cadence": 10}, "spec.cadence", "mode", Mode.ENFORCE, id="field"),
+        pytest.param(
+            {"evictionHold": {"boundSeconds": 7, "perPod": {"a": 1}}},
+            "spec.evictionHold.perPod",
+            "mode",
+            Mode.ENFORCE,
+            id="field further down",
+        ),
+    ],
+)
+def test_what_only_a_newer_version_knows_of_a_policy_is_passed_over_and_named(
+    spec: dict[str, Any], named: str, field: str, read_as: object
+) -> None:
+    read = CheckpointPolicy.of(policy(**spec))
+    assert named in read.unknown
+    assert getattr(read.spec, field) == read_as
+    ready = readiness(read, 0.0)
+    assert (ready.status, ready.reason) == ("True", "UnknownValues")
+    assert named in ready.message
+
+
+def test_a_policy_with_unknown_values_and_a_wrong_one_is_refused_for_the_latter() -> None:
+    with pytest.raises(ValidationError, match=r"spec\.deadline\.margin"):
+        CheckpointPolicy.of(policy(mode="Rehearse", deadline={"margin": 0.5}))
+
+
+def test_a_stored_policy_holds_no_kinds_of_signals_that_its_user_did_not_name() -> None:
+    """Defaults are written into the stored object: a list would leave out the kinds of later versions for good."""
+    assert "signals" not in CheckpointPolicy.of(policy()).spec.to_json()
+    for crd in definitions().values():
+        spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        assert "SignalKind" not in str(spec)
+        assert [default for default in defaults(spec) if "NodeTaint" in str(default)] == []
+
+
+def defaults(node: Any) -> list[Any]:
+    """All defaults of a schema."""
+    if isinstance(node, list):
+        return [found for item in node for found in defaults(item)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["default"]] if "default" in node and "type" in node else []
+    return own + [found for value in node.values() for found in defaults(value)]
 
 
 def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
@@ -79,9 +138,9 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
     assert PreemptionStatus(phase=Phase.NOTICED).to_json() == {"phase": "Noticed"}
 
 
-def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microsecond() -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-    body = {
+def record() -> dict[str, Any]:
+    now = "2026-01-02T03:04:05.678901+00:00"
+    return {
         "apiVersion": "gracepoint.dev/v1alpha1",
         "kind": "Preemption",
         "metadata": {"name": "train-1", "namespace": "team"},
@@ -94,12 +153,16 @@ def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microse
             "cancelable": False,
             "nodes": ["node-1"],
             "pods": ["train-w-0-0-abcde"],
-            "observedAt": now.isoformat(),
-            "deadline": now.isoformat(),
+            "observedAt": now,
+            "deadline": now,
             "mode": "Enforce",
             "policy": {"name": "default", "spec": {"mode": "Enforce"}},
         },
     }
+
+
+def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microsecond() -> None:
+    now, body = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), record()
     read = Preemption.of(body)
     assert read.spec.observed_at == now
     assert read.spec.confidence is Confidence.SURE
@@ -112,12 +175,54 @@ def test_a_time_without_a_zone_is_refused() -> None:
         PreemptionStatus.model_validate({"replicas": [{"name": "a", "toldAt": "2026-01-02T03:04:05"}]})
 
 
-def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_a_specs_unknown_field_refused() -> None:
+def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_not_said_of_the_policy() -> None:
     body = policy()
-    body["status"] = {"observedGeneration": 3, "ofTomorrow": 1, "jobSets": {"count": 1, "ofTomorrow": 2}}
+    condition = {"type": "Ready", "status": "Partly", "reason": "R", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    body["status"] = {
+        "observedGeneration": 3,
+        "ofTomorrow": 1,
+        "jobSets": {"count": 1, "ofTomorrow": 2},
+        "conditions": [condition],
+    }
     read = CheckpointPolicy.of(body)
     assert read.status.observed_generation == 3
     assert read.status.workloads is not None
     assert read.status.workloads.count == 1
-    with pytest.raises(ValidationError, match="ofTomorrow"):
-        CheckpointPolicy.of(policy(ofTomorrow=1))
+    assert [condition.status for condition in read.status.conditions or ()] == ["Unknown"]
+    assert readiness(read, 0.0).reason == "Watching"
+
+
+def test_a_record_of_a_newer_version_is_read_and_neither_told_nor_changed() -> None:
+    body = record()
+    body["spec"] |= {"mode": "Migrate", "confidence": "certain", "score": 1}
+    body["spec"]["policy"] = {"name": "default", "spec": {"mode": "Migrate", "signals": ["FarSight"], "quorum": 3}}
+    laggards = [{"pod": "a", "lags": "Asleep"}]
+    body["status"] = {
+        "phase": "Migrating",
+        "acknowledgements": {"expected": 2, "received": 1, "laggards": laggards},
+        "ofTomorrow": 1,
+    }
+    read = Preemption.of(body)
+    assert (read.spec.mode, read.spec.confidence, read.status.phase) == (Mode.OBSERVE, Confidence.LIKELY, Phase.FAILED)
+    assert read.spec.policy.spec.signals == []
+    assert set(read.unknown) == {
+        "spec.mode: 'Migrate'",
+        "spec.confidence: 'certain'",
+        "spec.score",
+        "spec.policy.spec.mode: 'Migrate'",
+        "spec.policy.spec.signals: 'FarSight'",
+        "spec.policy.spec.quorum",
+        "status.phase: 'Migrating'",
+        "status.acknowledgements.laggards.lags: 'Asleep'",
+        "status.ofTomorrow",
+    }
+    assert read.status.changes_since(Preemption.of(body).status) == {}
+
+
+@pytest.mark.parametrize(
+    "spec", [pytest.param({"mode": "Migrate"}, id="mode"), pytest.param({"onlyPods": ["a"]}, id="field")]
+)
+def test_a_request_that_is_not_understood_is_not_acted_upon(spec: dict[str, Any]) -> None:
+    body = record() | {"spec": {"jobSet": {"name": "llm"}, "deadlineSeconds": 30, **spec}}
+    with pytest.raises(ValidationError, match=next(iter(spec))):
+        PreemptionRequest.of(body)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gracepoint.wire.names import LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
-from gracepoint_operator.webhooks import AdmissionSettings, add_routes, bodies
+from gracepoint_operator.webhooks import AdmissionSettings, Served, add_routes, bodies
 from gracepoint_operator.webhooks.review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from gracepoint_operator.webhooks.shown import ANNOTATION
@@ -40,6 +40,7 @@ class Operator:
         self.evictions: list[tuple[str, str, str | None]] = []
         self.waits_for: str | None = None
         self.refused: list[str] = []
+        self.jobset_api: list[Served | Exception] = [Served()]  # as it is read, one reading after another
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
@@ -47,6 +48,14 @@ class Operator:
         if name == "unreadable":
             raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))
+
+    async def served_jobset(self, *, afresh: bool = False) -> Served:
+        found = self.jobset_api[0]
+        if afresh and len(self.jobset_api) > 1:
+            found = self.jobset_api[1]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
@@ -111,6 +120,35 @@ async def test_whoever_creates_a_jobset_is_warned_of_what_is_set_in_vain(client:
     (warning,) = (await call(client, PATH_JOBSETS, body))["warnings"]
     assert f"Gracepoint sets {Env.POD_UID} by itself" in warning
     assert "warnings" not in await call(client, PATH_JOBSETS, jobset())
+
+
+async def test_a_jobset_that_the_installed_api_would_cut_is_refused(client: Client, operator: Operator) -> None:
+    operator.jobset_api = [Served(missing=("spec.failurePolicy.rules",))]
+    response = await call(client, PATH_JOBSETS, jobset())
+    assert response["allowed"] is False
+    assert "Upgrade JobSet to v0.10 or newer" in response["status"]["message"]
+
+
+async def test_before_it_is_refused_the_installed_api_is_read_again(client: Client, operator: Operator) -> None:
+    operator.jobset_api = [Served(missing=("spec.failurePolicy.rules",)), Served()]
+    assert (await call(client, PATH_JOBSETS, jobset()))["allowed"] is True
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        pytest.param(Served(by_message=False), "onJobFailureMessagePatterns", id="rules without messages"),
+        pytest.param(kube.RequestRejected("HTTP 403"), "HTTP 403", id="an API that cannot be read"),
+    ],
+)
+async def test_a_jobset_is_allowed_with_a_warning_of_the_installed_api(
+    client: Client, operator: Operator, found: Served | Exception, says: str
+) -> None:
+    operator.jobset_api = [found]
+    response = await call(client, PATH_JOBSETS, jobset())
+    assert response["allowed"] is True
+    (warning,) = response["warnings"]
+    assert says in warning
 
 
 async def test_a_jobset_without_the_label_is_not_touched(client: Client) -> None:

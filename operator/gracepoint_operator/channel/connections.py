@@ -1,0 +1,287 @@
+"""The channel's connections, from accept to close: how many are held, and for how long.
+
+Every pod of the cluster can reach the channel, and a TLS connection costs memory and processor time before anything is
+known about its caller. So a connection is *pending* until its caller has shown who it is, which ``keep`` says. Pending
+connections are limited in number, for each peer address and in all, and each is closed when its time is over. Kept
+connections are streams of living pods, at most one for each pod; they are never closed to make room.
+
+Where all places are taken, the address with the most pending connections loses its oldest one. So an address that
+floods the channel is in its own way only. If all addresses hold about equally many, nobody is closed: new connections
+wait in the kernel's queue until a place is free. Several pods can share an address (``hostNetwork``, address
+translation); the limit for an address must let their handshakes through, and who is refused tries again.
+
+Everything runs on the channel's event loop (``server_thread``): one task accepts, one short task for each connection
+does the TLS handshake, and one timer for each pending connection ends it. ``close`` ends all three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from enum import Enum, StrEnum
+
+from aiohttp import web
+
+from gracepoint_operator.observability.logs import about
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 2.0  # for a peer to answer TLS's close
+_CLOSE_S = 1.0
+_ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
+_SAY_EVERY_S = 60.0
+_LOOK_EVERY_S = 0.01
+_CLOSE_CONNECTIONS_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ConnectionLimits:
+    """For connections whose callers have not shown who they are.
+
+    Attributes:
+        handshake_s: Seconds for the TLS handshake.
+        request_s: Seconds from the handshake until the first request's headers, and between two requests.
+        pending_s: Seconds in all, from accept. Longer than the longest answer takes.
+        at_once: How many are held at once.
+        at_once_of_address: How many of one peer address.
+    """
+
+    handshake_s: float = 10.0
+    request_s: float = 10.0
+    pending_s: float = 30.0
+    at_once: int = 1024
+    at_once_of_address: int = 256
+
+
+class Closed(StrEnum):
+    """Why a connection was closed by the operator before its caller had shown who it is; a label of the metric."""
+
+    ADDRESS_FULL = "address_full"
+    CROWDED = "crowded"
+    HANDSHAKE = "handshake"  # the TLS handshake failed, or took too long
+    TOO_SLOW = "too_slow"
+
+
+class _Room(Enum):
+    """What is done with a new connection."""
+
+    HELD = 1
+    REFUSED = 2
+    WAITS = 3
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: hands everything on to aiohttp's protocol, and tells when it has ended."""
+
+    def __init__(
+        self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[_Connection], None]
+    ) -> None:
+        self.address = address
+        self.inner = inner
+        self.timer: asyncio.TimerHandle | None = None
+        self.transport: asyncio.Transport | None = None
+        self._accepted = accepted
+        self._ended = ended
+
+    def abort(self) -> None:
+        """Closes it at once, in whatever state it is."""
+        if self.transport is not None:
+            self.transport.abort()
+        else:
+            # The handshake reads the end of the stream and fails. A cancelled one would not always close the socket.
+            with contextlib.suppress(OSError):
+                self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended(self)
+        self.inner.connection_lost(exc)
+
+
+class Connections:
+    """Accepts, limits and closes. Made and used on one event loop.
+
+    Args:
+        make: aiohttp's protocol for a new connection.
+        context: TLS of the server's side.
+        limits: For those that are pending.
+        count_closed: Called with the reason for each connection that is closed here.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        limits: ConnectionLimits,
+        count_closed: Callable[[str], None],
+    ) -> None:
+        self._make = make
+        self._context = context
+        self._limits = limits
+        self._count_closed = count_closed
+        self._pending: dict[str, dict[_Connection, None]] = {}  # by address, oldest first
+        self._by_protocol: dict[asyncio.BaseProtocol, _Connection] = {}  # the pending ones, by aiohttp's protocol
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._place_free = asyncio.Event()
+        self._say_after = 0.0
+
+    @property
+    def pending(self) -> int:
+        """How many connections are held whose callers have not shown who they are."""
+        return len(self._by_protocol)
+
+    def keep(self, protocol: asyncio.BaseProtocol) -> None:
+        """The caller has shown who it is: its connection stays until one of the two ends it.
+
+        Args:
+            protocol: aiohttp's, of the request.
+        """
+        connection = self._by_protocol.get(protocol)
+        if connection is not None:
+            self._forget(connection)
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Takes connections in until cancelled.
+
+        Args:
+            listener: Listens, and does not block.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listener)
+            except OSError as error:  # no file descriptor is left, or the peer has gone again
+                log.warning("a connection could not be accepted", extra=about(error=repr(error)))
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            await self._take(accepted, str(peer[0]))
+            await asyncio.sleep(0)  # an accept that need not wait lets nobody else run
+
+    async def close(self) -> None:
+        """Ends all that are pending; waits for a bounded time until their sockets are closed."""
+        for connection in list(self._by_protocol.values()):
+            connection.abort()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=_CLOSE_S)
+
+    async def _take(self, accepted: socket.socket, address: str) -> None:
+        try:
+            while (room := self._room(address)) is _Room.WAITS:
+                self._place_free.clear()
+                await self._place_free.wait()  # every pending connection ends in pending_s at the latest
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        if room is _Room.REFUSED:
+            accepted.close()
+            self._closed(address, Closed.ADDRESS_FULL)
+            return
+        loop = asyncio.get_running_loop()
+        connection = _Connection(accepted, address, self._make(), self._forget)
+        self._pending.setdefault(address, {})[connection] = None
+        self._by_protocol[connection.inner] = connection
+        connection.timer = loop.call_later(self._limits.pending_s, self._end, connection, Closed.TOO_SLOW)
+        handshake = asyncio.create_task(self._shake_hands(connection, accepted), name="handshake")
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    def _room(self, address: str) -> _Room:
+        """Makes room for another connection of the address, if it may have one."""
+        own = len(self._pending.get(address, ()))
+        if own >= self._limits.at_once_of_address:
+            return _Room.REFUSED
+        if self.pending < self._limits.at_once:
+            return _Room.HELD
+        most = max(self._pending.values(), key=len)
+        if len(most) <= own + 1:
+            return _Room.WAITS
+        self._end(next(iter(most)), Closed.CROWDED)
+        return _Room.HELD
+
+    async def _shake_hands(self, connection: _Connection, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.handshake_s,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError:  # ssl.SSLError and the timeout are of this kind
+            if connection.inner in self._by_protocol:
+                self._forget(connection)
+                self._closed(connection.address, Closed.HANDSHAKE)
+
+    def _end(self, connection: _Connection, why: Closed) -> None:
+        self._forget(connection)
+        connection.abort()
+        self._closed(connection.address, why)
+
+    def _forget(self, connection: _Connection) -> None:
+        """It is not pending any more."""
+        if self._by_protocol.pop(connection.inner, None) is None:
+            return
+        if connection.timer is not None:
+            connection.timer.cancel()
+        of_address = self._pending[connection.address]
+        del of_address[connection]
+        if not of_address:
+            del self._pending[connection.address]
+        self._place_free.set()
+
+    def _closed(self, address: str, why: Closed) -> None:
+        self._count_closed(why)
+        now = time.monotonic()
+        if why is not Closed.HANDSHAKE and now >= self._say_after:
+            self._say_after = now + _SAY_EVERY_S
+            log.warning(
+                "connections are closed whose callers have not shown who they are",
+                extra=about(peer=address, reason=why, pending=self.pending),
+            )
+
+
+async def close(runner: web.AppRunner) -> None:
+    """Stops listening, and returns when all connections are closed.
+
+    aiohttp only begins to close them, and TLS waits for the client's answer. The loop ends next, and would leave their
+    sockets to the garbage collector. A client that does not answer in time is cut off.
+    """
+    server = runner.server
+    assert server is not None
+    for site in list(runner.sites):
+        await site.stop()
+    transports = {connection.transport for connection in server.connections}
+    await runner.cleanup()
+    give_up_at_s = time.monotonic() + _CLOSE_CONNECTIONS_S
+    while True:
+        transports |= {connection.transport for connection in server.connections}  # a handshake may have ended since
+        left = [each for each in transports if each is not None and each.get_extra_info("socket").fileno() >= 0]
+        if not left or time.monotonic() > give_up_at_s:
+            break
+        await asyncio.sleep(_LOOK_EVERY_S)
+    for each in left:
+        each.abort()
+    await asyncio.sleep(0)  # in which the loop closes what was aborted

@@ -1,0 +1,120 @@
+"""What the JobSet API that is installed lacks of what the release contract relies on. Pure.
+
+The API server takes fields that a CRD does not name out of an object without a word. A rule that lost a field matches
+more than was meant, or nothing. So the contract is held against the schema of the CRD that is served.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks.members import Json, Problems, gang
+from gracepoint_operator.webhooks.release_contract import RULE_ACTION, RULE_REASON, RULES, own_pod_rules
+
+CRD_NAME = "jobsets.jobset.x-k8s.io"
+VERSION = "v1alpha2"
+
+_FIX = "Upgrade JobSet to v0.10 or newer"
+_PATTERNS = "onJobFailureMessagePatterns"
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What is missing.
+
+    Attributes:
+        missing: Fields and values without which a JobSet that leaves after its save would fail, or its restart would
+            count. Empty: nothing.
+        by_message: False: JobSet cannot tell the contract's own FailJob rules from others.
+    """
+
+    missing: tuple[str, ...] = ()
+    by_message: bool = True
+
+    def refusal(self, jobset: Json, policy: CheckpointPolicySpec) -> str | None:
+        """Why the JobSet cannot have the contract here; None: it can.
+
+        Args:
+            jobset: As the contract has made it.
+            policy: Its policy.
+        """
+        if self.missing:
+            return (
+                f"the JobSet API that is installed: found no {', no '.join(self.missing)}, which bring the JobSet back "
+                f"after its save. {_FIX}, or remove the label to run the JobSet without Gracepoint"
+            )
+        others = [] if self.by_message else list(_other_rules(jobset, policy))
+        if others:
+            return (
+                f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}, so that {', '.join(others)} would "
+                f"restart the JobSet without end. {_FIX}, or remove these rules"
+            )
+        return None
+
+    @property
+    def warning(self) -> str | None:
+        """For whoever creates a JobSet that is allowed."""
+        if self.by_message:
+            return None
+        return (
+            f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}; every failure by a podFailurePolicy "
+            f"restarts the JobSet without being counted. {_FIX}"
+        )
+
+
+def served(crd: Json) -> Served:
+    """Reads a CustomResourceDefinition of JobSets.
+
+    Raises:
+        LookupError: It serves no version that the operator knows.
+    """
+    versions = {item["name"]: item for item in crd["spec"]["versions"] if item.get("served")}
+    if VERSION not in versions:
+        raise LookupError(f"{CRD_NAME}: found the versions {sorted(versions)}, expected {VERSION} to be served")
+    schema = versions[VERSION].get("schema", {}).get("openAPIV3Schema", {})
+    rule = schema
+    for name in ("spec", "failurePolicy", "rules"):
+        rule = _field(rule, name)
+    rule = None if rule is None else rule.get("items", {})
+    if rule is None:
+        return Served(missing=(RULES,), by_message=False)
+    needs: tuple[tuple[str, str | None], ...] = (
+        ("name", None),
+        ("action", RULE_ACTION),
+        ("onJobFailureReasons", RULE_REASON),
+        ("targetReplicatedJobs", None),
+    )
+    missing = tuple(
+        f"{RULES}[].{name}" + ("" if value is None else f" {value}")
+        for name, value in needs
+        if not _has(_field(rule, name), value)
+    )
+    return Served(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
+
+
+def _field(node: Any, name: str) -> Any:
+    """The schema of a field; None where it would be pruned."""
+    if node is None:
+        return None
+    if node.get("x-kubernetes-preserve-unknown-fields"):
+        return node.get("properties", {}).get(name, {"x-kubernetes-preserve-unknown-fields": True})
+    return node.get("properties", {}).get(name)
+
+
+def _has(node: Any, value: str | None) -> bool:
+    if node is None:
+        return False
+    values = node.get("items", node).get("enum")
+    return value is None or values is None or value in values
+
+
+def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
+    """Rules of the gang's Jobs, beside the contract's, that make a Job fail."""
+    return [
+        f"{member.path}.podFailurePolicy.rules[{i}]"
+        for member in gang(jobset, policy.training, Problems())
+        for i, rule in enumerate(member.job.get("podFailurePolicy", {}).get("rules") or [])
+        if rule.get("action") == "FailJob" and rule not in own_pod_rules(member, policy)
+    ]

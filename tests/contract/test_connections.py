@@ -1,0 +1,264 @@
+"""Connections to the channel from callers who do not show who they are, over real TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gracepoint.receivers.channel import ChannelError
+from gracepoint.wire.messages import Frame, Hello, Notice
+from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
+from gracepoint_operator.channel.connections import ConnectionLimits
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
+from tests.contract.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
+from tests.contract.test_webhooks import evict
+from tests.unit.operator import objects
+from tests.unit.operator.api import MemoryApi
+from tests.unit.operator.objects import NAMESPACE
+from tests.unit.operator.replica import subscription
+
+SHORT = ConnectionLimits(handshake_s=0.3, request_s=0.3, pending_s=0.6)
+FEW = ConnectionLimits(at_once=12, at_once_of_address=8)
+NO_BODY = f"POST {PATH_REPORT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode()
+#: Loopback addresses that stand for other pods.
+ATTACKER, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def opened() -> Iterator[list[socket.socket]]:
+    """Sockets that are closed in the end."""
+    made: list[socket.socket] = []
+    yield made
+    for one in made:
+        with contextlib.suppress(OSError):
+            one.close()
+
+
+def connect(replica: Replica, opened: list[socket.socket], address: str = "127.0.0.1", *, tls: bool) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", replica.server.https_port), WAIT_S, (address, 0))
+    opened.append(made)
+    if tls:
+        context = ssl.create_default_context(cadata=replica.ca)
+        made = context.wrap_socket(made, server_hostname="localhost")
+        opened.append(made)
+    return made
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the operator has closed it; the wait is bounded by the socket's timeout."""
+    try:
+        while one.recv(4096):
+            pass
+        return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def closed(replica: Replica, reason: str) -> float:
+    name = f'gracepoint_channel_connections_closed_total{{reason="{reason}"}} '
+    lines = [line for line in replica.metrics().splitlines() if line.startswith(name)]
+    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+
+@pytest.mark.parametrize(
+    ("tls", "says"),
+    [
+        pytest.param(False, b"", id="no TLS handshake"),
+        pytest.param(False, b"\x16\x03\x01", id="half a TLS handshake"),
+        pytest.param(True, b"", id="no request"),
+        pytest.param(True, b"POST / HTTP/1.1\r\nHost: x\r\n", id="half a request's headers"),
+        pytest.param(
+            True, f"POST {PATH_REPORT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode(), id="no body"
+        ),
+    ],
+)
+def test_a_connection_that_asks_for_nothing_is_closed_in_time(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], tls: bool, says: bytes
+) -> None:
+    idle = connect(start(api, limits=SHORT), opened, tls=tls)
+    if says:
+        idle.sendall(says)
+    assert is_closed(idle)
+
+
+def test_one_that_trickles_is_closed_all_the_same(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    slow = connect(start(api, limits=SHORT), opened, tls=True)
+    slow.sendall(b"POST / HTTP/1.1\r\n")
+    slow.settimeout(0.05)
+
+    def trickle() -> None:
+        for _ in range(int(WAIT_S / 0.05)):
+            slow.sendall(b"a: b\r\n")
+            with contextlib.suppress(TimeoutError):
+                if slow.recv(1) == b"":
+                    raise ConnectionResetError
+
+    with pytest.raises(OSError):  # noqa: PT011  whichever way the kernel says that the peer has closed
+        trickle()
+
+
+def test_an_address_holds_only_so_many_connections(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api, limits=FEW)
+    for _ in range(FEW.at_once_of_address):
+        connect(replica, opened, ATTACKER, tls=True)
+    assert is_closed(connect(replica, opened, ATTACKER, tls=False))
+    assert closed(replica, "address_full") == 1
+
+
+def test_a_flood_takes_no_place_from_other_addresses(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api, limits=FEW)
+    flood = [connect(replica, opened, ATTACKER, tls=False) for _ in range(FEW.at_once_of_address)]
+    others = [connect(replica, opened, OTHER, tls=True) for _ in range(FEW.at_once - len(flood))]
+    with contextlib.closing(replica.stream()) as stream:  # from a third address, with all places taken
+        assert isinstance(stream.next(), Hello)
+    assert is_closed(flood[0])
+    assert closed(replica, "crowded") >= 1
+    for one in others:
+        one.settimeout(0.05)
+    assert not any(is_closed(one) for one in others)
+
+
+def test_a_stream_outlives_a_flood_from_its_own_address_and_is_told(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    limits = dataclasses.replace(SHORT, at_once=12, at_once_of_address=8)
+    replica = start(api, limits=limits)
+    with contextlib.closing(replica.stream()) as stream:
+        assert isinstance(stream.next(), Hello)
+        for _ in range(3 * limits.at_once):
+            with contextlib.suppress(OSError):
+                connect(replica, opened, tls=False)
+        until(lambda: closed(replica, "address_full") > 0, "the address to be full")
+        until(lambda: closed(replica, "handshake") > 0, "the time of the idle connections to be over")
+        replica.taint()
+        assert stream.notice().preemption == NAME
+
+
+def test_who_finds_the_address_full_gets_in_when_the_idle_ones_are_gone(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api, limits=dataclasses.replace(SHORT, at_once=12, at_once_of_address=8))
+    for _ in range(8):
+        connect(replica, opened, tls=False)
+    with pytest.raises(ChannelError):
+        replica.stream()
+    until(lambda: closed(replica, "handshake") == 8, "the time of the idle connections to be over")
+    with contextlib.closing(replica.stream()) as stream:
+        assert isinstance(stream.next(), Hello)
+
+
+def test_evictions_are_answered_while_the_channels_loop_does_nothing_at_all(
+    start: Callable[..., Replica], api: MemoryApi
+) -> None:
+    """As under more connections than it can serve."""
+    replica = start(api)
+    loop = replica.server.channel_loop
+    assert loop is not None
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(WAIT_S)
+
+    loop.call_soon_threadsafe(hold)
+    assert held.wait(WAIT_S)
+    try:
+        status, said = evict(replica, path_of(PATH_EVICTIONS, WEBHOOK_TOKEN), port=replica.server.webhook_port)
+    finally:
+        go_on.set()
+    assert status == 200
+    assert '"code": 429' in said
+
+
+PODS = 300
+
+
+class Pods:
+    """Processes that subscribe as the library does, all on one event loop, and connect again wherever they can."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self._context = ssl.create_default_context(cadata=replicas[0].ca)
+        self._ports = [replica.server.https_port for replica in replicas]
+        self.told: dict[int, str] = {}
+        self.streams = 0
+
+    async def run(self, index: int) -> None:
+        """Subscribes until the notice has come; every other pod begins at the second replica."""
+        attempt = index
+        while index not in self.told:
+            with contextlib.suppress(OSError, EOFError):
+                await self._listen(index, self._ports[attempt % len(self._ports)])
+            attempt += 1
+            await asyncio.sleep(0.1)
+
+    async def _listen(self, index: int, port: int) -> None:
+        body = subscription(index).to_json().encode()
+        head = f"POST {PATH_SUBSCRIBE} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer token-{index}\r\n"
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=self._context)
+        try:
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise ConnectionResetError(f"found {status!r}, expected 200")
+            while (await reader.readline()).strip():
+                pass
+            self.streams += 1
+            try:
+                async for line in reader:
+                    if line.startswith(b"{") and isinstance(frame := Frame.read(line), Notice):
+                        self.told[index] = frame.preemption
+                        return
+            finally:
+                self.streams -= 1
+        finally:
+            writer.transport.abort()
+
+
+def test_when_one_replica_dies_the_other_takes_all_pods_and_tells_them(
+    start: Callable[..., Replica], api: MemoryApi
+) -> None:
+    for index in range(PODS):
+        api.add(kinds.PODS, objects.pod(index))
+        api.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
+    first, second = start(api, "replica-a"), start(api, "replica-b")
+    pods = Pods([first, second])
+
+    async def scene() -> None:
+        async def streams(count: int, what: str) -> None:
+            async with asyncio.timeout(60):
+                while pods.streams != count:  # noqa: ASYNC110  the state of many tasks is asked, not one event
+                    await asyncio.sleep(0.02)
+
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(pods.run(index)) for index in range(PODS)]
+            await streams(PODS, "all pods to be connected")
+            assert len(first.core.subscribers) + len(second.core.subscribers) == PODS
+            assert min(len(first.core.subscribers), len(second.core.subscribers)) > PODS // 4
+            await asyncio.to_thread(first.server.stop)
+            async with asyncio.timeout(60):
+                while len(second.core.subscribers) < PODS:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await asyncio.to_thread(second.taint)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*running)
+
+    asyncio.run(scene())
+    assert set(pods.told.values()) == {NAME}
+    assert len(pods.told) == PODS
+    assert second.core.ready

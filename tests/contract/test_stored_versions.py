@@ -1,0 +1,206 @@
+"""Objects that are stored in a real API server while the operator and its CRDs are upgraded and rolled back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.resources import CheckpointPolicy, SignalKind
+from gracepoint_operator.resources.crds import definitions
+from tests.contract import api_server
+from tests.testcluster.api import ClusterError
+from tests.testcluster.parts import program
+
+pytestmark = pytest.mark.timeout(240)
+
+Json = dict[str, Any]
+NAMESPACE = "default"
+CRDS = kinds.Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeClient]:
+    try:
+        program("kube-apiserver")
+    except ClusterError as error:
+        pytest.skip(str(error))
+    with api_server.running(tmp_path_factory.mktemp("api-server")) as kubeconfig:
+        connected = KubeClient.connect(str(kubeconfig))
+        yield connected
+        connected.close()
+
+
+def newer() -> dict[str, Json]:
+    """The CRDs of a version that is to come: more values, and more fields."""
+    made = copy.deepcopy(definitions())
+    for crd in made.values():
+        schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        _extend(schema)
+        schema["properties"]["spec"]["properties"]["ofTomorrow"] = {"type": "string"}
+    return made
+
+
+def _extend(node: Any) -> None:
+    if isinstance(node, list):
+        for item in node:
+            _extend(item)
+    elif isinstance(node, dict):
+        if isinstance(node.get("enum"), list):
+            node["enum"] = [*node["enum"], "OfTomorrow"]
+        for value in node.values():
+            _extend(value)
+
+
+async def install(api: KubeClient, crds: dict[str, Json]) -> None:
+    for crd in crds.values():
+        name = crd["metadata"]["name"]
+        try:
+            found = await api.get(CRDS, None, name)
+        except client.NotFound:
+            await api.create(CRDS, None, crd)
+        else:
+            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            await api.merge(CRDS, None, name, {"metadata": version, "spec": crd["spec"]})
+
+
+async def until_true(holds: Any, what: str) -> None:
+    """Waits for what the API server does some time after a CRD has changed."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await holds():  # noqa: ASYNC110  the API server tells nobody
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"waited {WAIT_S:.0f} s for: {what}") from None
+
+
+def policy(name: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": "gracepoint.dev/v1alpha1",
+        "kind": "CheckpointPolicy",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"checkpoint": {"directory": "/checkpoints/{jobset}"}, **spec},
+    }
+
+
+def record(name: str, **spec: Any) -> Json:
+    now = "2026-01-02T03:04:05.678901Z"
+    return {
+        "apiVersion": "gracepoint.dev/v1alpha1",
+        "kind": "Preemption",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "jobSet": {"name": "llm", "uid": "u-1"},
+            "epoch": 1,
+            "cause": "SpotTermination",
+            "signal": "a taint",
+            "confidence": "sure",
+            "cancelable": False,
+            "observedAt": now,
+            "deadline": now,
+            "mode": "Enforce",
+            "exits": True,
+            "policy": {"name": "p", "spec": {}},
+            **spec,
+        },
+    }
+
+
+async def created(api: KubeClient, kind: kinds.Kind, body: Json) -> bool:
+    try:
+        await api.create(kind, NAMESPACE, body)
+    except (client.RequestRejected, client.NotFound):
+        return False
+    return True
+
+
+def test_after_a_rollback_objects_of_both_versions_are_read_and_written(api: KubeClient) -> None:
+    asyncio.run(_install_upgrade_and_roll_back(api))
+
+
+def test_what_the_operator_writes_is_known_to_be_its_own(api: KubeClient) -> None:
+    async def managers() -> set[str]:
+        await install(api, definitions())
+        await until_true(lambda: created(api, kinds.POLICIES, policy("owned")), "the CRD of policies")
+        await api.merge_status(kinds.POLICIES, NAMESPACE, "owned", {"status": {"observedGeneration": 1}})
+        body = await api.get(kinds.POLICIES, NAMESPACE, "owned")
+        await api.delete(kinds.POLICIES, body)
+        return {entry["manager"] for entry in body["metadata"]["managedFields"]}
+
+    assert asyncio.run(managers()) == {"gracepoint-operator"}
+
+
+async def _install_upgrade_and_roll_back(api: KubeClient) -> None:
+    await install(api, definitions())
+    await until_true(lambda: created(api, kinds.POLICIES, policy("old")), "the CRD of policies")
+    await until_true(lambda: created(api, kinds.PREEMPTIONS, record("old")), "the CRD of Preemptions")
+
+    # Nothing names kinds of signals for a user who did not.
+    stored = await api.get(kinds.POLICIES, NAMESPACE, "old")
+    assert "signals" not in stored["spec"]
+    for wrong in ({"mode": "OfTomorrow"}, {"signals": ["OfTomorrow"]}, {"cloudMetadata": ["OfTomorrow"]}):
+        with pytest.raises(client.RequestRejected, match="Unsupported value"):
+            await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", **wrong))
+
+    await install(api, newer())
+    tomorrow = policy("new", mode="OfTomorrow", signals=["NodeTaint", "OfTomorrow"], ofTomorrow="x")
+    await until_true(lambda: created(api, kinds.POLICIES, tomorrow), "the newer CRD of policies")
+    later = record("new", mode="OfTomorrow", confidence="OfTomorrow", ofTomorrow="x")
+    await until_true(lambda: created(api, kinds.PREEMPTIONS, later), "the newer CRD of Preemptions")
+    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "new", {"status": {"phase": "OfTomorrow"}})
+
+    # The operator before the CRDs, as whoever rolls back the Deployment alone has it; then both.
+    await _read_and_written(api, {"spec.mode: 'OfTomorrow'", "spec.signals: 'OfTomorrow'", "spec.ofTomorrow"})
+    await install(api, definitions())
+
+    async def pruned() -> bool:
+        return "ofTomorrow" not in (await api.get(kinds.POLICIES, NAMESPACE, "new"))["spec"]
+
+    await until_true(pruned, "the older CRD")
+    await _read_and_written(api, {"spec.mode: 'OfTomorrow'", "spec.signals: 'OfTomorrow'"})
+    with pytest.raises(client.RequestRejected, match="Unsupported value"):
+        await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", mode="OfTomorrow"))
+
+
+async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
+    policies = {body["metadata"]["name"]: body for body in await api.list(kinds.POLICIES)}
+    read = {name: CheckpointPolicy.of(body) for name, body in policies.items()}
+    assert set(read) == {"old", "new"}
+    assert all(read["old"].spec.counts(kind) for kind in SignalKind)
+    assert read["old"].unknown == ()
+    assert set(read["new"].unknown) == unknown
+    assert (read["new"].spec.mode, read["new"].spec.signals) == (Mode.ENFORCE, [SignalKind.NODE_TAINT])
+
+    records = {body["metadata"]["name"]: PreemptionRecord.of(body) for body in await api.list(kinds.PREEMPTIONS)}
+    assert set(records) == {"old", "new"}
+    assert (records["new"].spec.mode, records["new"].phase) == (Mode.OBSERVE, Phase.FAILED)
+
+    # Written, too: the API server lets pass what is wrong in a stored object and does not change.
+    world = ClusterCache(time.time)
+    for body in policies.values():
+        world.put(kinds.POLICIES, body, listed=True)
+    recorder = PolicyWriter(api, world, Metrics(), time.time, 0.05)
+    for name in policies:
+        recorder.touch(NAMESPACE, name)
+
+    async def said() -> bool:
+        body = await api.get(kinds.POLICIES, NAMESPACE, "new")
+        ready = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
+        return bool(ready) and ready[0]["status"] == "True" and all(item in ready[0]["message"] for item in unknown)
+
+    await until_true(said, "Ready to name what is not understood")
+    await recorder.close(5.0)
+    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "new", {"status": {"message": "read by an older operator"}})
+    assert (await api.get(kinds.PREEMPTIONS, NAMESPACE, "new"))["status"]["phase"] == "OfTomorrow"
