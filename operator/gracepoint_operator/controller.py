@@ -41,6 +41,7 @@ from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
@@ -97,7 +98,7 @@ class Controller:
         self._api = api
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
-        self.world = ClusterCache(clock, rows)
+        self.world = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
         self.subscribers = Subscribers()
         self._clock = clock
         self._receipts = Acknowledgements()
@@ -273,7 +274,7 @@ class Controller:
             self.world.forget_recalled()
             self._recollection.touch()
             self.deliverer.ready = True
-            for namespace, name in list(self.world.policies):
+            for namespace, name in {*self.world.policies, *self.world.unreadable_policies()}:
                 self._policies.touch(namespace, name)
             self._react(self.world.workload_uids())
             for epoch in self.world.epochs.values():

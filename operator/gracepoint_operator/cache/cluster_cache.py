@@ -21,12 +21,14 @@ from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Job, Node, Pod, Workload, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
+from gracepoint_operator.unreadable import Unreadable, reading
 
 
 class ClusterCache:
@@ -35,10 +37,14 @@ class ClusterCache:
     Args:
         clock: Seconds since the epoch.
         rows: The disruption catalogue, in the order in which rows are tried.
+        left_out: Is told what cannot be read.
     """
 
-    def __init__(self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN) -> None:
+    def __init__(
+        self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN, left_out: LeftOut | None = None
+    ) -> None:
         self._clock = clock
+        self._left_out = LeftOut() if left_out is None else left_out
         self.nodes: dict[str, Node] = {}
         self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
         self.pods: dict[str, Pod] = {}
@@ -79,13 +85,35 @@ class ClusterCache:
             fresh: The API was asked for it just now.
 
         Raises:
-            pydantic.ValidationError: A policy or preemption is not of this version's schema.
+            Unreadable: It cannot be read; a policy or a preemption also where it is not of this version's schema. What
+                was known of it before stays in force; see ``left_out``.
         """
-        meta = body["metadata"]
-        if not self._versions.take(meta, fresh=fresh):
-            return set()
-        self._places[meta["uid"]] = (kind, meta.get("namespace", ""), meta["name"])
-        return self._readers[kind](body, listed)
+        with reading("metadata"):
+            meta = body["metadata"]
+            uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
+            if not (uid and name and all(isinstance(text, str) for text in (uid, name, namespace))):
+                raise Unreadable("metadata: expected texts as name, UID and namespace")
+            if not self._versions.take(meta, fresh=fresh):
+                return set()
+        self._places[uid] = (kind, namespace, name)
+        where = f"{namespace}/{name}".removeprefix("/")
+        self._markings.left_out = {}
+        try:
+            with reading(where):
+                affected = self._readers[kind](body, listed)
+        except Unreadable as error:
+            self._left_out.object(kind, uid, where, str(error))
+            raise
+        self._left_out.parts(kind, uid, where, self._markings.left_out)
+        return affected
+
+    def why_unreadable(self, uid: str) -> str | None:
+        """Why the newest version of an object cannot be read; None where it can."""
+        return self._left_out.why(uid)
+
+    def unreadable_policies(self) -> dict[Key, str]:
+        """The policies of which the newest version cannot be read, and why."""
+        return {self._places[uid][1:]: why for uid, why in self._left_out.objects(kinds.POLICIES).items()}
 
     def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
         """Kind, namespace and name of a known object."""
@@ -102,6 +130,7 @@ class ClusterCache:
         self._sightings.forget(uid)
         attached_to = self._markings.forget(uid)
         self._doomed.discard(uid)
+        self._left_out.forget(uid)
         if uid not in self._places:
             return set()
         kind, namespace, name = self._places.pop(uid)
@@ -116,8 +145,10 @@ class ClusterCache:
             return {attached_to} & self.workloads.keys()
         if kind is kinds.PODS:
             return self._drop_pod(uid)
-        if kind is kinds.JOBS and uid in self.jobs:
-            job = self.jobs.pop(uid)
+        if kind is kinds.JOBS:
+            job = self.jobs.pop(uid, None)
+            if job is None:
+                return set()
             discard(self._jobs_of, job.workload_uid, uid)
             return {job.workload_uid}
         if kind is kinds.JOBSETS:
@@ -193,6 +224,10 @@ class ClusterCache:
         if workload_uid in self.workloads:
             self._doomed.add(workload_uid)
 
+    def drop_unmade(self, epoch_key: Key) -> None:
+        """Forgets a record that the API server never took."""
+        self._archive.drop_unmade(epoch_key)
+
     def mark_gone(self, workload_uid: str) -> None:
         """The API was asked for this JobSet, and it is not there."""
         self._archive.mark_gone(workload_uid)
@@ -215,12 +250,12 @@ class ClusterCache:
         return self._archive.disrupted_workload_uids()
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
-        """The epochs of known JobSets that were made within so many seconds, or are not made yet.
+        """The epochs of known JobSets that were made within so many seconds, or began within these and are not made.
 
         Args:
             within_s: The same in every call.
         """
-        found = self._archive.latest(self._clock() - within_s)
+        found = self._archive.latest(self._clock(), within_s)
         return [epoch for epoch in found if self._is_of_known_workload(epoch)]
 
     def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
@@ -265,8 +300,8 @@ class ClusterCache:
 
     def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = read_node(body)
-        self.nodes[node.name] = node
         marks = self._markings.see(On.NODE, body, listed=listed)
+        self.nodes[node.name] = node
         if any(map(signals.marks_node, marks)):
             self.disrupted_nodes.add(node.name)
         else:
@@ -274,15 +309,15 @@ class ClusterCache:
         return self._on_node(node.name)
 
     def _put_node_claim(self, body: Mapping[str, Any], listed: bool) -> set[str]:
+        node = str((body.get("status") or {}).get("nodeName") or "")
         self._markings.see(On.NODE_CLAIM, body, listed=listed)
-        node = (body.get("status") or {}).get("nodeName") or ""
         before = self._markings.attach(body["metadata"]["uid"], node)
         return self._on_node(node) | self._on_node(before)
 
     def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        self._markings.see(On.WORKLOAD, body, listed=listed)
         meta = body["metadata"]
-        owner = next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        self._markings.see(On.WORKLOAD, body, listed=listed)
         self._markings.attach(meta["uid"], owner)
         return {owner} & self.workloads.keys()
 
@@ -290,13 +325,13 @@ class ClusterCache:
         pod = read_pod(body)
         if not pod.workload_uid:
             return set()
+        self._markings.see(On.POD, body, listed=listed)
         self.pods[pod.uid] = pod
         self._pod_uids[pod.namespace, pod.name] = pod.uid
         self._pods_of[pod.workload_uid].add(pod.uid)
         if pod.node:
             self._pods_on[pod.node].add(pod.uid)
             self._sightings.see_bound(pod.uid, pod.bound_at, listed=listed)
-        self._markings.see(On.POD, body, listed=listed)
         return {pod.workload_uid}
 
     def _drop_pod(self, uid: str) -> set[str]:

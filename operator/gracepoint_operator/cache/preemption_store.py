@@ -29,6 +29,7 @@ class PreemptionStore:
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
         self._under_way: set[Key] = set()
         self._latest: set[Key] = set()  # at least those of the last while
+        self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` were first asked for that are not made
         self._without_workload: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
 
     def put_epoch(self, epoch: PreemptionRecord) -> None:
@@ -54,9 +55,16 @@ class PreemptionStore:
             return None
         self._under_way.discard(key)
         self._latest.discard(key)
+        self._unmade_since.pop(key, None)
         discard(self._epochs_of, epoch.spec.workload.uid, key)
         self._without_workload &= self._epochs_of.keys()
         return epoch.spec.workload.uid
+
+    def drop_unmade(self, key: Key) -> None:
+        """Forgets a record that was never made."""
+        epoch = self.epochs.get(key)
+        if epoch is not None and epoch.created_at is None:
+            self.drop_epoch(key)
 
     def drop_request(self, key: Key) -> Key | None:
         """Returns which JobSet it was for; None where it was not known."""
@@ -83,11 +91,18 @@ class PreemptionStore:
         """The JobSets with an epoch under way."""
         return {self.epochs[key].spec.workload.uid for key in self._under_way}
 
-    def latest(self, since_at: float) -> list[PreemptionRecord]:
-        """The epochs that were made after a time, which only grows from call to call, or are not made yet."""
+    def latest(self, now: float, within_s: float) -> list[PreemptionRecord]:
+        """The epochs that were made within so many seconds, or are not made yet and began within these.
+
+        Args:
+            now: Seconds since the epoch; only grows from call to call.
+            within_s: The same in every call.
+        """
         for key in list(self._latest):
             at = self.epochs[key].created_at
-            if at is not None and at <= since_at:
+            if at is None:
+                at = self._unmade_since.setdefault(key, now)
+            if min(at, self._unmade_since.get(key, at)) <= now - within_s:
                 self._latest.discard(key)
         return [self.epochs[key] for key in self._latest]
 

@@ -59,5 +59,5 @@ def version_of(meta: Mapping[str, Any]) -> int:
     """The resourceVersion, comparable by KEP-5504 and ever since in etcd; 0 where it is no number."""
     try:
         return int(meta["resourceVersion"])
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return 0

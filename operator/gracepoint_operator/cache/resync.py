@@ -8,19 +8,15 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Callable, Iterable
-
-from pydantic import ValidationError
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Named
-from gracepoint_operator.observability.logs import about
-
-log = logging.getLogger(__name__)
+from gracepoint_operator.unreadable import Unreadable
 
 #: What is watched, each with the label that its objects must have. Preemptions come before what they explain.
 SELECTORS: dict[kinds.Kind, str | None] = {
@@ -59,16 +55,11 @@ async def sweep(api: KubeClient, world: ClusterCache, drop: Callable[[str], obje
 
 
 def put(world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, listed: bool) -> set[str]:
-    """``World.put``, for objects of whatever version: one that cannot be read is logged and left out."""
+    """``World.put``, for objects of whatever version: one that cannot be read is left out."""
     try:
         return world.put(kind, body, listed=listed)
-    except ValidationError as error:
-        where = f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
-        log.error(
-            "object left out, it is not of this version's schema",
-            extra=about(kind=kind.plural, object=where, error=str(error)),
-        )
-        return set()
+    except Unreadable:
+        return set()  # the world says it and counts it
 
 
 async def look_afresh(
@@ -86,15 +77,17 @@ async def look_afresh(
     """
     try:
         body = await api.get(kinds.JOBSETS, workload.namespace, workload.name)
-        world.put(kinds.JOBSETS, body, listed=True, fresh=True)
-        gone = [workload.uid] if workload.uid not in world.workloads else []
+        with contextlib.suppress(Unreadable):  # it is there; what was known of it stays
+            world.put(kinds.JOBSETS, body, listed=True, fresh=True)
+        is_there = body["metadata"]["uid"] == workload.uid and world.why_unreadable(workload.uid) is not None
+        gone = [] if is_there or workload.uid in world.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]
     for name in jobs:
         known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
         try:
             body = await api.get(kinds.JOBS, workload.namespace, name)
-            world.put(kinds.JOBS, body, listed=True)
+            put(world, kinds.JOBS, body, listed=True)
             gone += [uid for uid in known if uid != body["metadata"]["uid"]]
         except client.NotFound:
             gone += known

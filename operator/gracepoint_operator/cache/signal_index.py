@@ -23,6 +23,7 @@ class SignalIndex:
     """
 
     def __init__(self, rows: Sequence[Row], sightings: FirstSeen) -> None:
+        self.left_out: dict[str, None] = {}  # what could not be read of the object that was seen last
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._sightings = sightings
         self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
@@ -32,7 +33,8 @@ class SignalIndex:
     def see(self, on: On, body: Mapping[str, Any], *, listed: bool) -> tuple[Mark, ...]:
         """Notes what is on an object now; returns it."""
         uid = body["metadata"]["uid"]
-        found = signals.marks(self._rows[on], on, body)
+        self.left_out = {}
+        found = signals.marks(self._rows[on], on, body, self.left_out)
         if found:
             self._marks[uid] = found
         else:

@@ -25,6 +25,7 @@ import ssl
 import time
 from collections.abc import Callable
 from enum import Enum, StrEnum
+from typing import Any
 
 from aiohttp import web
 
@@ -273,15 +274,24 @@ async def close(runner: web.AppRunner) -> None:
     assert server is not None
     for site in list(runner.sites):
         await site.stop()
-    transports = {connection.transport for connection in server.connections}
+    # TLS forgets a transport's socket when it is closed, so each is noted while its connection is open.
+    sockets: dict[asyncio.Transport, Any] = {}
+
+    def note() -> None:
+        for connection in server.connections:
+            transport = connection.transport
+            if transport is not None and transport not in sockets:
+                sockets[transport] = transport.get_extra_info("socket")
+
+    note()
     await runner.cleanup()
     give_up_at_s = time.monotonic() + _CLOSE_CONNECTIONS_S
     while True:
-        transports |= {connection.transport for connection in server.connections}  # a handshake may have ended since
-        left = [each for each in transports if each is not None and each.get_extra_info("socket").fileno() >= 0]
+        note()  # a handshake may have ended since
+        left = [transport for transport, its in sockets.items() if its is not None and its.fileno() >= 0]
         if not left or time.monotonic() > give_up_at_s:
             break
         await asyncio.sleep(_LOOK_EVERY_S)
-    for each in left:
-        each.abort()
+    for transport in left:
+        transport.abort()
     await asyncio.sleep(0)  # in which the loop closes what was aborted

@@ -30,6 +30,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.unreadable import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,8 @@ class ReportHandler:
         )
         try:
             epoch: PreemptionRecord = await soon(self._fetch, key)
+        except Unreadable as error:
+            raise UnknownPreemption(f"preemption: found {name!r}, which cannot be read ({error})") from error
         except (client.NotFound, client.RequestRejected) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if epoch.spec.workload.uid != pod.workload_uid:
@@ -212,7 +215,8 @@ class ReportHandler:
         told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
-        spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, [Timed(signal, told_at)], self._clock())
+        timed = [Timed(signal, told_at)]
+        spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, gang.pods, timed, self._clock())
         name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.members), spec))
 

@@ -215,7 +215,7 @@ def _started(
         return [Check(gang.workload, jobs, tuple(sorted({pod.uid for pod in pods})))]
     if drill and gang.policy.spec.mode is Mode.OBSERVE:
         return []
-    spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, sound, now, drill=drill)
+    spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, gang.pods, sound, now, drill=drill)
     if holds_back(spec):
         return [Wait()]
     name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
@@ -277,7 +277,7 @@ def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
     new = [pod for pod in gang.members if not latest.includes(pod)]
     reached: list[Decision] = []
     exited = latest.timing("exited") is not None
-    if not exited and all(pod.finished for pod in old) and latest.created_at is not None:
+    if not exited and all(pod.finished for pod in old) and latest.knows_its_pods:
         exited = True
         reached.append(Reached(latest, "exited"))
     running = sum(pod.phase == "Running" for pod in new)

@@ -14,6 +14,7 @@ from gracepoint_operator.resources import CheckpointPolicy, Condition, Condition
 CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
 CONDITION_INJECTED = "Injected"
+CONDITION_RECORDED = "Recorded"
 
 _FORECASTS = 50  # as many as the resource's schema allows
 
@@ -35,6 +36,22 @@ def readiness(policy: CheckpointPolicy, now: float) -> Condition:
     return _condition(CONDITION_READY, ConditionStatus.TRUE, reason, message, policy, now)
 
 
+def unreadable(generation: int, why: str, now: float) -> Condition:
+    """The condition Ready of a policy that cannot be read."""
+    message = (
+        "the policy cannot be read: gangs are told by the version that could be read last, if there was one, and new "
+        f"JobSets that name it are refused. Correct it: {why}"
+    )
+    return Condition(
+        type=CONDITION_READY,
+        status=ConditionStatus.FALSE,
+        reason="Unreadable",
+        message=message[:4096],
+        last_transition_time=_time(now).replace(microsecond=0),
+        observed_generation=generation,
+    )
+
+
 def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: float) -> Condition:
     """The condition Injected."""
     bare = [workload.name for workload in workloads if not workload.injected]
@@ -46,6 +63,44 @@ def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: floa
         "cannot be told; delete and create them again"
     )
     return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
+
+
+def recording(
+    policy: CheckpointPolicy,
+    refused: Mapping[str, str],
+    epochs: Iterable[PreemptionRecord],
+    before: Condition | None,
+    now: float,
+    *,
+    mended: bool,
+) -> Condition | None:
+    """The condition Recorded; None where it stays as it is.
+
+    Both replicas come to say the same: whoever is refused nothing takes back what the other said only when a record
+    was made since.
+
+    Args:
+        policy: Whose condition it is.
+        refused: Why the API server refuses this replica's records, by the Preemption's name.
+        epochs: The policy's records, as far as they are known.
+        before: The condition as it stands there.
+        now: Seconds since the epoch.
+        mended: This replica was refused some, and is no more.
+    """
+    if refused:
+        names = sorted(refused)
+        message = (
+            f"{len(names)} Preemptions cannot be recorded ({', '.join(names[:5])}), as the API server refuses them; "
+            "the gangs are told all the same. Correct the quota, the admission policy or the role that it names; the "
+            f"operator tries again at least once a minute. {refused[names[0]]}"
+        )
+        return _condition(CONDITION_RECORDED, ConditionStatus.FALSE, "Refused", message[:4096], policy, now)
+    if before is not None and before.status is ConditionStatus.FALSE and not mended:
+        since_at = before.last_transition_time.timestamp()
+        if not any(epoch.created_at is not None and epoch.created_at > since_at for epoch in epochs):
+            return None
+    message = "the API server takes the Preemptions of the JobSets that name this policy"
+    return _condition(CONDITION_RECORDED, ConditionStatus.TRUE, "Recorded", message, policy, now)
 
 
 def newest_forecasts(

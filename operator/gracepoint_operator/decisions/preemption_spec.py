@@ -8,7 +8,7 @@ from typing import Any
 
 from gracepoint.wire.messages import SAME_REVISION, Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
-from gracepoint_operator.kube.objects import Workload
+from gracepoint_operator.kube.objects import Pod, Workload
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -33,17 +33,31 @@ def begun(
     workload: Workload,
     policy: CheckpointPolicy,
     epochs: Sequence[PreemptionRecord],
+    pods: Sequence[Pod],
     timed: Sequence[Timed],
     now: float,
     *,
     drill: bool = False,
 ) -> PreemptionSpec:
-    """The spec of a new epoch for these signals; ``drill``: they are requests for one."""
+    """The spec of a new epoch for these signals, of pods of one attempt; ``drill``: they are requests for one.
+
+    Args:
+        jobset: Whom it is about.
+        policy: By what it is told.
+        epochs: The earlier ones.
+        pods: All pods of the JobSet.
+        timed: The signals.
+        now: Seconds since the epoch.
+        drill: See above.
+    """
     first = min(timed, key=lambda item: item.deadline_at)
+    attempt = first.signal.pod.restart_attempt
     mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
     return PreemptionSpec(
         workload=WorkloadReference(name=workload.name, uid=workload.uid),
         epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
+        restart_attempt=attempt if attempt >= 0 else None,
+        newest_pod_at=_time(max(pod.created_at for pod in (first.signal.pod, *pods) if pod.restart_attempt == attempt)),
         cause=first.signal.cause,
         observed_at=_time(min(item.since_at for item in timed)),
         mode=mode,

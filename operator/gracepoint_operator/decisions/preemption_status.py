@@ -166,7 +166,9 @@ def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: flo
 def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
     """The status after the new gang restored or trained again. The first to say so counts."""
     stage = "training" if resumption.training else "restored"
-    status = with_stage(epoch.status, stage, epoch.spec.observed_at.timestamp(), now - max(0.0, resumption.age_s))
+    observed_at = epoch.spec.observed_at.timestamp()
+    # A process may say any age; nothing came back before the signal.
+    status = with_stage(epoch.status, stage, observed_at, max(observed_at, now - max(0.0, resumption.age_s)))
     if status.restored_step is None and resumption.restored_step is not None:
         status = status.model_copy(update={"restored_step": resumption.restored_step})
     return status

@@ -260,7 +260,7 @@ def _translated(what: str, call: functools.partial[Any]) -> JsonObject:
         return cast(JsonObject, json.loads(call().data))
     except ApiException as error:
         raise _of_status(what, error) from error
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+    except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:
         raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gracepoint.wire import names
+from gracepoint_operator.unreadable import Unreadable, reading
 
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
 LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"
@@ -105,8 +107,7 @@ class Pod:
     @property
     def restart_attempt(self) -> int:
         """-1 where the label is no number: then the pod is of no attempt."""
-        text = self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0")
-        return int(text) if text.isdecimal() else -1
+        return _whole(self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1)
 
     @property
     def replicated_job(self) -> str:
@@ -128,8 +129,7 @@ class Pod:
     @property
     def completion_index(self) -> int:
         """Its place in its Job; 0 where it has none."""
-        text = self.labels.get(LABEL_COMPLETION_INDEX, "0")
-        return int(text) if text.isdecimal() else 0
+        return _whole(self.labels.get(LABEL_COMPLETION_INDEX, "0"), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,81 +173,111 @@ class Workload(Named):
 
 
 def read_taint(entry: Mapping[str, Any]) -> Taint:
-    """An entry of a node's ``spec.taints``."""
-    return Taint(
-        key=entry["key"],
-        value=entry.get("value") or "",
-        effect=entry.get("effect") or "",
-        added_at=parse_time(entry.get("timeAdded")),
-    )
+    """An entry of a node's ``spec.taints``.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    with reading("a taint"):
+        return Taint(
+            key=_text(entry["key"]),
+            value=_text(entry.get("value") or ""),
+            effect=_text(entry.get("effect") or ""),
+            added_at=parse_time(entry.get("timeAdded")),
+        )
 
 
 def read_node(body: Mapping[str, Any]) -> Node:
-    meta = body["metadata"]
-    return Node(
-        name=meta["name"],
-        uid=meta["uid"],
-        spot=any((meta.get("labels") or {}).get(label) == "true" for label in _SPOT_LABELS),
-    )
+    """Reads a node.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    with reading("a node"):
+        meta = body["metadata"]
+        labels = _labels(meta)
+        return Node(
+            name=_text(meta["name"]),
+            uid=_text(meta["uid"]),
+            spot=any(labels.get(label) == "true" for label in _SPOT_LABELS),
+        )
 
 
 def read_pod(body: Mapping[str, Any]) -> Pod:
-    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    conditions = _conditions(status)
-    scheduled = conditions.get("PodScheduled")
-    return Pod(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        node=spec.get("nodeName") or "",
-        labels=dict(meta.get("labels") or {}),
-        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
-        bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,
-        grace_s=_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
-        tolerations=tuple(
-            Toleration(
-                key=item.get("key") or "",
-                operator=item.get("operator") or "Equal",
-                value=item.get("value") or "",
-                effect=item.get("effect") or "",
-                seconds=None if item.get("tolerationSeconds") is None else float(item["tolerationSeconds"]),
-            )
-            for item in spec.get("tolerations") or ()
-        ),
-        deletion_at=parse_time(meta.get("deletionTimestamp")),
-        deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
-        phase=status.get("phase") or "Pending",
-        ready="Ready" in conditions,
-    )
+    """Reads a pod.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    with reading("a pod"):
+        meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+        conditions = _conditions(status)
+        scheduled = conditions.get("PodScheduled")
+        return Pod(
+            namespace=_text(meta["namespace"]),
+            name=_text(meta["name"]),
+            uid=_text(meta["uid"]),
+            node=_text(spec.get("nodeName") or ""),
+            labels=_labels(meta),
+            created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+            bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,
+            grace_s=_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
+            tolerations=tuple(
+                Toleration(
+                    key=_text(item.get("key") or ""),
+                    operator=_text(item.get("operator") or "Equal"),
+                    value=_text(item.get("value") or ""),
+                    effect=_text(item.get("effect") or ""),
+                    seconds=_number(item.get("tolerationSeconds"), None),
+                )
+                for item in spec.get("tolerations") or ()
+            ),
+            deletion_at=parse_time(meta.get("deletionTimestamp")),
+            deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
+            phase=_text(status.get("phase") or "Pending"),
+            ready="Ready" in conditions,
+        )
 
 
 def read_job(body: Mapping[str, Any]) -> Job:
-    meta, status = body["metadata"], body.get("status") or {}
-    return Job(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        workload_uid=(meta.get("labels") or {}).get(names.JOBSET_LABEL_UID, ""),
-        deleted="deletionTimestamp" in meta,
-        finished=bool(_FINISHED_JOB & _conditions(status).keys()),
-        completions=(body.get("spec") or {}).get("completions"),
-    )
+    """Reads a Job.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    with reading("a Job"):
+        meta, status = body["metadata"], body.get("status") or {}
+        completions = _number((body.get("spec") or {}).get("completions"), None)
+        return Job(
+            namespace=_text(meta["namespace"]),
+            name=_text(meta["name"]),
+            uid=_text(meta["uid"]),
+            workload_uid=_labels(meta).get(names.JOBSET_LABEL_UID, ""),
+            deleted="deletionTimestamp" in meta,
+            finished=bool(_FINISHED_JOB & _conditions(status).keys()),
+            completions=None if completions is None else int(completions),
+        )
 
 
 def read_jobset(body: Mapping[str, Any]) -> Workload:
-    meta, status = body["metadata"], body.get("status") or {}
-    return Workload(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        policy=(meta.get("labels") or {}).get(names.LABEL_POLICY, ""),
-        restarts=int(status.get("restarts") or 0),
-        deleted="deletionTimestamp" in meta,
-        finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
-        injected=any(
-            names.LABEL_POLICY in labels for labels in _template_labels((body.get("spec") or {}).get("replicatedJobs"))
-        ),
-    )
+    """Reads a JobSet.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    with reading("a JobSet"):
+        meta, status = body["metadata"], body.get("status") or {}
+        replicated_jobs = (body.get("spec") or {}).get("replicatedJobs")
+        return Workload(
+            namespace=_text(meta["namespace"]),
+            name=_text(meta["name"]),
+            uid=_text(meta["uid"]),
+            policy=_labels(meta).get(names.LABEL_POLICY, ""),
+            restarts=int(_number(status.get("restarts"), 0)),
+            deleted="deletionTimestamp" in meta,
+            finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
+            injected=any(names.LABEL_POLICY in labels for labels in _template_labels(replicated_jobs)),
+        )
 
 
 def parse_time(text: str | None) -> float | None:
@@ -263,15 +293,34 @@ def format_time(at: float) -> str:
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The conditions that are True, by type."""
-    return {item["type"]: item for item in status.get("conditions") or () if item.get("status") == "True"}
+    return {_text(item["type"]): item for item in status.get("conditions") or () if item.get("status") == "True"}
 
 
 def _template_labels(replicated_jobs: Any) -> Iterable[Mapping[str, str]]:
     """The labels of the pods that each replicatedJob makes."""
     for item in replicated_jobs or ():
         pod_template = item["template"]["spec"]["template"]
-        yield (pod_template.get("metadata") or {}).get("labels") or {}
+        yield _labels(pod_template.get("metadata") or {})
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"expected a text, found {value!r:.80}")
+    return value
+
+
+def _labels(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in (meta.get("labels") or {}).items()}
 
 
 def _number(value: Any, default: Any) -> Any:
-    return default if value is None else float(value)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(number := float(value)):
+        raise Unreadable(f"expected a number, found {value!r:.80}")
+    return number
+
+
+def _whole(label: str, default: int) -> int:
+    """The number in a label, which has 63 characters at most."""
+    return int(label) if label.isdecimal() and len(label) < 64 else default

@@ -3,8 +3,9 @@
 One task for each key that has something to be written. ``touch`` only marks the key; its task calls
 ``write``, which reads what is to be written at that moment, so that a hundred touches become one write. The
 task pauses between writes (an urgent touch ends the pause), tries again where the API server is unavailable
-or somebody wrote in between, for as long as that takes, and ends when there is nothing more to do. ``close``
-lets what is marked be written for a bounded time, then cancels.
+or somebody wrote in between, for as long as that takes, and ends when there is nothing more to do. What the API
+server refuses is tried again too, less and less often: a quota is raised, a policy is mended, a role is given back.
+``close`` lets what is marked be written for a bounded time, then cancels.
 
 Lives on the core's event loop: no locks.
 """
@@ -14,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable
 
 import tenacity
-from pydantic import ValidationError
 
 from gracepoint_operator.kube import client
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.unreadable import Unreadable
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 
+_REFUSED_AGAIN_AT_MOST_S = 60.0
 #: After so long without success it is said and counted, and then tried on: the last word must not get lost.
 _SAY_AFTER_S = 120.0
 
@@ -38,11 +41,21 @@ class WriteQueue:
         what: What is written, for the log.
         write: Writes one key as it now is.
         metrics: Counts what could not be written.
-        interval_s: Pause between two writes of one key.
+        interval_s: Pause between two writes of one key; before a refused one is tried again it doubles each time.
+        refused: Called after each attempt with the key and why the API server refused it; None: it did not.
     """
 
-    def __init__(self, what: str, write: Callable[[Key], Awaitable[None]], metrics: Metrics, interval_s: float) -> None:
+    def __init__(
+        self,
+        what: str,
+        write: Callable[[Key], Awaitable[None]],
+        metrics: Metrics,
+        interval_s: float,
+        refused: Callable[[Key, str | None], None] = lambda key, why: None,
+    ) -> None:
         self._what = what
+        self._refused = refused
+        self._closing = False
         self._write = write
         self._metrics = metrics
         self._interval_s = interval_s
@@ -71,6 +84,7 @@ class WriteQueue:
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is marked, for at most ``timeout_s``; then stops."""
+        self._closing = True
         tasks = list(self._tasks.values())
         for event in self._urgent.values():
             event.set()
@@ -81,23 +95,40 @@ class WriteQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, key: Key) -> None:
+        said = ""  # of why it was refused last
+        pause_s = self._interval_s
         try:
             while key in self._marked:
                 self._marked.discard(key)
                 self._urgent[key].clear()
                 awaited = self._awaited.pop(key, [])
-                await self._attempt(key)
+                why = await self._attempt(key, said)
+                self._refused(key, why)
                 for written in awaited:
                     written.set()
+                if why is None:
+                    said, pause_s = "", self._interval_s
+                elif not self._closing:
+                    said = why
+                    self._marked.add(key)
+                    pause_s = min(2 * pause_s, _REFUSED_AGAIN_AT_MOST_S)
+                else:
+                    break
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._interval_s):
+                    async with asyncio.timeout(pause_s if why is None else random.uniform(0.5, 1.0) * pause_s):
                         await self._urgent[key].wait()
         finally:
             # No await between the last look at _marked and here: a touch after it starts a new task.
             del self._tasks[key], self._urgent[key]
 
-    async def _attempt(self, key: Key) -> None:
+    async def _attempt(self, key: Key, said: str) -> str | None:
+        """Writes, for as long as that may succeed; returns why the API server refuses it, if it does.
+
+        Args:
+            key: What is written.
+            said: Of why it was refused before, which is not said again.
+        """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((client.Unavailable, client.Conflict)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=5),
@@ -106,8 +137,17 @@ class WriteQueue:
         )
         try:
             await retrying(self._write, key)
-        except (client.KubeError, ValidationError) as error:
+        except client.RequestRejected as error:
+            self._metrics.write_failures.inc()
+            if str(error) != said:
+                log.error(
+                    "the API server refuses what is to be written, it is tried again",
+                    extra=about(what=self._what, key=key, error=str(error)),
+                )
+            return str(error)
+        except (client.KubeError, Unreadable) as error:
             self._metrics.write_failures.inc()
             log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
             if isinstance(error, client.Unavailable | client.Conflict):
                 self._marked.add(key)
+        return None

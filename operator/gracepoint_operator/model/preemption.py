@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.kube.objects import Pod, parse_time
 from gracepoint_operator.resources import Acknowledgements, Condition, Preemption, PreemptionSpec, PreemptionStatus
+from gracepoint_operator.unreadable import reading
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
@@ -65,10 +66,11 @@ class PreemptionRecord:
         """Reads the object of the API server.
 
         Raises:
-            pydantic.ValidationError: It is not of this version's schema.
+            Unreadable: It is not of this version's schema.
         """
         read = Preemption.of(body)
-        created_at = parse_time(read.metadata.get("creationTimestamp"))
+        with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
+            created_at = parse_time(read.metadata.get("creationTimestamp"))
         return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status)
 
     @property
@@ -112,17 +114,38 @@ class PreemptionRecord:
     def includes(self, pod: Pod) -> bool:
         """True if the pod was there when the epoch began; a later one is of the life after it.
 
-        Both times are the API server's, so no clock is compared with another. They are whole seconds; a pod
-        of the same second is of the old life, as no gang saves, leaves and comes back within one.
+        That is told by what the record says of the gang, as the object may be made much later, or never. All times are
+        the API server's, so no clock is compared with another. They are whole seconds; a pod of the same second is of
+        the old life, as no gang saves, leaves and comes back within one.
         """
-        return self.created_at is None or pod.created_at <= self.created_at
+        attempt, newest_pod_at = self.spec.restart_attempt, self.spec.newest_pod_at
+        if attempt is not None and pod.restart_attempt > attempt:
+            return False
+        until_at = self.created_at if newest_pod_at is None else newest_pod_at.timestamp()
+        return until_at is None or pod.created_at <= until_at
+
+    @property
+    def knows_its_pods(self) -> bool:
+        """True if ``includes`` can tell the pods of the gang from those of its next life."""
+        return self.created_at is not None or self.spec.newest_pod_at is not None
+
+    def is_of_another_life(self, other: PreemptionRecord) -> bool:
+        """True if both have one name and are about different lives of the gang.
+
+        A replica that was started while the API server refused the records counts from the beginning.
+        """
+        ours, theirs = self.spec.restart_attempt, other.spec.restart_attempt
+        return ours is not None and theirs is not None and ours != theirs
 
     def joined(self, other: PreemptionRecord) -> PreemptionRecord:
         """What this replica knows and what the API has, as one; ``other`` is the API's.
 
         Of two versions of the spec the one that was moved more often counts, then the one with the earlier deadline;
-        the first attempt to evict is the earlier one, the phase the one further on; see ``joined_status``.
+        the first attempt to evict is the earlier one, the phase the one further on; see ``joined_status``. Where both
+        are of different lives of the gang, the API's alone counts.
         """
+        if self.is_of_another_life(other):
+            return other
         spec = other.spec
         attempted = [at for at in (self.spec.eviction_attempted_at, spec.eviction_attempted_at) if at is not None]
         if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:

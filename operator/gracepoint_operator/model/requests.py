@@ -15,6 +15,7 @@ from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator.kube.objects import Pod, parse_time
 from gracepoint_operator.resources import PreemptionRequest, RequestReference, RequestSpec, RequestStatus, SignalKind
 from gracepoint_operator.signals import Signal
+from gracepoint_operator.unreadable import reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,11 @@ class PreemptionAsk:
         """Reads the object of the API server.
 
         Raises:
-            pydantic.ValidationError: It is not of this version's schema.
+            Unreadable: It is not of this version's schema.
         """
         read = PreemptionRequest.of(body)
-        created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
+        with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
+            created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
         return PreemptionAsk(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
 
     @property

@@ -109,14 +109,28 @@ class Metrics:
             ["method", "outcome"],
             registry=self.registry,
         )
+        self.unrecorded = prometheus.Gauge(
+            "gracepoint_preemptions_unrecorded",
+            "Preemptions of which this replica knows more than is recorded, as the API server refuses it.",
+            registry=self.registry,
+        )
+        self.left_out = prometheus.Gauge(
+            "gracepoint_objects_left_out",
+            "Objects that this replica cannot read as they are now: all of it (extent object) or a part (extent part).",
+            ["kind", "extent"],
+            registry=self.registry,
+        )
         self.write_failures = prometheus.Counter(
             "gracepoint_status_write_failures",
-            "Objects that could not be written to the API for all trying.",
+            "Attempts to write an object to the API that were refused, or failed for two minutes. All are tried again.",
             registry=self.registry,
         )
 
     def count_api_request(self, method: str, outcome: str) -> None:
         self.api_requests.labels(method=method, outcome=outcome).inc()
+
+    def count_left_out(self, kind: str, extent: str, number: int) -> None:
+        self.left_out.labels(kind=kind, extent=extent).set(number)
 
     def count_webhook_refused(self, reason: str) -> None:
         self.webhooks_refused.labels(reason=reason).inc()

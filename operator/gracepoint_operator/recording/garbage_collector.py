@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.retention import Due, Limits, due
 from gracepoint_operator.kube import client, kinds
@@ -22,6 +20,7 @@ from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import Preemption, PreemptionRequest
+from gracepoint_operator.unreadable import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class GarbageCollector:
             except client.KubeError as error:
                 log.warning("could not delete a Preemption", extra=about(preemption=item.key, error=str(error)))
                 return
-            except ValidationError:
+            except Unreadable:
                 continue  # a newer version wrote it since, whose it is to delete
             if deleted == AT_MOST:
                 return
@@ -88,7 +87,10 @@ class GarbageCollector:
             if not _has_ended(body) or (item.unless_lives is not None and await self._lives(*item.unless_lives)):
                 return False
             await self._api.delete(kinds.PREEMPTIONS, body)
-        except (client.NotFound, client.Conflict):
+        except client.NotFound:
+            self._world.drop_unmade(item.key)
+            return False
+        except client.Conflict:
             return False
         self._metrics.preemptions_deleted.labels(reason=item.reason).inc()
         log.info("preemption deleted", extra=about(preemption=name, namespace=namespace, reason=item.reason))

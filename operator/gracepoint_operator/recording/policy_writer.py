@@ -23,6 +23,7 @@ from gracepoint_operator.resources import (
     PolicyWorkloads,
     WorkloadForecast,
 )
+from gracepoint_operator.unreadable import Unreadable
 
 
 class PolicyWriter:
@@ -43,11 +44,13 @@ class PolicyWriter:
         self._world = world
         self._clock = clock
         self._forecasts: dict[str, WorkloadForecast] = {}  # JobSet UID -> newest that came to this replica
+        self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
+        self._mended: set[Key] = set()  # policies of which nothing is refused any more, and it is not written yet
         self._scribe = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
         """Something that a policy's status is made of is new."""
-        if (namespace, name) in self._world.policies:
+        if (namespace, name) in self._world.policies or (namespace, name) in self._world.unreadable_policies():
             self._scribe.touch((namespace, name))
 
     def forecast(self, forecast: Forecast) -> None:
@@ -68,6 +71,21 @@ class PolicyWriter:
             )
             self.touch(workload.namespace, workload.policy)
 
+    def recording(self, policy: Key, preemption: str, why: str | None) -> None:
+        """The API server refuses a record, for the reason ``why``; None: it does not any more."""
+        refused = self._unrecorded.setdefault(policy, {})
+        changed = refused.get(preemption) != why
+        if why is None:
+            refused.pop(preemption, None)
+        else:
+            refused[preemption] = why
+        if not refused:
+            del self._unrecorded[policy]
+            if changed:
+                self._mended.add(policy)
+        if changed:
+            self.touch(*policy)
+
     def forget(self, workload_uid: str) -> None:
         """The JobSet is gone."""
         self._forecasts.pop(workload_uid, None)
@@ -77,19 +95,35 @@ class PolicyWriter:
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
-        if key not in self._world.policies:
-            return
         try:
             body = await self._api.get(kinds.POLICIES, namespace, name)
         except client.NotFound:
             return
-        policy = CheckpointPolicy.of(body)
-        wanted = self._status(policy)
-        changes = wanted.changes_since(policy.status)
+        try:
+            policy = CheckpointPolicy.of(body)
+        except Unreadable as error:
+            changes = self._unreadable(body, str(error))
+        else:
+            changes = self._status(policy).changes_since(policy.status)
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
+        if key not in self._unrecorded:
+            self._mended.discard(key)
+
+    def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
+        """The fields of the status of a policy that cannot be read; all that it says but Ready stays as it is."""
+        status, meta = body.get("status") or {}, body["metadata"]
+        generation = int(meta.get("generation", 0))
+        ready = policy_status.unreadable(generation, why, self._clock()).to_json()
+        conditions = list(status.get("conditions") or ())
+        before: client.JsonObject = next((item for item in conditions if item.get("type") == ready["type"]), {})
+        if before.get("status") == ready["status"]:
+            ready["lastTransitionTime"] = before.get("lastTransitionTime", ready["lastTransitionTime"])
+        conditions = [ready, *(item for item in conditions if item.get("type") != ready["type"])]
+        wanted = {"observedGeneration": generation, "conditions": conditions}
+        return {name: value for name, value in wanted.items() if value != status.get(name)}
 
     def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
         now = self._clock()
@@ -109,14 +143,24 @@ class PolicyWriter:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - policy_status.needed_s(item[0]), default=None)
         before = policy.status.conditions or []
+        epochs = [epoch for epoch in self._world.epochs.values() if (epoch.namespace, epoch.spec.policy.name) == key]
         conditions: list[Condition] = [
             policy_status.readiness(policy, now),
             policy_status.injection(policy, workloads, now),
         ]
+        recorded = policy_status.recording(
+            policy,
+            self._unrecorded.get(key, {}),
+            epochs,
+            next((item for item in before if item.type == policy_status.CONDITION_RECORDED), None),
+            now,
+            mended=key in self._mended,
+        )
+        if recorded is not None:
+            conditions.append(recorded)
         # Between two lives of a job it has no pods: then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_status.fit(policy, worst, now))
-        epochs = [epoch for epoch in self._world.epochs.values() if (epoch.namespace, epoch.spec.policy.name) == key]
         return CheckpointPolicyStatus(
             observed_generation=policy.generation,
             workloads=PolicyWorkloads(count=len(workloads), names=[item.name for item in workloads[:50]]),

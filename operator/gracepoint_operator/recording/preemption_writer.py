@@ -70,7 +70,8 @@ class PreemptionWriter:
         self.made: set[Key] = set()
         self._policies = policies
         self._events = Events(api, clock, replica)
-        self._scribe = WriteQueue("preemption", self._write, metrics, interval_s)
+        self._scribe = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
+        self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 
     def touch(self, epoch: PreemptionRecord, *, urgent: bool = False) -> None:
         """Something about the epoch is new; ``urgent``: it began or ended just now."""
@@ -94,9 +95,23 @@ class PreemptionWriter:
     def forget(self, key: Key) -> None:
         """The Preemption is gone."""
         self.made.discard(key)
+        self._refused(key, None)
 
     async def close(self, timeout_s: float) -> None:
         await self._scribe.close(timeout_s)
+
+    def _refused(self, key: Key, why: str | None) -> None:
+        """What is known of an epoch could not be written; None: nothing is missing in the API."""
+        epoch = self._world.epochs.get(key)
+        if why is None:
+            policy = self._unrecorded.pop(key, None)
+        elif epoch is None:
+            return  # forgotten meanwhile
+        else:
+            policy = self._unrecorded[key] = epoch.spec.policy.name
+        self._metrics.unrecorded.set(len(self._unrecorded))
+        if policy is not None:
+            self._policies.recording((key[0], policy), key[1], why)
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
@@ -105,7 +120,15 @@ class PreemptionWriter:
             return
         try:
             body = await self._made(epoch)
-            joined = self._joined(found := PreemptionRecord.of(body))
+            found = PreemptionRecord.of(body)
+            if epoch.is_of_another_life(found):
+                log.error(
+                    "a record of another life of the gang has this name, what was known under it is dropped",
+                    extra=about(preemption=name, attempt=epoch.spec.restart_attempt),
+                )
+                self._receipts.forget(key)
+                self._world.put_epoch(found)
+            joined = self._joined(found)
             if joined is not None and joined.spec != found.spec:
                 body = await self._api.merge(kinds.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
                 await self._announce_move(found, PreemptionRecord.of(body), str(body["metadata"]["uid"]))

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 
 from gracepoint.wire.names import API_VERSION, GROUP
+from gracepoint_operator.unreadable import Unreadable, reading, shortened
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,13 @@ def list_map(key: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
+def _of_64_bits(value: int) -> int:
+    """Pods report figures; the API server would refuse a record with a larger one for ever."""
+    if value >= 2**63:
+        raise ValueError("expected a number of 64 bits, found a larger one")
+    return value
+
+
 LIST_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 IMMUTABLE = rules(cel("self == oldSelf", "is immutable"))
 
@@ -57,7 +65,7 @@ LabelName = Annotated[str, Field(min_length=1, max_length=63)]
 Uid = Annotated[str, Field(min_length=1, max_length=64)]
 #: A sentence for people.
 Text = Annotated[str, Field(max_length=1024)]
-Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), AfterValidator(_of_64_bits)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -115,6 +123,10 @@ class Condition(Model):
 Conditions = Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))]
 
 
+#: What of the metadata is read beside the model.
+_IDENTITY: dict[str, type] = {"name": str, "namespace": str, "uid": str, "generation": int}
+
+
 class Resource(Model):
     """Base of the objects themselves."""
 
@@ -135,15 +147,15 @@ class Resource(Model):
 
     @property
     def name(self) -> str:
-        return str(self.metadata["name"])
+        return str(self.metadata.get("name", ""))
 
     @property
     def namespace(self) -> str:
-        return str(self.metadata["namespace"])
+        return str(self.metadata.get("namespace", ""))
 
     @property
     def uid(self) -> str:
-        return str(self.metadata["uid"])
+        return str(self.metadata.get("uid", ""))
 
     @property
     def generation(self) -> int:
@@ -172,8 +184,19 @@ class Resource(Model):
         ``unknown`` names them. The API server refuses both for whoever writes such an object under this version's CRD.
 
         Raises:
-            pydantic.ValidationError: It is not of this version's schema for another reason; names the fields.
+            Unreadable: It is not of this version's schema for another reason; names the fields.
         """
+        with reading(f"a {cls.__name__}"):
+            read = cls._tolerantly(body)
+            for field, kind in _IDENTITY.items():
+                if not isinstance(found := read.metadata.get(field, kind()), kind):
+                    raise Unreadable(
+                        f"a {cls.__name__}: metadata.{field}: expected {kind.__name__}, found {shortened(repr(found))}"
+                    )
+            return read
+
+    @classmethod
+    def _tolerantly(cls, body: Mapping[str, Any]) -> Self:
         # Through JSON, since frameworks hand out read-only views that are no dict all the way down.
         text = json.dumps({**body, "status": body.get("status") or {}}, default=dict)
         try:

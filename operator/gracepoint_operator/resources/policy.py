@@ -265,7 +265,8 @@ class CheckpointPolicyStatus(Model):
     conditions: Conditions | None = None
     """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the pods' grace
     period, by the newest figures of the JobSets; Unknown until one has reported. Injected: every JobSet was given
-    at its creation what its pods need to be told."""
+    at its creation what its pods need to be told. Recorded: the API server takes the Preemptions; False, with its
+    words, where a quota or an admission policy refuses them: gangs are told all the same."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """What FitsGrace is made of: at most 50, the newest."""
     last_save: LastSave | None = None

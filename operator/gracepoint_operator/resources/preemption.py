@@ -65,6 +65,13 @@ class PreemptionSpec(Model):
     """Whom it is about."""
     epoch: Annotated[Count, Field(json_schema_extra=IMMUTABLE)]
     """Number of the disruption: one more than the highest of this JobSet UID before."""
+    restart_attempt: Annotated[Count, Field(json_schema_extra=IMMUTABLE)] | None = None
+    """The JobSet's restart attempt at the signal. Pods of a later attempt are of the gang's next life. Absent: an
+    operator from before this field made the record."""
+    newest_pod_at: Annotated[Time, Field(json_schema_extra=IMMUTABLE)] | None = None
+    """When the newest pod of the gang was created, by the API server's clock. Pods of the same attempt that are created
+    later, as after a suspension, are of the gang's next life. Absent: an operator from before this field made the
+    record; then the time at which it was created takes its place."""
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
     """Why, in one word: SpotTermination, Drain, ... as the first signal has it."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
@@ -293,10 +300,10 @@ class PreemptionRequest(Resource):
 RECORD_ONLY = ("signal", "confidence", "cancelable", "observedAt", "policy")
 _RECORD = (*RECORD_ONLY, "cause", "mode", "deadline", "jobSet.uid")
 #: A rule that a field is immutable does not see that it comes or goes.
-_STAYS = ("epoch", "cause", "mode", "exits")
+_STAYS = ("epoch", "restartAttempt", "newestPodAt", "cause", "mode", "exits")
 _KIND_MESSAGE = (
     "expected a request (jobSet, deadline or deadlineSeconds, cause, mode, retracted), or a record, which the operator "
-    "makes; neither ever becomes the other, and cause, mode and exits never come or go"
+    "makes; neither ever becomes the other, and restartAttempt, newestPodAt, cause, mode and exits never come or go"
 )
 
 

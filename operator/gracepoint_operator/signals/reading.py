@@ -2,23 +2,39 @@
 
 A ``Mark`` is what a row has matched on one object. What it means for a pod, and by when, depends on the pod as well
 (``signal.of_pod``).
+
+Anybody who may write an object may write anything into an annotation, and controllers write what they like into
+conditions. So each taint, label, annotation, condition and field is read for itself, and what cannot be read is named.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import email.utils
+import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gracepoint_operator.kube.objects import Taint, parse_time, read_taint
-from gracepoint_operator.signals.rows import On, Row, Time, TimeFormat
+from gracepoint_operator.signals.rows import (
+    ConditionMatch,
+    FieldMatch,
+    On,
+    Row,
+    TaintMatch,
+    Time,
+    TimeFormat,
+    ValueMatch,
+)
+from gracepoint_operator.unreadable import CAUSES, Unreadable, reading, said
 
 Body = Mapping[str, Any]
 
 _HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT")
+#: Times that a date can hold, with room for what is added to them.
+_FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -59,25 +75,38 @@ class _Feature:
     taint: Taint | None = None
 
 
-def marks(rows: Iterable[Row], on: On, body: Body) -> tuple[Mark, ...]:
-    """What the rows match on an object of the API server, in the rows' order."""
+def marks(rows: Iterable[Row], on: On, body: Body, left_out: dict[str, None] | None = None) -> tuple[Mark, ...]:
+    """What the rows match on an object of the API server, in the rows' order.
+
+    Args:
+        rows: The catalogue.
+        on: What the object is.
+        body: It has a name and a UID.
+        left_out: Gets what on the object could not be read, each named once.
+
+    Raises:
+        Unreadable: It has no UID.
+    """
+    left_out = {} if left_out is None else left_out
+    with reading("metadata.uid"):
+        uid = str(body["metadata"]["uid"])
     found: dict[str, Mark] = {}
     for row in rows:
         if row.match.kind is not on:
             continue
-        for feature in _features(row, body):
-            mark = _mark(row, feature, body)
+        for feature in _features(row, body, left_out):
+            mark = _mark(row, feature, uid, body, left_out)
             if feature.key not in found and not (row.limit and mark.until_at is None):
                 found[feature.key] = mark
     return tuple(found.values())
 
 
-def _mark(row: Row, feature: _Feature, body: Body) -> Mark:
+def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str, None]) -> Mark:
     time = row.deadline.time
-    until_at = None if time is None else told_time(time, feature.value, body)
+    until_at = None if time is None else _told_time(time, feature, body, left_out)
     told = feature.untold if until_at is None else f"@{until_at:.0f}"
     return Mark(
-        id=f"{body['metadata']['uid']}/{row.name}/{feature.key}{feature.again}{told}",
+        id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
         text=feature.text,
         since_at=feature.since_at,
@@ -87,34 +116,54 @@ def _mark(row: Row, feature: _Feature, body: Body) -> Mark:
     )
 
 
-def told_time(time: Time, value: str, body: Body) -> float | None:
-    """The time that an object tells, in seconds since the epoch; None where it tells none that can be read."""
+def _told_time(time: Time, feature: _Feature, body: Body, left_out: dict[str, None]) -> float | None:
     try:
-        match time.format:
-            case TimeFormat.EPOCH_SECONDS:
-                return float(value)
-            case TimeFormat.RFC3339:
-                return parse_time(value)
-            case TimeFormat.HTTP_DATE:
-                found = _HTTP_DATE.search(value)
-                return None if found is None else email.utils.parsedate_to_datetime(found[0]).timestamp()
-            case TimeFormat.JSON:
-                return _time_in(json.loads(value), time.json_fields)
-            case TimeFormat.SECONDS:
-                used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
-                return _after(time, float(value) - float(used_s), body)
-            case TimeFormat.DURATION:
-                length_s = _duration_s(value)
-                return None if length_s is None else _after(time, length_s, body)
-    except (ValueError, TypeError, OverflowError):  # whatever stands there, it is no time
+        return told_time(time, feature.value, body)
+    except Unreadable as error:
+        left_out[f"{feature.key}: {error}"] = None
         return None
+
+
+def told_time(time: Time, value: str, body: Body) -> float | None:
+    """The time that an object tells, in seconds since the epoch; None where it tells none.
+
+    Raises:
+        Unreadable: JSON is expected, and it is none.
+    """
+    if time.format is TimeFormat.JSON:
+        with reading("expected JSON that tells a time"):
+            told = json.loads(value)
+    try:
+        at = _time_in(told, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
+    except (ValueError, TypeError, AttributeError, OverflowError):  # whatever stands there, it is no time
+        return None
+    return at if at is not None and _FIRST_AT <= at <= _LAST_AT else None
+
+
+def _plain_time(time: Time, value: str, body: Body) -> float | None:
+    match time.format:
+        case TimeFormat.EPOCH_SECONDS:
+            return float(value)
+        case TimeFormat.RFC3339:
+            return parse_time(value)
+        case TimeFormat.HTTP_DATE:
+            found = _HTTP_DATE.search(value)
+            return None if found is None else email.utils.parsedate_to_datetime(found[0]).timestamp()
+        case TimeFormat.SECONDS:
+            used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
+            return _after(time, float(value) - float(used_s), body)
+        case TimeFormat.DURATION:
+            length_s = _duration_s(value)
+            return None if length_s is None else _after(time, length_s, body)
+        case TimeFormat.JSON:
+            return None
 
 
 def at(body: Any, path: str) -> Any:
     """The value at a path; entries of lists are named by their type. None where there is nothing."""
     for part in path.split("."):
         if isinstance(body, list):
-            body = next((item for item in body if item.get("type") == part), None)
+            body = next((item for item in body if isinstance(item, Mapping) and item.get("type") == part), None)
         elif isinstance(body, Mapping):
             body = body.get(part)
         else:
@@ -122,29 +171,56 @@ def at(body: Any, path: str) -> Any:
     return body
 
 
-def _features(row: Row, body: Body) -> Iterator[_Feature]:
+def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]:
     """The things on the object that the row matches."""
-    match = row.match
+    match, found = row.match, []
+
+    def see(what: str, read: Callable[[], _Feature | None]) -> None:
+        try:
+            feature = read()
+        except CAUSES as error:
+            left_out[f"{what}: {said(error)}"] = None
+        else:
+            found.extend([] if feature is None else [feature])
+
     if match.taint is not None:
-        for taint in (body.get("spec") or {}).get("taints") or ():
-            if match.taint.matches(taint):
-                yield _taint(read_taint(taint), body)
+        for place, taint in enumerate(_entries(body, "spec.taints")):
+            see(f"spec.taints[{place}]", functools.partial(_matched_taint, match.taint, taint, body))
     for name, wanted in (("label", match.label), ("annotation", match.annotation)):
-        if wanted is None:
-            continue
-        values = body["metadata"].get(f"{name}s") or {}
-        if wanted.matches(value := values.get(wanted.key)):
-            since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{wanted.key}")
-            text = f"{name} {wanted.key}={_short(value)}"
-            yield _Feature(f"{name}/{wanted.key}", text, value, since_at, untold=f"={value}")
+        if wanted is not None:
+            see(f"{name} {wanted.key}", functools.partial(_matched_value, name, wanted, body))
     if match.condition is not None:
-        for condition in (body.get("status") or {}).get("conditions") or ():
-            if match.condition.matches(condition):
-                yield _condition(row, condition)
+        for place, condition in enumerate(_entries(body, "status.conditions")):
+            see(f"status.conditions[{place}]", functools.partial(_matched_condition, row, match.condition, condition))
     if match.field is not None:
-        field = at(body, match.field.path)
-        if match.field.matches(value := _plain(field)):
-            yield _field(row, match.field.path, value, body)
+        see(match.field.path, functools.partial(_matched_field, row, match.field, body))
+    return found
+
+
+def _entries(body: Body, path: str) -> Sequence[Any]:
+    entries = at(body, path)
+    return entries if isinstance(entries, list | tuple) else ()
+
+
+def _matched_taint(wanted: TaintMatch, taint: Any, body: Body) -> _Feature | None:
+    return _taint(read_taint(taint), body) if wanted.matches(taint) else None
+
+
+def _matched_value(name: str, wanted: ValueMatch, body: Body) -> _Feature | None:
+    value = (body["metadata"].get(f"{name}s") or {}).get(wanted.key)
+    if not wanted.matches(value):
+        return None
+    since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{wanted.key}")
+    return _Feature(f"{name}/{wanted.key}", f"{name} {wanted.key}={_short(value)}", value, since_at, untold=f"={value}")
+
+
+def _matched_condition(row: Row, wanted: ConditionMatch, condition: Any) -> _Feature | None:
+    return _condition(row, condition) if wanted.matches(condition) else None
+
+
+def _matched_field(row: Row, wanted: FieldMatch, body: Body) -> _Feature | None:
+    value = _plain(at(body, wanted.path))
+    return _field(row, wanted.path, value, body) if wanted.matches(value) else None
 
 
 def _taint(taint: Taint, body: Body) -> _Feature:
@@ -234,8 +310,8 @@ def _short(value: str) -> str:
 def _written_at(body: Body, *path: str) -> float | None:
     """When the owner of a field last wrote the object: what is in the field was there by then."""
     times = []
-    for entry in at(body, "metadata.managedFields") or ():
-        owned = entry.get("fieldsV1") or {}
+    for entry in _entries(body, "metadata.managedFields"):
+        owned: Any = entry.get("fieldsV1") or {}
         for part in path:
             owned = owned.get(part) if isinstance(owned, Mapping) else None
         if owned is not None:

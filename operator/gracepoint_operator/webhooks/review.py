@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonpatch
 
+from gracepoint_operator.unreadable import CAUSES, said, shortened
 from gracepoint_operator.webhooks.members import Json
 
 API_VERSION = "admission.k8s.io/v1"
@@ -47,17 +48,22 @@ class AdmissionRequest:
                 request.get("name", ""),
                 request.get("dryRun") is True,
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise NoReview(f"expected an AdmissionReview, found {body[:80]!r} ({error!r})") from error
+        except CAUSES as error:
+            raise NoReview(f"expected an AdmissionReview, found {body[:80]!r} ({said(error)})") from error
         if found != (API_VERSION, "AdmissionReview"):
-            raise NoReview(f"expected an AdmissionReview of {API_VERSION}, found {found}")
+            raise NoReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(found))}")
+        if not all(isinstance(text, str) for text in (read.uid, read.namespace, read.name)):
+            raise NoReview("request: expected texts as uid, namespace and name")
         if not isinstance(read.object, dict):
-            raise NoReview(f"request.object: expected an object, found {read.object!r}")
+            raise NoReview(f"request.object: expected an object, found {shortened(repr(read.object))}")
         return read
 
     @property
     def labels(self) -> dict[str, str]:
-        return (self.object.get("metadata") or {}).get("labels") or {}
+        """Of the object; none where they are no labels."""
+        metadata = self.object.get("metadata")
+        labels = metadata.get("labels") if isinstance(metadata, dict) else None
+        return labels if isinstance(labels, dict) else {}
 
 
 def allowed(request: AdmissionRequest, wanted: Json, warnings: Sequence[str] = ()) -> Json:

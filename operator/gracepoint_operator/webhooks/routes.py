@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.unreadable import CAUSES, Unreadable, said
 from gracepoint_operator.webhooks.bodies import Bodies
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, is_injected, refresh_pod
 from gracepoint_operator.webhooks.members import Json
@@ -51,7 +51,7 @@ class AdmissionContext(Protocol):
         """The policy, or None where the API server knows none. Bounded in time.
 
         Raises:
-            pydantic.ValidationError: It is there, and cannot be used.
+            Unreadable: It is there, and cannot be used.
             Exception: Whatever says that one cannot know; the request is then refused with 503.
         """
 
@@ -140,7 +140,7 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
     where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
     try:
         policy = await context.policy(request.namespace, name) if name else None
-    except ValidationError as error:
+    except Unreadable as error:
         return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
     except Exception as error:
         logger.exception("CheckpointPolicy cannot be read")
@@ -163,10 +163,10 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
         made = inject_jobset(result.object, name, policy.spec, context.settings)
         warnings = [*unserved, *not_understood(policy), *overruled(request.object, made, policy)]
         return allowed(request, shown(request.object, made, policy), warnings)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
-        return refused(request, f"spec: found parts that are not of JobSet's schema ({error!r}). Correct them")
+        return refused(request, f"spec: found parts that are not of JobSet's schema ({said(error)}). Correct them")
 
 
 async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
@@ -184,8 +184,12 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
 def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
     """Pod CREATE: the operator's present address, and away from nodes that go. Never refuses."""
     pod = request.object
-    if LABEL_POLICY in request.labels and is_injected(pod):
-        pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+    try:
+        if LABEL_POLICY in request.labels and is_injected(pod):
+            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+    except CAUSES:
+        # The API server checks an object against its schema only after the webhooks that may change it.
+        logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)
     return allowed(request, pod)
 
 
@@ -194,7 +198,8 @@ async def validate_eviction(request: AdmissionRequest, context: AdmissionContext
 
     Whatever goes wrong here, the answer is to let it through: at anything but 429 drains give up.
     """
-    options: Json = request.object.get("deleteOptions") or {}
+    given = request.object.get("deleteOptions")
+    options: Json = given if isinstance(given, dict) else {}
     if request.dry_run or options.get("dryRun"):
         # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and
         # sooner or later it will be; held, it would be tried again until then.

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import json
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -105,7 +106,7 @@ class Message:
         """Like ``from_json``, from a parsed object."""
         found = data.get("version")
         if found != VERSION:
-            raise WireError(f"{cls.__name__}.version: expected {VERSION}, found {found!r}")
+            raise WireError(f"{cls.__name__}.version: expected {VERSION}, found {_shown(found)}")
         return typing.cast(Self, _read(cls.__name__, cls, data))
 
 
@@ -145,7 +146,7 @@ class Frame(Message):
         kind = data.get("type")
         frame = _FRAMES.get(kind) if isinstance(kind, str) else None
         if frame is None:
-            raise WireError(f"Frame.type: expected one of {sorted(_FRAMES)}, found {kind!r}")
+            raise WireError(f"Frame.type: expected one of {sorted(_FRAMES)}, found {_shown(kind)}")
         return frame.from_dict(data)
 
 
@@ -315,7 +316,7 @@ def _key(field: dataclasses.Field[Any]) -> str:
 def _object(what: str, text: str | bytes) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter by a text of nothing but brackets
         raise WireError(f"{what}: expected a JSON object, found {text[:80]!r} ({error})") from error
     if not isinstance(data, dict):
         raise WireError(f"{what}: expected a JSON object, found {type(data).__name__}")
@@ -351,17 +352,28 @@ def _read(path: str, wanted: Any, value: Any) -> Any:
             if key in value:
                 read[field.name] = _read(f"{path}.{key}", hints[field.name], value[key])
             elif field.default is dataclasses.MISSING:
-                raise WireError(f"{path}.{key}: missing; found the fields {sorted(value)}")
+                raise WireError(f"{path}.{key}: missing; found the fields {_shown(sorted(value))}")
         return typing.cast(type, wanted)(**read)
     if isinstance(wanted, type):
         if issubclass(wanted, StrEnum):
             if isinstance(value, str) and value in set(wanted):
                 return wanted(value)
-            raise WireError(f"{path}: expected one of {[str(v) for v in wanted]}, found {value!r}")
+            raise WireError(f"{path}: expected one of {[str(v) for v in wanted]}, found {_shown(value)}")
         if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
             if math.isfinite(value):
                 return float(value)
         elif isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
             return value
     name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
-    raise WireError(f"{path}: expected {name}, found {value!r}")
+    raise WireError(f"{path}: expected {name}, found {_shown(value)}")
+
+
+#: Whatever the other side sends, and however deep that is nested: some words of it are shown.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+_SHORT.maxlist = _SHORT.maxdict = 20
+_SHORT.maxlevel = 2
+
+
+def _shown(value: Any) -> str:
+    return _SHORT.repr(value)[:400]

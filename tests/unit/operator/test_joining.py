@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from tests.unit.operator import objects
 from tests.unit.operator.objects import NOW
@@ -51,3 +52,33 @@ def test_the_first_attempt_to_evict_is_kept_whichever_version_counts() -> None:
     for epoch in all_orders(version(1, NOW + 60, attempted_at=NOW + 2), version(2, NOW + 50), version(0, NOW + 70)):
         assert epoch.spec.eviction_attempted_at is not None
         assert epoch.spec.eviction_attempted_at.timestamp() == NOW + 2
+
+
+def of_life(
+    attempt: int, *, newest_pod_at: float = NOW - 100, made: bool = True, phase: str = "Noticed"
+) -> PreemptionRecord:
+    body = objects.preemption(phase=phase)
+    body["spec"] |= {"restartAttempt": attempt, "newestPodAt": objects.stamp(newest_pod_at)}
+    epoch = PreemptionRecord.of(body)
+    return epoch if made else dataclasses.replace(epoch, created_at=None)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "created_at", "is_included"),
+    [
+        pytest.param(0, NOW - 100, True, id="of the attempt"),
+        pytest.param(1, NOW - 100, False, id="of a later attempt"),
+        pytest.param(0, NOW - 50, False, id="of the attempt, made again after a suspension"),
+    ],
+)
+@pytest.mark.parametrize("made", [True, False], ids=["recorded", "not recorded"])
+def test_a_record_tells_the_lives_of_a_gang_apart_whenever_it_is_made(
+    made: bool, attempt: int, created_at: float, is_included: bool
+) -> None:
+    pod = read_pod(objects.pod(attempt=attempt, created_at=created_at))
+    assert of_life(0, made=made).includes(pod) is is_included
+
+
+def test_a_record_of_another_life_under_the_same_name_takes_nothing_over() -> None:
+    ours, theirs = of_life(0, made=False, phase="Committed"), of_life(3)
+    assert ours.joined(theirs) == theirs

@@ -67,6 +67,33 @@ async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_
     assert b"gracepoint_status_write_failures_total 1.0" in metrics.text()
 
 
+async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    refusals: list[str | None] = []
+
+    async def write(key: Key) -> None:
+        if len(refusals) < 4:
+            raise client.RequestRejected("the quota is used up")
+
+    scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
+    scribe.touch(KEY)
+    await until(lambda: refusals[-1:] == [None], "the write to be taken")
+    await scribe.close(5)
+    assert refusals == ["the quota is used up"] * 4 + [None]
+    assert len([record for record in caplog.records if "refuses" in record.message]) == 1
+
+
+async def test_a_refused_write_does_not_hold_up_the_end() -> None:
+    async def write(key: Key) -> None:
+        raise client.RequestRejected("the quota is used up")
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=60)
+    scribe.touch(KEY)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await scribe.close(60)
+    assert scribe._tasks == {}
+
+
 async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
     written: list[Key] = []
 

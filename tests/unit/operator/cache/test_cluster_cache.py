@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from pydantic import ValidationError
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.unreadable import Unreadable
 from tests.unit.operator import objects
 from tests.unit.operator.objects import JOBSET_UID, NOW
 from tests.unit.operator.scene import Scene
@@ -66,7 +66,7 @@ def test_a_preemption_of_another_schema_is_refused_with_the_fields_name() -> Non
     scene = Scene()
     body = objects.preemption()
     del body["spec"]["deadline"]
-    with pytest.raises(ValidationError, match="deadline"):
+    with pytest.raises(Unreadable, match="deadline"):
         scene.listed(kinds.PREEMPTIONS, body)
 
 

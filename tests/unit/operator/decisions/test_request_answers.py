@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, StartPreemption, Wait, decide
@@ -11,6 +10,7 @@ from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import RequestPhase
+from gracepoint_operator.unreadable import Unreadable
 from tests.unit.operator import objects
 from tests.unit.operator.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.scene import Scene
@@ -326,5 +326,5 @@ def test_a_pod_that_a_job_was_scaled_down_by_is_no_disruption() -> None:
     ],
 )
 def test_a_request_that_says_what_none_can_is_refused(spec: Body) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(Unreadable):
         PreemptionAsk.of(objects.request(**spec))

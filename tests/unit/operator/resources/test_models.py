@@ -20,6 +20,7 @@ from gracepoint_operator.resources import (
     SignalKind,
 )
 from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.unreadable import Unreadable
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
     ],
 )
 def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(Unreadable) as caught:
         CheckpointPolicy.of(policy(**spec))
     assert f"spec.{field}" in str(caught.value)
 
@@ -102,7 +103,7 @@ def test_what_only_a_newer_version_knows_of_a_policy_is_passed_over_and_named(
 
 
 def test_a_policy_with_unknown_values_and_a_wrong_one_is_refused_for_the_latter() -> None:
-    with pytest.raises(ValidationError, match=r"spec\.deadline\.margin"):
+    with pytest.raises(Unreadable, match=r"spec\.deadline\.margin"):
         CheckpointPolicy.of(policy(mode="Rehearse", deadline={"margin": 0.5}))
 
 
@@ -224,5 +225,5 @@ def test_a_record_of_a_newer_version_is_read_and_neither_told_nor_changed() -> N
 )
 def test_a_request_that_is_not_understood_is_not_acted_upon(spec: dict[str, Any]) -> None:
     body = record() | {"spec": {"jobSet": {"name": "llm"}, "deadlineSeconds": 30, **spec}}
-    with pytest.raises(ValidationError, match=next(iter(spec))):
+    with pytest.raises(Unreadable, match=next(iter(spec))):
         PreemptionRequest.of(body)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gracepoint.wire.names import LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
-from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
+from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, Served, add_routes, bodies
 from gracepoint_operator.webhooks.review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
@@ -44,7 +44,9 @@ class Operator:
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
-            CheckpointPolicySpec.model_validate({})
+            CheckpointPolicy.of(
+                {"apiVersion": "gracepoint.dev/v1alpha1", "kind": "CheckpointPolicy", "metadata": {}, "spec": {}}
+            )
         if name == "unreadable":
             raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))

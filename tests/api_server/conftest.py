@@ -1,0 +1,46 @@
+"""One real API server with etcd for all tests here, with the CRDs of Gracepoint and JobSet.
+
+Skipped where the parts are not built.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gracepoint_operator.kube.client import KubeClient
+from tests.api_server.gang import Gang
+from tests.testcluster import parts
+from tests.testcluster.api_server import ApiServer, open_api_server, why_not
+from tests.testcluster.shell import wait_until
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """The API server."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with open_api_server(tmp_path_factory.mktemp("api-server")) as made:
+        jobset = parts.module_folder("jobset") / "config" / "components" / "crd" / "bases"
+        made.apply(_ROOT / "crds", jobset)
+        for plural in ("jobsets", "checkpointpolicies", "preemptions"):
+            wait_until(f"the API of {plural}", functools.partial(_is_served, made, plural), timeout_s=30)
+        yield made
+
+
+@pytest.fixture
+def gang(request: pytest.FixtureRequest, server: ApiServer) -> Iterator[Gang]:
+    """A gang that is not made yet, in a namespace of its own."""
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
+    api = KubeClient.connect(str(server.kubeconfig))
+    yield Gang(server, api, name)
+    api.close()
+
+
+def _is_served(server: ApiServer, plural: str) -> bool:
+    return bool(server.kubectl("get", plural, "--output=json"))

@@ -1,0 +1,72 @@
+"""One object that cannot be read takes nothing else down, on a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+
+import pytest
+
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.observability.logs import PlainFormatter
+from tests.api_server.gang import Gang, running, told, until
+
+_CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+DEEP = "[" * 50_000
+MAINTENANCE = "node.gke.io/upcoming-maintenance"
+
+
+async def test_a_nodes_annotation_of_nothing_but_brackets_keeps_no_gang_from_being_told(
+    gang: Gang, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gang.make()
+    odd = f"{gang.name}-odd"
+    await gang.api.create(kinds.NODES, None, {"metadata": {"name": odd, "annotations": {MAINTENANCE: DEEP}}})
+    async with running(gang) as replica:
+        subscriber = await replica.connect(0)
+        await gang.taint(0)
+        for _ in range(3):
+            await replica.watch()
+        assert (await told(subscriber)).preemption == gang.epoch(1)
+        assert replica.sample("gracepoint_objects_left_out", kind="nodes", extent="part") == 1
+    (said,) = (PlainFormatter().format(record) for record in caplog.records if "left out" in record.message)
+    assert odd in said
+    assert MAINTENANCE in said
+
+
+async def test_a_policy_of_before_a_change_of_the_schema_is_not_ready_and_the_others_are(gang: Gang) -> None:
+    await gang.make()
+    plural = "checkpointpolicies.gracepoint.dev"
+    strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json"))
+    lax = copy.deepcopy(strict)
+    (version,) = lax["spec"]["versions"]
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"] = {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    await gang.api.merge(_CRDS, None, plural, {"spec": lax["spec"]})
+    old = gang.policy(mode="OfYesterday") | {"metadata": {"name": "old"}}
+
+    async def made() -> bool:
+        with contextlib.suppress(client.RequestRejected):
+            await gang.api.create(kinds.POLICIES, gang.name, old)
+            return True
+        return False
+
+    await until(made, "the API server to take a policy of an older schema")
+    await gang.api.merge(_CRDS, None, plural, {"spec": strict["spec"]})
+    async with running(gang):
+
+        async def ready(name: str) -> str:
+            status = (await gang.api.get(kinds.POLICIES, gang.name, name)).get("status", {})
+            found = (item for item in status.get("conditions", []) if item["type"] == "Ready")
+            return next((f"{item['status']} {item['message']}" for item in found), "")
+
+        async def said() -> bool:
+            return (await ready("careful")).startswith("True") and (await ready("old")).startswith("False")
+
+        await until(said, "Ready of both policies")
+        assert "spec.mode" in await ready("old")
+    await gang.api.delete(kinds.POLICIES, await gang.api.get(kinds.POLICIES, gang.name, "old"))
