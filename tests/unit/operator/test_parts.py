@@ -52,7 +52,7 @@ async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_
     errors: list[client.KubeError] = [
         client.Unavailable("busy"),
         client.Conflict("newer"),
-        client.RequestRejected("bad"),
+        client.Refused("bad"),
     ]
     metrics = Metrics()
 
@@ -72,7 +72,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
     async def write(key: Key) -> None:
         if len(refusals) < 4:
-            raise client.RequestRejected("the quota is used up")
+            raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
     scribe.touch(KEY)
@@ -84,7 +84,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
 async def test_a_refused_write_does_not_hold_up_the_end() -> None:
     async def write(key: Key) -> None:
-        raise client.RequestRejected("the quota is used up")
+        raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), interval_s=60)
     scribe.touch(KEY)
@@ -170,8 +170,8 @@ async def test_a_header_without_a_bearer_token_is_refused_unasked(
     [
         (404, client.NotFound),
         (409, client.Conflict),
-        (403, client.RequestRejected),
-        (422, client.RequestRejected),
+        (403, client.Refused),
+        (422, client.Refused),
         (429, client.Unavailable),
         (500, client.Unavailable),
         (0, client.Unavailable),

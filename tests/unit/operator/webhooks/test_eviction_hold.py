@@ -358,7 +358,7 @@ async def test_an_api_server_that_refuses_is_no_reason_to_hold_or_to_break(api: 
     async with running(api, clock) as replica:
         api.failing = [client.Unavailable("no")]
         assert await evict(replica, "train-unknown") is None
-        api.failing = [client.RequestRejected("forbidden")]
+        api.failing = [client.Refused("forbidden")]
         assert await evict(replica) is not None
 
 
