@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 
 from gracepoint.wire.messages import Ping
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import policy_status
@@ -234,6 +235,26 @@ async def test_a_bad_token_is_remembered_for_seconds(
     with pytest.raises(RequestRefused):
         await checks.admit("Bearer forged", "uid-pod-0-0")
     assert len(api.calls) == 2
+
+
+async def test_so_many_tokens_are_remembered_and_no_more(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "_REMEMBER_AT_MOST", 3)
+    checks, api, *_ = gate
+
+    async def reviews(*tokens: str) -> int:
+        before = len(api.calls)
+        for token in tokens:
+            with pytest.raises(RequestRefused):
+                await checks.admit(f"Bearer {token}", "uid-pod-0-0")
+        return len(api.calls) - before
+
+    assert await reviews("a", "b", "c") == 3
+    assert await reviews("a", "b", "c") == 0
+    assert await reviews("d") == 1
+    assert await reviews("a") == 1, "which was forgotten"
+    assert len(checks._reviewed) <= 3
 
 
 async def test_a_token_of_absurd_length_is_not_reviewed(

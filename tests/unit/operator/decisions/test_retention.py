@@ -90,6 +90,30 @@ def test_what_ended_just_now_stays_however_many_there_are() -> None:
     assert found(*records) == []
 
 
+@pytest.mark.parametrize(
+    ("age_s", "limits", "goes"),
+    [
+        pytest.param(SHORTEST_S, Limits(history=1), False, id="at the shortest time"),
+        pytest.param(SHORTEST_S + 1, Limits(history=1), True, id="just longer"),
+        pytest.param(30 * DAY_S, Limits(ttl_s=30 * 86_400, history=9), False, id="as old as is kept"),
+        pytest.param(30 * DAY_S + 1, Limits(ttl_s=30 * 86_400, history=9), True, id="just older"),
+    ],
+)
+def test_a_limit_is_what_is_kept_just_yet(age_s: float, limits: Limits, goes: bool) -> None:
+    records = [ended(1, ago_s=age_s), ended(2, ago_s=0.0)]
+    for body in records:
+        body["spec"]["policy"]["spec"]["exitBreaker"] = {"savedExits": 1, "withinSeconds": 60}
+    assert bool(found(*records, limits=limits)) is goes
+
+
+@pytest.mark.parametrize(("within_s", "goes"), [(172_801, False), (172_800, False), (172_799, True)])
+def test_what_the_exit_breaker_counts_stays_to_the_second(within_s: int, goes: bool) -> None:
+    records = [ended(1, ago_s=2 * DAY_S), ended(2, ago_s=0.0)]
+    for body in records:
+        body["spec"]["policy"]["spec"]["exitBreaker"] = {"savedExits": 1, "withinSeconds": within_s}
+    assert bool(found(*records, limits=Limits(history=1))) is goes
+
+
 def test_what_the_exit_breaker_counts_stays() -> None:
     records = [ended(number, ago_s=3 * DAY_S - number) for number in range(1, 6)]
     assert names(found(*records)) == ["1", "2"]
