@@ -20,12 +20,12 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.commit_callback import call_back
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup

@@ -20,10 +20,10 @@ from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import directory_checks, listing
 from gracepoint.deadline import Deadline

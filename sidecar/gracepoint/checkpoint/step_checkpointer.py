@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import donating
-from gracepoint.checkpoint.due import DueSaves, OtherSave
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
+from gracepoint.checkpoint.metrics import Saved, SaveStats
 from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.saving.due_saves import DueSaves, OtherSave
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
-from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
 from gracepoint.checkpoint.steps import directory_checks
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
@@ -408,7 +408,7 @@ class StepCheckpointer:
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
         self._saver.wait(deadline.remaining_s())
-        with donating.telling(like):
+        with donation.telling(like):
             restored = restore_newest(
                 self._paths,
                 like,

@@ -139,10 +139,10 @@ class Session:
             InvalidSharding: With these shardings no array can be read by one replica for all.
             SettingsError: The arguments contradict each other, or ``init`` does not tell the shardings.
         """
-        from gracepoint.checkpoint import resuming
+        from gracepoint.checkpoint.loading import start_state
 
         self._began = True
-        asked = resuming.asked(like, init, single_replica, donate=donate)
+        asked = start_state.asked(like, init, single_replica, donate=donate)
         with asked.telling():
             restored = self._checkpointer.restore(
                 asked.like,

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, read_tree
@@ -182,7 +182,7 @@ def restore(
     if kind != "folder":
         raise _ERRORS[kind](found)
     reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    with donating.telling(like), reading:
+    with donation.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (

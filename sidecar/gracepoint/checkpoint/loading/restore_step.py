@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gracepoint.checkpoint import donating
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import host_state
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.listing import Listing
@@ -112,7 +112,7 @@ def restore_newest(
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
     if options.donate:
-        like = donating.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
+        like = donation.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
@@ -181,7 +181,7 @@ def read_together(
     """
     failure: Exception | None = None
     result = None
-    save_metrics.tell_restore_started()
+    metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
         result = read()
@@ -204,7 +204,7 @@ def read_together(
             raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
     if failures:
         return None, "; ".join(who + text for who, _, text in failures)
-    save_metrics.tell_restored(time.monotonic() - began_s)
+    metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
 
 

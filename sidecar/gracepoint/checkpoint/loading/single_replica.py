@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
 
@@ -211,7 +211,7 @@ def hand_to_all(
         read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    save_metrics.tell_replica_read(time.monotonic() - started_s)
+    metrics.tell_replica_read(time.monotonic() - started_s)
     limit_bytes = _agree(failure, replica, together, deadline)
     started_s = time.monotonic()
     arrays: list[jax.Array] = []
@@ -224,7 +224,7 @@ def hand_to_all(
         merged = jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)(stacked)
         arrays += jax.block_until_ready(merged)
     elapsed_s = time.monotonic() - started_s
-    save_metrics.tell_broadcast(elapsed_s)
+    metrics.tell_broadcast(elapsed_s)
     logger.info("replica %d handed %d arrays to all in %.3f s", replica.primary_replica_id, len(arrays), elapsed_s)
     return arrays
 

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import alike
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.memory import host_memory
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.saving import save_metrics
+from gracepoint.checkpoint.saving import state_comparison
 from gracepoint.checkpoint.saving.save_in_flight import SaveInFlight
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.snapshot_status import SnapshotSave
@@ -93,12 +93,12 @@ class SaveExecutor(SaveInFlight):
         """
         self._prepares += 1
         key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
-        with host_memory.telling(self._gang, alike.meeting_of(key)):
+        with host_memory.telling(self._gang, state_comparison.meeting_of(key)):
             leaves, prepared = self._planner.plan(state, save_args)
             compile_slices(leaves, prepared.plan, self._writer.options)
             several = self._gang.process_count > 1
-            mine = alike.describe(leaves, prepared.specs, prepared.plan) if several else {}
-        alike.check(mine, gang=self._gang, key=key)
+            mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
+        state_comparison.check(mine, gang=self._gang, key=key)
         if in_background:
             self._check_fits(self._planner.needed_bytes(leaves, prepared), self._gang, key)
             self._planner.snapshot(leaves, prepared)
@@ -184,12 +184,12 @@ class SaveExecutor(SaveInFlight):
             then()
             primary = self._gang.process_index == 0
             total_s = self._clock() - began_s if primary else None
-            save_metrics.tell_background(
+            metrics.tell_background(
                 stats, save.temporary.target, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s
             )
 
         self._start(newest, run)
-        save_metrics.tell_blocked(blocked_s)
+        metrics.tell_blocked(blocked_s)
 
     def now(
         self,
@@ -236,7 +236,7 @@ class SaveExecutor(SaveInFlight):
             save.temporary.path,
             save.key,
         )
-        save_metrics.tell_started(in_background=in_background)
+        metrics.tell_started(in_background=in_background)
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
         host_memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
@@ -257,7 +257,7 @@ class SaveExecutor(SaveInFlight):
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
         step = save.temporary.step
         self.last_save = SaveStats(step, size_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
-        save_metrics.tell_now(self.last_save, save.temporary.target)
+        metrics.tell_now(self.last_save, save.temporary.target)
         return size_bytes
 
     @property

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles, form_of
@@ -66,7 +66,7 @@ class ChunkWriter:
         job = WriteJob(folder, item, specs, arrays, source, small_files, tree_numbers)
         is_express = self.options.express and form_of(job).files_hold_values
         written = (self._express if is_express else self._tensorstore).write(job, deadline)
-        save_metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, folder)
+        metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, folder)
         return written
 
     def warm(self, folder: Path, deadline: Deadline) -> None:
