@@ -190,13 +190,13 @@ class Session:
         self._forecaster.passed()
         self._save_if_agreed(state)
         if not self._forecaster.prepared:
-            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.periodic)
+            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.save_interval.periodic)
             self._forecaster.prepare(total_bytes)
             self._standby.reporter.resumption(self._saves.restored_step, training=True)
         if self._standby.hints.due():
             self._checkpointer.hasten()
         self._saves.save_if_due(number, state, self._values.get)
-        if (figures := self._forecaster.news(self._checkpointer.last_save)) is not None:
+        if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._standby.reporter.forecast(figures, self._forecaster.margin)
 
     def poll(self, state: Any) -> None:
