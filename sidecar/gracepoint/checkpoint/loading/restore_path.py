@@ -30,6 +30,8 @@ from gracepoint.errors import (
     CheckpointTooNew,
     SaveFailed,
     SettingsError,
+    from_word,
+    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
@@ -180,7 +182,7 @@ def restore(
         word = json.dumps(_found(paths, path, attempt, deadline, sleep))
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
-        raise _ERRORS[kind](found)
+        raise from_word(kind)(found)
     reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
     with donation.telling(like), reading:
         tree, damage = read_together(
@@ -211,14 +213,6 @@ def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-_ERRORS = {
-    "not found": CheckpointNotFound,
-    "corrupt": CheckpointCorrupt,
-    "too new": CheckpointTooNew,
-    "error": CheckpointError,
-}
-
-
 def _found(
     paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
@@ -233,10 +227,8 @@ def _found(
             logger.info("restore: %s", remark)
         return "folder", str(folder_of(path))
     except CheckpointNotFound as error:
-        return "not found", "; ".join([str(error), *remarks])
-    except CheckpointCorrupt as error:
-        return "corrupt", str(error)
-    except CheckpointTooNew as error:
-        return "too new", str(error)
+        return to_word(error), "; ".join([str(error), *remarks])
+    except (CheckpointCorrupt, CheckpointTooNew) as error:
+        return to_word(error), str(error)
     except (OSError, CheckpointError) as error:
-        return "error", f"process 0 could not look at {path}: {error}"
+        return to_word(CheckpointError()), f"process 0 could not look at {path}: {error}"

@@ -32,15 +32,19 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointNotFound,
-    CheckpointRefused,
-    CheckpointTooNew,
-    InvalidSharding,
+    from_word,
+    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+# Kinds of errors (``errors.to_word``) for which an older step is read.
+_DAMAGE = ("corrupt", "not found")
+# All others end the restore. Where processes met different ones, the first of these is raised in all.
+_RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
 #: Makes a process's value of the host state where another number of processes saved it, of the values of those: it is
 #: called with them, this process's index and the number of processes that there are now.
@@ -187,37 +191,21 @@ def read_together(
         result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    mine = json.dumps([] if failure is None else [_kind(failure), str(failure) or repr(failure)])
+    mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
     answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
-    failures = [(f"process {i}: ", *answer) for i, text in enumerate(answers) if (answer := json.loads(text))]
-    failures = [(who, kind, text.removeprefix(f"{what}: ")) for who, kind, text in failures]  # it is said anyway
-    if gang.process_count == 1:
-        failures = [("", kind, text) for _, kind, text in failures]
-    for raised, kind in (
-        (CheckpointError, "error"),
-        (InvalidSharding, "invalid sharding"),
-        (CheckpointRefused, "refused"),
-        (CheckpointTooNew, "too new"),
-        (CheckpointMismatch, "mismatch"),
-    ):
-        if found := [who + text for who, k, text in failures if k == kind]:
-            raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
-    if failures:
-        return None, "; ".join(who + text for who, _, text in failures)
+    failures: dict[str, list[str]] = {}  # what the processes say, by the word for the kind of error
+    for process, answer in enumerate(map(json.loads, answers)):
+        if answer:
+            word, text = answer
+            who = "" if gang.process_count == 1 else f"process {process}: "
+            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the message below names it
+    damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
+    for word in sorted(failures, key=_RAISED_FIRST.index):
+        raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
+    if damage:
+        return None, "; ".join(damage)
     metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
-
-
-def _kind(error: Exception) -> str:
-    if isinstance(error, CheckpointMismatch):
-        return "mismatch"
-    if isinstance(error, CheckpointTooNew):
-        return "too new"
-    if isinstance(error, InvalidSharding):
-        return "invalid sharding"
-    if isinstance(error, CheckpointRefused):
-        return "refused"
-    return "damage" if isinstance(error, CheckpointCorrupt | FileNotFoundError) else "error"
 
 
 def read_step(

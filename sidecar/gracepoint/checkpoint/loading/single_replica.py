@@ -30,7 +30,7 @@ from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
+from gracepoint.errors import CheckpointError, InvalidSharding, from_word
 
 logger = logging.getLogger(__name__)
 
@@ -238,10 +238,11 @@ def _agree(
         limit_bytes = int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
     if together is not None:
         told = together.tell(failure, limit_bytes, deadline)
-        failed = [(process, said) for process, said in enumerate(told) if said.failure is not None]
+        failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
         if failed and failure is None:
             text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
-            raise CheckpointCorrupt(text) if all(said.damage for _, said in failed) else CheckpointError(text)
+            words = {said.word for _, said in failed}
+            raise from_word("corrupt" if words == {"corrupt"} else "error")(text)
         limit_bytes = min(said.limit_bytes for said in told)
     if failure is not None:
         raise failure
