@@ -6,7 +6,8 @@ The rule:
   where it leaves. ``WALKS`` names them. The walk ends at the first call of the last station.
 * A module is *passed* if it has a frame on a call path from the first station to a station. A call path goes on where
   a call is handed to another task or thread: a callback or task is scheduled, an event is set, a thread is started,
-  work is submitted to a pool. All calls of a station before the walk's end count.
+  work is submitted to a pool. A station's calls count until a later station is called: what is done with the data
+  beside its way, such as writing it to the API server, is another walk.
 * ``SHARED`` names what every room uses: the wire's names and messages, errors, logs and metrics. It is never passed.
 
 So a module that only answers a question on the way is not passed: it can be read later, and the data's way is
@@ -100,6 +101,7 @@ class Trace:
         self.armed = False
         self.ended = threading.Event()
         self._stations = tuple(stations)
+        self._at = 0  # the station that the data has come to
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """What ``sys.setprofile`` calls."""
@@ -112,7 +114,8 @@ class Trace:
             _path.set(())
         if not _is_shared(module):
             self.beside.add(module)
-        if station in self._stations:
+        if station in self._stations[self._at :]:
+            self._at = self._stations.index(station)
             if station in self.missing:
                 self.missing.remove(station)
             for passed in path_to(frame):
@@ -389,16 +392,44 @@ def rooms() -> dict[str, int]:
     return count
 
 
+#: Between these lines the page has what ``described`` gives.
+PAGE, BEGIN, END = ROOT / "ARCHITECTURE.md", "<!-- walks: python -m tests.walks --write -->\n", "<!-- end of walks -->"
+
+
+def described(traces: Sequence[tuple[Walk, Trace]]) -> str:
+    """The walks in Markdown: the modules that each passes, room by room."""
+    lines = []
+    for walk, trace in traces:
+        lines.append(f"{walk.name.replace('->', '→')} ({len(trace.passed)} modules):\n\n```")
+        for module in trace.passed:
+            room, _, name = module.rpartition(".")
+            lines.append(f"{room.partition('.')[2] or '(top)':<22} {name}")
+        lines.append("```\n")
+    return "\n".join(lines)
+
+
+def put_into(page: str, text: str) -> str:
+    """The page with another description of the walks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"found no lines {BEGIN.strip()!r} and {END!r}, expected them around the walks")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the walks; returns 1 if one is longer than its bar."""
     parser = argparse.ArgumentParser(prog="python -m tests.walks", description="Traces the four walks of the data.")
-    parser.parse_args(arguments)
+    parser.add_argument("--write", action="store_true", help="put the walks into ARCHITECTURE.md, too")
+    asked = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", accelerators.jax_platforms())
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
     os.environ.setdefault("XLA_FLAGS", xla.FLAGS)
     too_long = 0
-    for walk in WALKS:
-        trace = walked(walk)
+    traces = [(walk, walked(walk)) for walk in WALKS]
+    if asked.write:
+        PAGE.write_text(put_into(PAGE.read_text(encoding="utf-8"), described(traces)), encoding="utf-8")
+    for walk, trace in traces:
         too_long += len(trace.passed) > walk.bar
         print(f"{walk.name}: passes {len(trace.passed)} modules (at most {walk.bar}); {len(trace.beside)} have a call")
         for module, stations in trace.passed.items():
