@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         likely_gangs_per_minute=given.likely_gangs_per_minute,
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
-        sightings=(given.namespace, given.sightings) if given.sightings else None,
+        first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
     )
     server = Server(
         core,
