@@ -15,7 +15,8 @@ from pathlib import Path
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches import REQUEST_BACKOFFS, Watches
+from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
+from gracepoint_operator.watches.threads import Watches
 from tests.testcluster.shell import wait_until
 
 WAIT_S = 30.0

@@ -8,13 +8,13 @@ import kopf
 import pytest
 from kopf._cogs.structs import references
 
-from gracepoint_operator import watches as handlers
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.watches import handlers
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Clock
