@@ -114,10 +114,22 @@ def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
 #: Pages with longer rows as yet.
 LONG_ROWS = {
     f"docs/{name}.md"
-    for name in (
-        "admission checkpoint-format checkpoint deadline durability install multihost observability policy security "
-        "signals test-cluster training-loop troubleshooting"
-    ).split()
+    for name in [
+        "admission",
+        "checkpoint-format",
+        "checkpoint",
+        "deadline",
+        "durability",
+        "install",
+        "multihost",
+        "observability",
+        "policy",
+        "security",
+        "signals",
+        "test-cluster",
+        "training-loop",
+        "troubleshooting",
+    ]
 }
 
 

@@ -62,11 +62,11 @@ async def sweep(
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
 ) -> Swept:
-    """Lists kinds into ``world``. A kind that the cluster does not have yet has no objects.
+    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
 
     Args:
         api: The API server.
-        world: Gets what is there.
+        cache: Gets what is there.
         drop: Called with the UID of each object that is not there any more.
         watches: Knows up to which version each kind was watched; is told what fails.
         wanted: The kinds; all without it.
