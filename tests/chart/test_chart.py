@@ -6,7 +6,6 @@ import base64
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,8 +15,7 @@ from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from tests.chart.conftest import CHART, Helm, Render
-
-Json = dict[str, Any]
+from tests.chart.objects import Json, of_kind, one
 
 MODES = [
     pytest.param([], id="selfSigned"),
@@ -31,15 +29,6 @@ MODES = [
         id="existingSecret",
     ),
 ]
-
-
-def of_kind(objects: Iterable[Json], kind: str) -> list[Json]:
-    return [o for o in objects if o["kind"] == kind]
-
-
-def one(objects: Iterable[Json], kind: str) -> Json:
-    (found,) = of_kind(objects, kind)
-    return found
 
 
 def secret(objects: Iterable[Json], name: str) -> dict[str, str]:

@@ -33,11 +33,11 @@ from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.server import Certificates
-from tests.contract.replicas import NAME, WAIT_S, Replica, Stream, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE
-from tests.unit.operator.replica import report, subscription
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE
+from tests.unit.operator.fakes.replica import report, subscription
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
-from tests.contract.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
-from tests.contract.test_webhooks import evict
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE
-from tests.unit.operator.replica import subscription
+from tests.contract.fakes.evictions import evict
+from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE
+from tests.unit.operator.fakes.replica import subscription
 
 SHORT = ConnectionLimits(handshake_s=0.3, request_s=0.3, pending_s=0.6)
 FEW = ConnectionLimits(at_once=12, at_once_of_address=8)

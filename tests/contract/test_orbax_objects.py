@@ -20,7 +20,7 @@ from orbax.checkpoint._src.serialization import types
 from gracepoint import checkpoint
 from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, ParamInfo, WriteOptions
 from gracepoint.errors import CheckpointRefused
-from tests.unit.checkpoint.support import assert_same, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

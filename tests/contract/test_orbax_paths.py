@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt
-from tests.unit.checkpoint.support import assert_same, bits, rich_state, sharding, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, rich_state, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

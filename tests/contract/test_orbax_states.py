@@ -25,8 +25,8 @@ from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
 from gracepoint.checkpoint.metadata import metadata_of
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
-from tests.contract.states import STATES, names, spread
-from tests.unit.checkpoint.support import assert_same, bits, engine, save, sharding
+from tests.contract.fakes.states import STATES, names, spread
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, save, sharding
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save, sharding, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

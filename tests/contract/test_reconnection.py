@@ -15,12 +15,12 @@ from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender,
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import kinds
-from tests.contract.replicas import NAME, WAIT_S, Replica, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE
-from tests.unit.operator.replica import subscription as subscription_of
-from tests.unit.receivers.heard import Heard
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE
+from tests.unit.operator.fakes.replica import subscription as subscription_of
+from tests.unit.receivers.fakes.heard import Heard
 
 
 class Service:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 from collections.abc import Callable
 
 import pytest
 
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
-from tests.contract.replicas import WEBHOOK_TOKEN, Replica, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
+from tests.contract.fakes.evictions import evict
+from tests.contract.fakes.replicas import WEBHOOK_TOKEN, Replica, until
+from tests.unit.operator.fakes.api import MemoryApi
 
 
 @pytest.fixture
 def replica(start: Callable[..., Replica], api: MemoryApi) -> Replica:
     return start(api)
-
-
-def evict(replica: Replica, path: str, *, port: int) -> tuple[int, str]:
-    """Status and body of what is answered to an eviction review of a pod that trains."""
-    name = objects.pod(0)["metadata"]["name"]
-    request = {"uid": "r-1", "namespace": objects.NAMESPACE, "name": name, "object": {"kind": "Eviction"}}
-    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    context = ssl.create_default_context(cadata=replica.ca)
-    connection = http.client.HTTPSConnection("localhost", port, context=context)
-    connection.request("POST", path, body=json.dumps(review))
-    answer = connection.getresponse()
-    found = answer.status, answer.read().decode()
-    connection.close()
-    return found
 
 
 def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replica: Replica) -> None:

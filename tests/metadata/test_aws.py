@@ -10,7 +10,7 @@ import pytest
 
 from tests.metadata.conftest import GRACE_PERIOD_S, HOST, Watch
 from tests.metadata.servers import AwsServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 ACTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"

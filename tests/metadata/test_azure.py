@@ -8,7 +8,7 @@ import pytest
 
 from tests.metadata.conftest import GRACE_PERIOD_S, HOST, Watch
 from tests.metadata.servers import AzureServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 EVENTS = "scheduledevents"
 

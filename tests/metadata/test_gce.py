@@ -10,7 +10,7 @@ import pytest
 
 from tests.metadata.conftest import HOST, Watch
 from tests.metadata.servers import GceServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 PREEMPTED = "instance/preempted"
 MAINTENANCE = "instance/maintenance-event"

@@ -12,7 +12,7 @@ import pytest
 from gracepoint.receivers.metadata import watchers as module
 from tests.metadata.conftest import Watch
 from tests.metadata.servers import AwsServer, AzureServer, GceServer, MetadataServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 SERVERS: dict[str, type[MetadataServer]] = {"gce": GceServer, "aws": AwsServer, "azure": AzureServer}
 #: A request that each cloud's watcher makes at every look.

@@ -27,7 +27,7 @@ from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace
 from tests.multiprocess.disk import Crash, Disk, Tree
 from tests.multiprocess.launcher import Processes
-from tests.unit.checkpoint.support import assert_same, engine
+from tests.unit.checkpoint.fakes.engine import assert_same, engine
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]  # of seconds, on machines that are busy
 

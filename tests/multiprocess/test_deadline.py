@@ -14,7 +14,7 @@ from gracepoint.deadline_plan import Choice
 from gracepoint.wire.messages import Mode, Phase, Report
 from tests import limits
 from tests.multiprocess.launcher import Processes
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 

@@ -22,7 +22,7 @@ import pytest
 
 from gracepoint.checkpoint.steps import listing
 from tests.multiprocess.launcher import Process, Processes
-from tests.unit.checkpoint.support import engine
+from tests.unit.checkpoint.fakes.engine import engine
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 

@@ -14,9 +14,9 @@ import pytest
 
 from gracepoint.checkpoint.steps import listing
 from tests.multiprocess import checkpoint_process
+from tests.multiprocess.checkpoint_runs import SCRIPT, expect, restore_here, run
 from tests.multiprocess.launcher import Processes
-from tests.multiprocess.test_checkpoint import SCRIPT, expect, restore_here, run
-from tests.unit.checkpoint.support import engine, save
+from tests.unit.checkpoint.fakes.engine import engine, save
 
 pytestmark = pytest.mark.multiprocess
 

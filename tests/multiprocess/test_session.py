@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Retraction
 from tests.multiprocess.launcher import Processes, Result
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ from tests.chart.conftest import Helm, helm, template
 from tests.outages.api_server import ApiServer
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import wait_until
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 __all__ = ["helm", "template"]
 

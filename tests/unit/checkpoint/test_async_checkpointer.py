@@ -38,8 +38,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.steps.test_commit import DyingGang
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     flip_bit,
@@ -49,6 +48,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
+from tests.unit.checkpoint.fakes.failures import DyingGang, break_writer
 
 
 @pytest.fixture
@@ -67,13 +67,6 @@ def hold_commit(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(commit, "finalize", late)
     return go
-
-
-def break_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ChunkWriter, "write", no_space)
 
 
 def names(folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     chunk_files,
     engine,
@@ -34,7 +34,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
-from tests.unit.checkpoint.test_async_checkpointer import break_writer
+from tests.unit.checkpoint.fakes.failures import break_writer
 
 
 def numbers(root: Path) -> list[str]:

@@ -15,7 +15,7 @@ from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     in_gang,

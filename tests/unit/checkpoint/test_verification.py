@@ -15,7 +15,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
-from tests.unit.checkpoint.support import engine, flip_bit, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import engine, flip_bit, restore, save, small_state
 
 # Of which a restore of ours reads nothing.
 FOR_ORBAX_ALONE = {"array_metadatas/process_0", "commit_success.txt", "ocdbt.process_0/manifest.ocdbt"}

@@ -18,7 +18,7 @@ from gracepoint.multihost import agreement as agreement_module
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract, from_json
 from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
 from gracepoint.multihost.store import StoreUnavailable
-from tests.unit.multihost.gangs import gangs, together
+from tests.unit.multihost.fakes.gangs import gangs, together
 
 LATER_S = 1e6
 

@@ -12,7 +12,7 @@ import pytest
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import SingleProcess
-from tests.unit.multihost.gangs import gangs, together
+from tests.unit.multihost.fakes.gangs import gangs, together
 
 
 def barrier(gang: StoreGang, key: str = "b", timeout_s: float = 20) -> functools.partial[None]:

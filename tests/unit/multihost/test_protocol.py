@@ -24,7 +24,7 @@ from gracepoint.multihost.entries import Ended, Entry, Finished, NoticeEntry, St
 from gracepoint.multihost.ledger import Ledger
 from gracepoint.multihost.protocol import Member, Seat, Verdict
 from gracepoint.multihost.store import KeyExists
-from tests.unit.multihost.model import THREADS, Violation, World
+from tests.unit.multihost.fakes.model import THREADS, Violation, World
 
 MOST = 4
 processes = st.integers(0, MOST - 1)

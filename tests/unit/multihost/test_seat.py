@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from gracepoint.multihost.protocol import Seat, Verdict
-from tests.unit.multihost.model import Violation
+from tests.unit.multihost.fakes.model import Violation
 
 
 class Process(NamedTuple):

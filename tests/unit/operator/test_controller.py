@@ -15,10 +15,10 @@ from gracepoint_operator import controller
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 

@@ -9,11 +9,11 @@ import pytest
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import PlainFormatter
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Body, Clock
-from tests.unit.operator.replica import Replica, frames, running, until
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, frames, running, until
+from tests.unit.operator.fakes.scene import Scene
 
 DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, plan
 from gracepoint.errors import AgreementError
-from tests.unit.preemption.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
+from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
 

@@ -26,7 +26,7 @@ from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
-from tests.unit.multihost.gangs import gangs
+from tests.unit.multihost.fakes.gangs import gangs
 
 
 class Process:

@@ -18,8 +18,8 @@ from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
-from tests.unit.receivers.heard import Heard
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.heard import Heard
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 WHO = Subscription(
     namespace="default",

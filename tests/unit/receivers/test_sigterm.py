@@ -17,7 +17,7 @@ import pytest
 
 from gracepoint.receivers import SigtermReceiver
 from gracepoint.receivers import sigterm as sigterm_module
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 
 class Post:

@@ -16,8 +16,8 @@ from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscri
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement, Ping, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from tests.unit.receivers.heard import Heard
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.heard import Heard
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 WHO = Subscription(
     namespace="default",

@@ -15,7 +15,15 @@ from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
 
 
 class Preempted:

@@ -21,7 +21,7 @@ from gracepoint.checkpoint.loading import placement
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, InvalidSharding, SettingsError
 from gracepoint.preemption.process_exit import ProcessExit
-from tests.unit.checkpoint.support import sharding
+from tests.unit.checkpoint.fakes.engine import sharding
 
 LEAVES, SIDE = 16, 256
 

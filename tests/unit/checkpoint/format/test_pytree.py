@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.array_spec import as_bytes, tree_digest
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import Moments, Params, rich_state, small_state
+from tests.unit.checkpoint.fakes.engine import Moments, Params, rich_state, small_state
 
 
 def test_leaves_are_named_by_their_keys_joined_with_dots() -> None:

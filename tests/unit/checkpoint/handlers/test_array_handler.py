@@ -34,8 +34,8 @@ from gracepoint.checkpoint import (
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
-from tests.unit.checkpoint.support import assert_same, sharding
-from tests.unit.checkpoint.writing.test_formats import each_format
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
+from tests.unit.checkpoint.fakes.formats import each_format
 
 
 def infos_of(folder: Path, *names: str) -> list[ParamInfo]:

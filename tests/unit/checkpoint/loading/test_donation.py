@@ -12,7 +12,7 @@ import pytest
 from gracepoint.checkpoint import RestoreOptions
 from gracepoint.checkpoint.api import restore, save
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import assert_same, rich_state, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, rich_state, small_state
 
 DONATE = RestoreOptions(donate=True)
 

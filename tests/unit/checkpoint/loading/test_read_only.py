@@ -14,7 +14,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import commit
 from gracepoint.errors import CheckpointNotFound
 from tests import limits
-from tests.unit.checkpoint.support import assert_same, engine, save, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, small_state
 
 
 def make_durable(step: Path) -> None:

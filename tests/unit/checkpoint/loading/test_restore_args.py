@@ -23,7 +23,7 @@ from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch
-from tests.unit.checkpoint.support import assert_same, bits, engine, rich_state, save, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, rich_state, save, sharding
 
 VALUES = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 

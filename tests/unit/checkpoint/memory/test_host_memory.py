@@ -23,8 +23,8 @@ from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.errors import BarrierError, CheckpointError
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import engine, in_gang, outcomes_in_gang, restore, save
-from tests.unit.checkpoint.transfer.test_host_snapshot import Recorder
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang, restore, save
+from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   {} kB\n"

@@ -21,7 +21,7 @@ from gracepoint.checkpoint.options import MIB, WriteOptions
 from gracepoint.checkpoint.planning import write_plan
 from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
 from gracepoint.errors import CheckpointError, SettingsError
-from tests.unit.checkpoint.support import sharding
+from tests.unit.checkpoint.fakes.engine import sharding
 
 SHAPES = st.lists(st.integers(1, 60), max_size=4).map(tuple)
 

@@ -25,7 +25,7 @@ from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, read
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import chunk_files, engine, flip_bit, save, sharding
+from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, save, sharding
 
 Box = tuple[tuple[int, int], ...]
 

@@ -19,7 +19,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
 
 
 class Clock:

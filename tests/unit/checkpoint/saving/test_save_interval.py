@@ -13,7 +13,7 @@ from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import in_gang
+from tests.unit.checkpoint.fakes.engine import in_gang
 
 
 class Clock:

@@ -26,7 +26,15 @@ from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import slow_storage
 from tests.slow_storage import SlowStorage
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
 
 _PATIENCE_S = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.errors import BarrierFailed, CheckpointError, CheckpointRefused
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import engine, in_gang, outcomes_in_gang
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang
 
 COUNT = 4
 

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.posix import write_durably
-from tests.unit.checkpoint.support import engine, save, small_state
+from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 
 NAME = ".gracepoint-throughput"
 WRITTEN_S = 30.0

@@ -25,27 +25,17 @@ from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
-from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
-
-
-class DyingGang(SingleProcess):
-    """One process of two, whose peer never comes: what it leaves is what a crash before the commit leaves."""
-
-    def __init__(self, process_index: int, process_count: int = 2) -> None:
-        self.process_index = process_index
-        self.process_count = process_count
-
-    def barrier(self, key: str, *, timeout_s: float, on_last: Any = None, **_: Any) -> None:
-        raise SystemExit("killed")
-
-
-def leave_uncommitted(root: Path, step: int, processes: tuple[int, ...], *, attempt: str = "job-0-a") -> Path:
-    """Leaves a save of two processes in which ``processes`` finished writing; returns its folder."""
-    for process in processes:
-        with pytest.raises(SystemExit):
-            save(engine(root, DyingGang(process), attempt=attempt), step, small_state(step), {"data": process})
-    return root / f"{step}.gracepoint-tmp.{attempt}.1"
+from gracepoint.process_group import ProcessGroup
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
+from tests.unit.checkpoint.fakes.failures import DyingGang, leave_uncommitted
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pytest
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     chunk_files,
     engine,

@@ -22,7 +22,7 @@ from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
-from tests.unit.checkpoint.support import engine, outcomes_in_gang, small_state
+from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "4026531836:7:123")
 

@@ -18,7 +18,7 @@ from gracepoint.checkpoint.reading import stored_tree
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.errors import SettingsError
-from tests.unit.checkpoint.support import chunk_files, engine, flip_bit, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
 
 
 def steps(root: Path) -> list[str]:

@@ -28,7 +28,7 @@ from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests import accelerators
-from tests.unit.checkpoint.support import assert_same, engine, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
 CHUNK_BYTES = 1 << 10
 WAYS = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
@@ -23,37 +23,10 @@ from gracepoint.checkpoint.writing import file_writer, tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save
+from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 
 LEAF_BYTES = 4096
-
-
-class Recorder:
-    """A callback that takes a leaf's priority from its name's first letter, and writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-        self._lock = threading.Lock()
-
-    def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
-        return {
-            "s": TransferPriority.SYNCHRONOUS,
-            "p": TransferPriority.ASYNCHRONOUS_PRIORITIZED,
-            "d": TransferPriority.ASYNCHRONOUS_DEPRIORITIZED,
-        }[keypath[0].key[0]]
-
-    def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
-        self._tell("transferred", keypath)
-
-    def on_write_end(self, keypath: tuple[Any, ...]) -> None:
-        self._tell("written", keypath)
-
-    def _tell(self, what: str, keypath: tuple[Any, ...]) -> None:
-        with self._lock:
-            self.events.append((what, keypath[0].key))
-
-    def names(self, what: str) -> list[str]:
-        return [name for event, name in self.events if event == what]
 
 
 def state_of(*names: str) -> dict[str, jax.Array]:

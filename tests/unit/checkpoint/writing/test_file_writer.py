@@ -35,7 +35,7 @@ from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, restore, rich_state, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.leaf_args import SaveArgs
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     flip_bit,
@@ -31,16 +31,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
-
-FORMATS = {
-    f"zarr{zarr}{', OCDBT' * tree}{', zstd' * zstd}": WriteOptions(
-        use_zarr3=zarr == 3, use_ocdbt=bool(tree), compression="zstd" if zstd else None
-    )
-    for zarr in (2, 3)
-    for tree in (0, 1)
-    for zstd in (0, 1)
-}
-each_format = pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+from tests.unit.checkpoint.fakes.formats import each_format
 
 
 @each_format

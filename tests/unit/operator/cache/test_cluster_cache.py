@@ -8,9 +8,9 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.scene import Scene
 
 
 def versioned(body: objects.Body, version: int) -> objects.Body:

@@ -9,7 +9,7 @@ import pytest
 from gracepoint.wire.messages import Ping
 from gracepoint_operator.channel.heartbeat import Heartbeat
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
-from tests.unit.operator.replica import frames, subscription
+from tests.unit.operator.fakes.replica import frames, subscription
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from gracepoint.wire.messages import Frame, Hint
 from gracepoint_operator import controller
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import kinds
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.replica import Replica, cluster, frames, running, subscription, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, running, subscription, until
 
 
 def subscribe(replica: Replica, index: int = 0, *, takes_hints: bool = True) -> Subscriber:

@@ -17,10 +17,10 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.resources import PreemptionStatus
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, Clock
-from tests.unit.operator.replica import Replica, frames, report, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.replica import Replica, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 PAGE = Path(__file__).parents[4] / "docs" / "observability.md"

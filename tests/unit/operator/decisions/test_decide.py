@@ -13,9 +13,9 @@ from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, Check, End, Sta
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.model.preemption import EndReason
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.scene import Scene
 
 
 def test_a_quiet_gang_is_left_alone() -> None:

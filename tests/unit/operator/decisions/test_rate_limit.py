@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gracepoint_operator.decisions.rate_limit import holds_back
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import PreemptionSpec
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 
 def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", made: bool = True) -> PreemptionRecord:

@@ -12,9 +12,9 @@ from gracepoint_operator.model.preemption import EndReason
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.unreadable import Unreadable
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW, Body
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
+from tests.unit.operator.fakes.scene import Scene
 
 
 def asked(scene: Scene, **request: object) -> None:

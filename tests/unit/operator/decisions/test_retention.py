@@ -11,10 +11,10 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
-from tests.unit.operator.replica import Replica, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 LIMITS = Limits(ttl_s=30 * 86_400, history=3)
 DAY_S = 86_400.0

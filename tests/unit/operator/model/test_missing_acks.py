@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX, read_pod
 from gracepoint_operator.model.missing_acks import missing, packed, place_of, unpacked
 from gracepoint_operator.resources import Replica
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from gracepoint_operator.cache.first_seen import digest
 from gracepoint_operator.kube import client, kinds
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.replica import Replica, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"

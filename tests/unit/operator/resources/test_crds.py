@@ -18,7 +18,7 @@ from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.preemption import RECORD_NAME_END, RECORD_ONLY
 from gracepoint_operator.resources.reference import put_into
 from gracepoint_operator.resources.schema import structural
-from tests.unit.operator.objects import JOBSET_UID
+from tests.unit.operator.fakes.objects import JOBSET_UID
 
 ROOT = Path(__file__).parents[4]
 CRDS = definitions()

@@ -17,7 +17,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.__main__ import main
 from gracepoint_operator.signals import BUILT_IN, On, OwnRowsError, Row, page, read_own_rows
 from gracepoint_operator.signals.rows import Cause
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 PAGE = Path(__file__).parents[4] / "docs" / "signals.md"
 READY_MADE = [

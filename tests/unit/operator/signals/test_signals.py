@@ -13,8 +13,8 @@ from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals import BUILT_IN, Cause, On, Row, Signal
-from tests.unit.operator import objects
-from tests.unit.operator.objects import NOW, Body, stamp
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW, Body, stamp
 
 GRACE_S = 40
 NTH = "aws-node-termination-handler"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
 from gracepoint_operator.webhooks.shown import shown
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,

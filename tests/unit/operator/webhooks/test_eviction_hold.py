@@ -16,10 +16,10 @@ from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.webhooks import eviction_hold
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE, NOW, Body, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, running, until
 
 POD = "train-workers-0-0-0xyz"
 BOUND_S = 60.0  # as the policy has it by itself

@@ -13,7 +13,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_jobset, refresh_pod, release_contract
 from gracepoint_operator.webhooks.injection import is_injected
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,

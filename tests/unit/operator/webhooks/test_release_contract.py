@@ -11,7 +11,7 @@ import pytest
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.release_contract import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS, RULE_NAME
-from tests.unit.operator.webhooks.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
+from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
 
 POLICY = policy_spec()
 DISRUPTION = [{"type": "DisruptionTarget", "status": "True"}]

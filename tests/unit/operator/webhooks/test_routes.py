@@ -23,7 +23,7 @@ from gracepoint_operator.webhooks import AdmissionSettings, Served, add_routes, 
 from gracepoint_operator.webhooks.review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from gracepoint_operator.webhooks.shown import ANNOTATION
-from tests.unit.operator.webhooks.samples import Json, environment, jobset, pod_of, policy, replicated_job
+from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]
 

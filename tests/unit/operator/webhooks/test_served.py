@@ -14,9 +14,9 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Admission, Certificates
 from gracepoint_operator.webhooks import Patched, Served, release_contract, served
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.webhooks.samples import Json, job_of, jobset, policy_spec
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.samples import Json, job_of, jobset, policy_spec
 
 ACTIONS = ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
 STRINGS = {"type": "array", "items": {"type": "string"}}

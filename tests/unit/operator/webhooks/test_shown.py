@@ -9,7 +9,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import Patched, inject_jobset, release_contract
 from gracepoint_operator.webhooks.shown import ANNOTATION, overruled, shown
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,

@@ -10,7 +10,7 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,

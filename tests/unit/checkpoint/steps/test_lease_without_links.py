@@ -20,7 +20,7 @@ from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Lease
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
-from tests.unit.checkpoint import lease_process
+from tests.unit.checkpoint.fakes import lease_process
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in lease_process.CALLS, reason="the numbers of this machine's system calls are not known"

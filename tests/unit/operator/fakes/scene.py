@@ -6,8 +6,8 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
-from tests.unit.operator import objects
-from tests.unit.operator.objects import Body, Clock
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import Body, Clock
 
 
 class Scene:

@@ -15,10 +15,10 @@ from gracepoint.wire.messages import Acknowledgement, Notice, Phase, Retraction
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.replica import Replica, report, subscription, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.replica import Replica, report, subscription, until
 
 
 class Fuse:

@@ -14,7 +14,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 from jax.experimental.layout import Format, Layout
 
-from tests.unit.checkpoint.support import Moments, Params, sharding
+from tests.unit.checkpoint.fakes.engine import Moments, Params, sharding
 
 
 class Empty(NamedTuple):

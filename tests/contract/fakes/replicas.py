@@ -19,10 +19,10 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Clock
-from tests.unit.operator.replica import cluster, subscription
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
+from tests.unit.operator.fakes.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 WAIT_S = 20.0

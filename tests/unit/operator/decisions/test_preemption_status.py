@@ -14,9 +14,9 @@ from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.resources import Acknowledgements, PreemptionStatus, Replica
 from gracepoint_operator.signals import KNOWN_TO_GANG
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW
-from tests.unit.operator.replica import report
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.replica import report
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 PODS = ("train-workers-0-0-0xyz", "train-workers-0-1-0xyz")

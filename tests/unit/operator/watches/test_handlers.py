@@ -1,4 +1,4 @@
-"""Which versions of other projects' resources are watched, and listed."""
+"""What is watched: which resources, in which versions, with which settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,33 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.watches import handlers
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+
+
+def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
+    selectors = {str(key): value for key, value in handlers.settings().watching.label_selectors.items()}
+    assert sorted(selectors.values()) == [
+        "gracepoint.dev/policy",
+        "jobset.sigs.k8s.io/jobset-uid",
+        "jobset.sigs.k8s.io/jobset-uid",
+    ]
+
+
+def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute() -> None:
+    settings = handlers.settings()
+    assert settings.posting.enabled is False
+    assert settings.peering.standalone is True
+    assert settings.execution.default_backoff <= 5
+    assert max(settings.queueing.error_delays) <= 5
+    for timeout in (settings.networking.request_timeout, settings.networking.connect_timeout):
+        assert timeout is not None
+        assert timeout <= 10
+
+
+def test_the_watches_end_after_whole_seconds_as_the_api_server_takes_no_fractions() -> None:
+    assert str(handlers.settings().watching.server_timeout).isdigit()
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ from gracepoint_operator.signals import BUILT_IN, On
 from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.webhooks import AdmissionSettings, Served, routes
 from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, Body, stamp
-from tests.unit.operator.replica import report, subscription
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, Body, stamp
+from tests.unit.operator.fakes.replica import report, subscription
+from tests.unit.operator.fakes.scene import Scene
 
 #: What stands where something else is expected, or is more than anybody expects.
 ODD: list[Any] = [

@@ -12,9 +12,9 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.observability.metrics import Metrics
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Body, Clock
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Body, Clock
 
 _WAIT_S = 10.0
 

@@ -16,7 +16,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.steps import commit
 from gracepoint.process_group import SingleProcess
-from tests.unit.checkpoint.support import engine, save, small_state
+from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 
 Meanwhile = Callable[..., None]
 

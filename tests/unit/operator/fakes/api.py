@@ -13,7 +13,7 @@ from typing import Any
 from gracepoint.wire.names import TOKEN_AUDIENCE
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import APPLY_PATCH, JsonObject
-from tests.unit.operator.objects import Clock, stamp
+from tests.unit.operator.fakes.objects import Clock, stamp
 
 
 class MemoryApi(client.KubeClient):

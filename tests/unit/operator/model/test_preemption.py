@@ -1,4 +1,4 @@
-"""What two replicas know of one epoch becomes the same in both, in whatever order they hear of one another."""
+"""An epoch: its name, and one record from what two replicas know of it, in whichever order they learn of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import itertools
 import pytest
 
 from gracepoint_operator.kube.objects import read_pod
-from gracepoint_operator.model.preemption import PreemptionRecord
-from tests.unit.operator import objects
-from tests.unit.operator.objects import NOW
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW
+from tests.unit.operator.fakes.scene import Scene
 
 
 def version(moves: int, deadline_at: float, *, attempted_at: float | None = None) -> PreemptionRecord:
@@ -108,3 +109,31 @@ def test_an_attempt_to_evict_brings_what_it_changes_also_to_a_version_that_count
 def test_a_pod_is_of_the_life_that_an_epoch_ends_if_it_is_no_younger(created_at: float, included: bool) -> None:
     epoch = PreemptionRecord.of(objects.preemption(created_at=NOW))
     assert epoch.includes(read_pod(objects.pod(created_at=created_at))) is included
+
+
+SECOND = datetime.timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("jobset", "expected"),
+    [
+        ("train", "train-0b6f1c9e-3"),
+        ("a" * 63, "a" * 40 + "-0b6f1c9e-3"),
+        ("a" * 39 + "-b", "a" * 39 + "-0b6f1c9e-3"),
+    ],
+    ids=["short", "trimmed", "trimmed at a hyphen"],
+)
+def test_an_epochs_name_is_made_of_jobset_uid_and_number(jobset: str, expected: str) -> None:
+    assert epoch_name(jobset, objects.JOBSET_UID, 3) == expected
+
+
+def test_a_twin_that_saw_the_signal_a_moment_earlier_changes_only_what_may_move() -> None:
+    scene = Scene()
+    theirs = scene.recorded()
+    earlier = {"observed_at": theirs.spec.observed_at - SECOND, "deadline": theirs.spec.deadline - SECOND}
+    ours = dataclasses.replace(theirs, spec=theirs.spec.model_copy(update=earlier))
+
+    joined = ours.joined(theirs)
+
+    assert joined.spec.deadline == ours.spec.deadline
+    assert joined.spec.observed_at == theirs.spec.observed_at  # the API server refuses any other

@@ -23,7 +23,7 @@ from gracepoint.multihost import Agreement, JaxStore, StoreGang
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracted
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from tests.unit.checkpoint.support import engine
+from tests.unit.checkpoint.fakes.engine import engine
 
 COUNT = 2
 LONG_S = 3600

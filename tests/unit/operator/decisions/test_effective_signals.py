@@ -11,9 +11,9 @@ from gracepoint_operator.decisions.decide import End, StartPreemption
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
-from tests.unit.operator import objects
-from tests.unit.operator.objects import NOW, Body, stamp
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW, Body, stamp
+from tests.unit.operator.fakes.scene import Scene
 
 LABEL = "cloud.google.com/scheduled-maintenance-time"
 TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
