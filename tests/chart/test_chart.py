@@ -217,7 +217,7 @@ def test_webhooks_see_only_what_carries_the_label(render: Render, settings: list
         assert webhook["sideEffects"] == "None"
 
 
-def test_a_jobset_is_refused_and_a_pod_created_while_the_operator_is_down(render: Render) -> None:
+def test_jobset_is_refused_and_pod_created_without_an_operator(render: Render) -> None:
     found = webhooks(render())
     jobsets, pods = found["jobsets.gracepoint.dev"], found["pods.gracepoint.dev"]
     assert (jobsets["failurePolicy"], pods["failurePolicy"]) == ("Fail", "Ignore")
@@ -272,7 +272,7 @@ def test_another_token_replaces_the_pods_that_know_the_old_one(render: Render) -
     assert annotations("") != annotations(""), "each rendering without a cluster makes one"
 
 
-def test_the_webhooks_port_is_closed_to_pods_where_the_control_planes_addresses_are_given(render: Render) -> None:
+def test_webhook_port_is_closed_to_pods_when_control_plane_addresses_are_given(render: Render) -> None:
     assert not of_kind(render(), "NetworkPolicy")
     objects = render("admission.onlyFrom[0].ipBlock.cidr=10.0.0.0/28")
     spec = one(objects, "NetworkPolicy")["spec"]

@@ -150,7 +150,7 @@ def test_a_stream_outlives_a_flood_from_its_own_address_and_is_told(
         assert stream.notice().preemption == NAME
 
 
-def test_who_finds_the_address_full_gets_in_when_the_idle_ones_are_gone(
+def test_full_address_accepts_again_when_idle_connections_are_gone(
     start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
 ) -> None:
     replica = start(api, limits=dataclasses.replace(SHORT, at_once=12, at_once_of_address=8))

@@ -81,7 +81,7 @@ def test_ours_restores_what_orbax_wrote_at_a_path(tmp_path: Path, kind: str) -> 
     assert found["w"].sharding == state["w"].sharding
 
 
-def test_ours_restores_an_item_of_a_step_of_orbaxs_by_the_steps_path_where_there_is_but_one(tmp_path: Path) -> None:
+def test_single_item_of_an_orbax_step_is_restored_by_the_step_path(tmp_path: Path) -> None:
     for items in (("params",), ("params", "more")):
         root = tmp_path / "-".join(items)
         with ocp.CheckpointManager(root, item_names=items) as manager:

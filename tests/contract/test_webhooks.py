@@ -31,7 +31,7 @@ def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replic
     assert 'gracepoint_webhook_requests_refused_total{reason="unknown_path"} 1.0' in replica.metrics()
 
 
-def test_an_eviction_that_the_api_server_tells_of_is_held_and_the_gang_is_told(replica: Replica) -> None:
+def test_eviction_from_the_api_server_is_held_and_notified(replica: Replica) -> None:
     status, said = evict(replica, path_of(PATH_EVICTIONS, WEBHOOK_TOKEN), port=replica.server.webhook_port)
     assert (status, json.loads(said)["response"]["status"]["code"]) == (200, 429)
     until(lambda: replica.api.of(kinds.PREEMPTIONS), "the Preemption")

@@ -24,7 +24,7 @@ def own(tmp_path: Path, api_server: ApiServer) -> Iterator[ApiServer]:
         server.stop()
 
 
-def test_a_replica_follows_an_api_server_that_went_back_to_an_older_state(own: ApiServer) -> None:
+def test_replica_follows_an_api_server_restored_to_an_older_state(own: ApiServer) -> None:
     own.create(node("old"), node("seen"))
     own.stop()
     own.save("backup")

@@ -74,7 +74,7 @@ def test_a_test_may_change_the_jobset_before_it_is_created(tmp_path: Path) -> No
     assert cluster.created[0]["spec"]["ttlSecondsAfterFinished"] == 5
 
 
-def test_a_name_that_was_used_before_is_refused_as_its_checkpoints_would_be_restored(tmp_path: Path) -> None:
+def test_reused_name_is_refused_as_its_checkpoints_would_be_restored(tmp_path: Path) -> None:
     run_on(Answers(tmp_path)).start()
     with pytest.raises(ClusterError, match="a run named one was here before"):
         run_on(Answers(tmp_path)).start()
@@ -110,7 +110,7 @@ def test_waiting_for_the_second_preemption_is_not_content_with_the_first(tmp_pat
         run.wait_for_phase(epoch=1, timeout_s=0)
 
 
-def test_what_a_record_is_waited_to_say_may_come_after_the_jobs_end(tmp_path: Path) -> None:
+def test_record_may_be_completed_after_the_jobs_end(tmp_path: Path) -> None:
     class Slowly(Answers):
         """Tells more at each look."""
 

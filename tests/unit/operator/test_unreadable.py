@@ -247,7 +247,7 @@ def test_a_webhooks_body_is_a_review_or_none(data: st.DataObject) -> None:
 
 @QUICK
 @given(st.data())
-def test_figures_that_cannot_be_are_refused_and_all_others_fit_into_a_record(data: st.DataObject) -> None:
+def test_impossible_figures_are_refused_and_others_fit_a_record(data: st.DataObject) -> None:
     epoch = PreemptionRecord.of(objects.preemption())
     for name, kind in (("report", Report), ("resumption", Resumption)):
         body = data.draw(odd((json.loads(MESSAGES[name].to_json()),)))

@@ -99,7 +99,7 @@ def in_each(clients: list[Any], function: Callable[[ProcessGroup], Any]) -> list
     return together([lambda gang=gang: function(gang) for gang in gangs])  # type: ignore[misc]
 
 
-def test_a_day_of_periodic_saves_by_seconds_leaves_the_store_and_memory_as_they_were(clients: list[Any]) -> None:
+def test_a_day_of_timed_saves_leaves_store_and_memory_unchanged(clients: list[Any]) -> None:
     sizes: list[tuple[int, int]] = []
     measured = threading.Barrier(COUNT)
 
@@ -130,9 +130,7 @@ def test_a_day_of_periodic_saves_by_seconds_leaves_the_store_and_memory_as_they_
     assert sizes[-1][1] - sizes[0][1] < 64 * 1024
 
 
-def test_hundreds_of_saves_leave_the_store_and_what_processes_remember_as_they_were(
-    clients: list[Any], tmp_path: Path
-) -> None:
+def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], tmp_path: Path) -> None:
     state = {"w": np.arange(8.0)}
     found: dict[int, list[str]] = {}
     remembered: list[int] = []

@@ -86,7 +86,7 @@ def test_a_large_leaf_is_cut_though_nobody_asks() -> None:
     assert spec.write_shape == leaf.shape
 
 
-def test_a_large_leaf_that_would_fall_to_dust_is_left_whole_unless_it_is_asked_for() -> None:
+def test_large_leaf_is_not_split_into_tiny_chunks_unless_asked() -> None:
     prime = np.broadcast_to(np.float32(0), (7919,))
     assert spec_of(prime, target_chunk_bytes=7919).chunk == (7919,)
     assert spec_of(prime, SaveArgs(chunk_byte_size=7919)).chunk == (1,)

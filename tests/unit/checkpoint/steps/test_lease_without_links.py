@@ -77,7 +77,7 @@ def test_one_of_several_that_come_at_once_gets_the_directory(tmp_path: Path, err
         assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_lease_of_one_that_died_before_it_wrote_its_name_is_free_when_it_expires(tmp_path: Path) -> None:
+def test_lease_without_a_name_is_free_when_it_expires(tmp_path: Path) -> None:
     with claimers(tmp_path, 1, errno.EPERM, "die") as (process,):
         tell(process)
         assert process.wait(30) == 9

@@ -43,9 +43,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
     return happen
 
 
-def test_a_save_that_is_committed_while_its_folder_is_listed_is_no_stranger(
-    tmp_path: Path, meanwhile: Meanwhile
-) -> None:
+def test_save_committed_during_listing_is_not_foreign(tmp_path: Path, meanwhile: Meanwhile) -> None:
     temporary, step = tmp_path / "5.gracepoint-tmp.job-0-a.1", tmp_path / "5"
     temporary.mkdir()
     (tmp_path / "7").symlink_to(temporary)
@@ -65,9 +63,7 @@ def test_what_is_deleted_as_it_is_looked_at_is_in_nobodys_way(tmp_path: Path, me
     assert not target.exists()
 
 
-def test_a_foreign_folder_that_is_deleted_as_it_is_looked_at_stops_no_commit(
-    tmp_path: Path, meanwhile: Meanwhile
-) -> None:
+def test_foreign_folder_deleted_meanwhile_stops_no_commit(tmp_path: Path, meanwhile: Meanwhile) -> None:
     target = tmp_path / "3"
     target.mkdir()
 
@@ -85,7 +81,7 @@ def test_a_foreign_folder_that_is_deleted_as_it_is_looked_at_stops_no_commit(
     assert commit.read_manifest(target) is not None
 
 
-def test_a_save_that_is_committed_as_it_is_looked_at_is_not_said_to_be_given_up(
+def test_save_committed_during_recovery_is_not_reported_as_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = Layout(tmp_path)

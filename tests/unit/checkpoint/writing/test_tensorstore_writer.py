@@ -62,7 +62,7 @@ def test_a_job_claims_the_files_of_its_own_tree_and_no_others(tmp_path: Path) ->
         assert (file.bytes, file.crc32) == (len(data), zlib.crc32(data))
 
 
-def test_a_job_that_writes_no_array_has_no_tree_and_claims_nothing_of_others(tmp_path: Path) -> None:
+def test_job_without_arrays_writes_no_tree_and_claims_nothing(tmp_path: Path) -> None:
     write(tmp_path, [CHUNK], [0])
     assert set(write(tmp_path, [], [0]).files) == {"small"}
     assert set(write(tmp_path / "alone", [], [0]).files) == {"small"}

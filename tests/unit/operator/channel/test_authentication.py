@@ -24,7 +24,7 @@ def gate() -> tuple[Authenticator, MemoryApi, ClusterCache, Clock]:
     return Authenticator(api, cache, clock), api, cache, clock
 
 
-async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_time(
+async def test_token_review_is_cached_but_the_pod_is_checked_each_time(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, cache, clock = gate
@@ -102,7 +102,7 @@ async def test_a_token_of_absurd_length_is_not_reviewed(
     assert api.calls == []
 
 
-async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
+async def test_token_reviews_are_limited_per_pod_and_in_total(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks, api, cache, _ = gate

@@ -31,7 +31,7 @@ async def hints(subscriber: Subscriber) -> list[Frame]:
     return found
 
 
-async def test_a_hint_is_told_to_the_whole_gang_once_and_no_preemption_is_made(api: MemoryApi, clock: Clock) -> None:
+async def test_hint_is_sent_to_the_gang_once_without_a_preemption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         gang = [subscribe(replica, index) for index in (0, 1)]
         cordon(replica)
@@ -70,7 +70,7 @@ async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
         assert len(await hints(late)) == 1
 
 
-async def test_another_sign_is_another_hint_and_all_of_one_moment_are_one_frame(api: MemoryApi, clock: Clock) -> None:
+async def test_another_sign_is_another_hint_and_simultaneous_ones_are_one_frame(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = subscribe(replica)
         cordon(replica, "node-1")
@@ -106,7 +106,7 @@ async def test_a_library_from_before_hints_is_sent_none(api: MemoryApi, clock: C
         assert await hints(old) == []
 
 
-async def test_a_node_that_was_cordoned_before_the_pod_came_is_no_hint_to_it(api: MemoryApi, clock: Clock) -> None:
+async def test_node_cordoned_before_the_pod_is_no_hint(api: MemoryApi, clock: Clock) -> None:
     owned = objects.node("node-1", unschedulable=True)
     entry = {
         "manager": "kubectl",

@@ -39,7 +39,7 @@ def limited(seconds: float, *, began_at: float = NOW - 100) -> Body:
 # Of the node.
 
 
-def test_a_maintenance_that_was_announced_before_the_pod_came_counts_when_it_is_moved() -> None:
+def test_maintenance_announced_before_the_pod_counts_when_moved() -> None:
     scene = Scene()
     scene.clock.move(-200)  # the pods of the scene are bound at NOW - 99
     scene.seen(kinds.NODES, maintenance(NOW + 900))
@@ -49,7 +49,7 @@ def test_a_maintenance_that_was_announced_before_the_pod_came_counts_when_it_is_
     assert scene.start().spec.deadline.timestamp() == NOW + 600
 
 
-def test_what_is_more_than_an_hour_ahead_starts_an_epoch_when_it_is_an_hour_away() -> None:
+def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 7200))
     assert scene.decisions() == []
@@ -79,7 +79,7 @@ def test_a_maintenance_that_is_not_to_be_soon_is_taken_back(after: Body) -> None
 # Of the node's claim, which may come and go by itself.
 
 
-def test_a_node_claims_termination_time_is_the_deadline_of_the_pods_on_its_node() -> None:
+def test_node_claim_termination_time_is_the_deadline_of_its_pods() -> None:
     scene = Scene()
     assert scene.cache.put(kinds.NODE_CLAIMS, claim(), listed=False) == {objects.JOBSET_UID}
     assert scene.decisions() == []
@@ -91,7 +91,7 @@ def test_a_node_claims_termination_time_is_the_deadline_of_the_pods_on_its_node(
 
 
 @pytest.mark.parametrize("taint_first", [False, True], ids=["the claim's time is seen first", "the taint is"])
-def test_karpenters_taint_and_its_claims_time_come_to_the_same_in_both_orders(taint_first: bool) -> None:
+def test_karpenter_taint_and_claim_time_agree_in_both_orders(taint_first: bool) -> None:
     scene = Scene()
     if taint_first:
         scene.taint(key="karpenter.sh/disrupted")
@@ -113,7 +113,7 @@ def test_karpenters_taint_and_its_claims_time_come_to_the_same_in_both_orders(ta
     assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 600, False)
 
 
-def test_a_nearer_signal_that_told_no_time_stays_though_the_others_time_is_learnt() -> None:
+def test_nearer_signal_without_a_time_stays_though_another_has_one() -> None:
     scene = Scene()
     scene.taint(key="karpenter.sh/disrupted")
     scene.taint("node-2")
@@ -190,7 +190,7 @@ def test_a_workloads_time_limit_is_less_what_its_earlier_admissions_used(version
     assert scene.start().spec.deadline.timestamp() == NOW - 50 + 600
 
 
-def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known() -> None:
+def test_workload_seen_before_its_jobset_counts_later() -> None:
     scene = Scene()
     scene.gone(objects.jobset())
     assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
@@ -200,7 +200,7 @@ def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known(
     assert scene.start().spec.cause == "Suspension"
 
 
-def test_a_jobs_time_limit_counts_for_its_pods_though_it_was_there_before_them() -> None:
+def test_job_time_limit_counts_though_older_than_its_pods() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, limited(7300))
     assert scene.decisions() == []
@@ -212,7 +212,7 @@ def test_a_jobs_time_limit_counts_for_its_pods_though_it_was_there_before_them()
     assert scene.start().spec.exits is True
 
 
-def test_a_limit_that_was_far_when_a_disruption_was_taken_back_counts_in_its_time() -> None:
+def test_far_limit_at_a_retraction_counts_later() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, limited(7300))
     scene.recorded(phase="Retracted", cancelable=True, ended_at=NOW)
@@ -230,7 +230,7 @@ def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
     assert isinstance(scene.end(), End)
 
 
-def test_a_maintenance_that_was_moved_far_away_is_told_when_it_is_near_again() -> None:
+def test_postponed_maintenance_is_reported_when_near_again() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 900))
     scene.start()
@@ -251,7 +251,7 @@ def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:
     scene.seen(kinds.PREEMPTIONS, body)
 
 
-def test_a_gang_that_is_to_train_on_to_its_time_limit_leaves_when_its_node_goes() -> None:
+def test_gang_training_to_its_limit_leaves_with_its_node() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, limited(3000))
     recorded_limit(scene)
@@ -271,7 +271,7 @@ def test_what_has_frozen_for_a_time_limit_is_not_taken_back() -> None:
     assert scene.move().spec.deadline.timestamp() == NOW + 15
 
 
-def test_a_gang_that_left_too_often_stays_for_its_time_limit_whatever_else_comes() -> None:
+def test_gang_over_the_exit_limit_stays_for_its_time_limit() -> None:
     scene = Scene(exitBreaker={"savedExits": 1, "withinSeconds": 1800})
     scene.seen(kinds.JOBS, limited(3000))
     scene.recorded(epoch=0, phase="Committed", created_at=NOW - 90, ended_at=NOW - 80, pods=[])
@@ -290,7 +290,7 @@ def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
     assert scene.start().spec.cause == "TimeLimit"
 
 
-def test_a_time_limit_that_was_over_before_the_pods_came_says_nothing_to_them() -> None:
+def test_time_limit_that_ended_before_the_pods_is_ignored() -> None:
     scene = Scene()
     scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
     assert scene.decisions() == []

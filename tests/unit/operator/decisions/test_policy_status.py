@@ -8,7 +8,7 @@ from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
 
 
-def test_the_last_save_of_a_policy_may_be_a_snapshot_that_was_promoted() -> None:
+def test_last_save_of_a_policy_may_be_a_promoted_snapshot() -> None:
     epochs = []
     for number, (phase, step) in enumerate([("Committed", 40), ("Promoted", 70), ("Failed", 90)], start=1):
         body = objects.preemption(number, phase=phase, ended_at=NOW + number)

@@ -100,9 +100,7 @@ def test_the_event_of_a_phase_says_what_has_happened(
         ),
     ],
 )
-def test_the_event_of_a_notice_says_what_was_seen_and_what_the_gang_is_asked_for(
-    spec: dict[str, Any], said: str
-) -> None:
+def test_notice_event_says_the_cause_and_the_request(spec: dict[str, Any], said: str) -> None:
     note = preemption_status.note_of_phase(epoch(**spec), Phase.NOTICED)
     assert note is not None
     assert note.message == f"{NAME}: {said}"
@@ -115,7 +113,7 @@ def test_the_event_of_a_notice_says_what_was_seen_and_what_the_gang_is_asked_for
         pytest.param("TimeLimit", "TimeLimit", False, "its time is limited", id="a time limit"),
     ],
 )
-def test_the_event_of_a_gang_that_trains_on_says_why_and_warns_of_the_breaker_alone(
+def test_event_of_a_training_gang_has_the_reason_or_the_limit(
     cause: str, reason: str, warning: bool, said: str
 ) -> None:
     note = preemption_status.note_of_breaker(epoch(cause=cause, exits=False))
@@ -136,7 +134,7 @@ def test_the_event_of_a_resumption_names_the_step() -> None:
 
 @pytest.mark.parametrize("signal", ["taint example.com/gone:NoExecute", *sorted(KNOWN_TO_GANG)])
 @pytest.mark.parametrize("mode", ["Enforce", "Drill", "Observe"])
-def test_a_gang_is_told_unless_it_is_only_watched_or_said_so_itself(mode: str, signal: str) -> None:
+def test_gang_is_notified_unless_observed_or_already_informed(mode: str, signal: str) -> None:
     expected = mode != "Observe" and signal not in KNOWN_TO_GANG
     assert preemption_status.is_told(epoch(mode=mode, signal=signal)) is expected
 
@@ -145,7 +143,7 @@ def test_a_gang_is_told_unless_it_is_only_watched_or_said_so_itself(mode: str, s
 
 
 @pytest.mark.parametrize("exits", [True, False])
-def test_a_new_epoch_expects_a_receipt_of_every_pod_and_says_if_the_gang_trains_on(exits: bool) -> None:
+def test_new_epoch_expects_acks_of_every_pod_and_says_if_training_continues(exits: bool) -> None:
     spec = epoch(exits=exits).spec
     made = preemption_status.noticed(3, spec)
     assert (made.phase, made.acknowledgements) == (Phase.NOTICED, Acknowledgements(expected=3, received=0))
@@ -162,7 +160,7 @@ def test_an_end_that_the_operator_makes_is_told_once() -> None:
     assert preemption_status.ended(ended, Phase.RETRACTED, EndReason.GAVE_WAY, "later", NOW + 60) == ended
 
 
-def test_a_report_is_written_down_with_its_figures_and_times_after_the_signal() -> None:
+def test_report_is_recorded_with_figures_and_times_after_the_signal() -> None:
     found = preemption_status.reported(epoch(), report(Phase.COMMITTED), notice_s=0.5, now=NOW + 7)
     assert (found.phase, found.ordinal, found.step, found.bytes) == (Phase.COMMITTED, 41, 40, 1024)
     assert (found.processes, found.steps_lost, found.seconds_to_spare) == (2, 0, 9.5)
@@ -217,7 +215,7 @@ def test_a_report_counts_the_processes(participants: list[int], processes: int) 
     assert preemption_status.reported(epoch(), of, 0.5, NOW).processes == processes
 
 
-def test_seconds_to_spare_are_told_to_the_millisecond_and_only_where_they_are_known() -> None:
+def test_seconds_to_spare_are_reported_in_milliseconds_when_known() -> None:
     of = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=1.23456)
     assert preemption_status.reported(epoch(), of, 0.5, NOW).seconds_to_spare == 1.235
     assert (
@@ -227,7 +225,7 @@ def test_seconds_to_spare_are_told_to_the_millisecond_and_only_where_they_are_kn
 
 
 @pytest.mark.parametrize(("after_s", "told"), [(2.5, 2.5), (0.12345678, 0.1235), (0.25, 0.25), (-0.3, 0.0)], ids=str)
-def test_a_stage_is_told_in_seconds_after_the_signal_and_never_before_it(after_s: float, told: float) -> None:
+def test_stage_is_reported_in_seconds_after_the_signal(after_s: float, told: float) -> None:
     found = preemption_status.with_stage(PreemptionStatus(), "exited", 1000.0, 1000.0 + after_s)
     assert stages(found) == {"exited": told}
     assert preemption_status.with_stage(found, "exited", 1000.0, 1009.0) == found

@@ -20,9 +20,7 @@ from gracepoint_operator.kube import client
         (0, client.Unavailable),
     ],
 )
-def test_errors_of_the_client_leave_the_border_as_ours_with_the_servers_words(
-    status: int, expected: type[client.KubeError]
-) -> None:
+def test_client_errors_are_translated_with_the_servers_message(status: int, expected: type[client.KubeError]) -> None:
     error = ApiException(status=status, reason="Because")
     error.body = '{"kind": "Status", "message": "pods are not there"}'
     translated = client._of_status("GET /api/v1/pods", error)

@@ -31,7 +31,7 @@ async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> No
     assert len(written) < 10
 
 
-async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_is_counted() -> None:
+async def test_busy_api_is_retried_and_a_refused_write_is_counted() -> None:
     errors: list[client.KubeError] = [
         client.Unavailable("busy"),
         client.Conflict("newer"),
@@ -50,7 +50,7 @@ async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_
     assert b"gracepoint_status_write_failures_total 1.0" in metrics.text()
 
 
-async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_write_is_retried_until_accepted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     refusals: list[str | None] = []
 
     async def write(key: Key) -> None:

@@ -73,7 +73,7 @@ def of_life(
     ],
 )
 @pytest.mark.parametrize("made", [True, False], ids=["recorded", "not recorded"])
-def test_a_record_tells_the_lives_of_a_gang_apart_whenever_it_is_made(
+def test_record_distinguishes_lives_of_a_gang_whenever_it_is_made(
     made: bool, attempt: int, created_at: float, is_included: bool
 ) -> None:
     pod = read_pod(objects.pod(attempt=attempt, created_at=created_at))
@@ -85,7 +85,7 @@ def test_a_record_of_another_life_under_the_same_name_takes_nothing_over() -> No
     assert ours.joined(theirs) == theirs
 
 
-def test_an_attempt_to_evict_brings_what_it_changes_also_to_a_version_that_counts_more() -> None:
+def test_eviction_attempt_also_updates_a_stronger_record() -> None:
     def evicted(epoch: PreemptionRecord, pods: list[str]) -> PreemptionRecord:
         return dataclasses.replace(epoch, spec=epoch.spec.model_copy(update={"pods": pods}))
 
@@ -106,7 +106,7 @@ def test_an_attempt_to_evict_brings_what_it_changes_also_to_a_version_that_count
         pytest.param(NOW + 1, False, id="after it"),
     ],
 )
-def test_a_pod_is_of_the_life_that_an_epoch_ends_if_it_is_no_younger(created_at: float, included: bool) -> None:
+def test_pod_belongs_to_the_life_ended_by_an_epoch_if_not_younger(created_at: float, included: bool) -> None:
     epoch = PreemptionRecord.of(objects.preemption(created_at=NOW))
     assert epoch.includes(read_pod(objects.pod(created_at=created_at))) is included
 
@@ -127,7 +127,7 @@ def test_an_epochs_name_is_made_of_jobset_uid_and_number(jobset: str, expected: 
     assert epoch_name(jobset, objects.JOBSET_UID, 3) == expected
 
 
-def test_a_twin_that_saw_the_signal_a_moment_earlier_changes_only_what_may_move() -> None:
+def test_replica_with_an_earlier_observation_changes_only_mutable_fields() -> None:
     scene = Scene()
     theirs = scene.recorded()
     earlier = {"observed_at": theirs.spec.observed_at - SECOND, "deadline": theirs.spec.deadline - SECOND}

@@ -242,7 +242,7 @@ def test_the_table_of_rows_shows_every_field(row: dict[str, Any], path: str, val
     assert page.table([Row.model_validate(row)]) != page.table([Row.model_validate(other)])
 
 
-def test_every_field_of_a_row_is_among_those_that_the_table_is_tried_with() -> None:
+def test_every_field_of_a_row_is_tried_with_the_table() -> None:
     marks = test_the_table_of_rows_shows_every_field.pytestmark
     tried = {name for _, path, _ in marks[0].args[1] for name in path.split(".")} | {"annotation"}
     assert {name for model in _models(Row) for name in _aliases(model)} == tried

@@ -29,7 +29,7 @@ def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
     ]
 
 
-def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute() -> None:
+def test_kopf_posts_nothing_has_no_peers_and_short_timeouts() -> None:
     settings = handlers.settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
@@ -40,7 +40,7 @@ def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute
         assert timeout <= 10
 
 
-def test_the_watches_end_after_whole_seconds_as_the_api_server_takes_no_fractions() -> None:
+def test_watches_end_after_whole_seconds() -> None:
     assert str(handlers.settings().watching.server_timeout).isdigit()
 
 
