@@ -39,7 +39,7 @@ async def test_deeply_nested_node_annotation_does_not_block_notices(
 async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
     await gang.make()
     plural = "checkpointpolicies.gracepoint.dev"
-    strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json"))
+    strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json").stdout)
     lax = copy.deepcopy(strict)
     (version,) = lax["spec"]["versions"]
     version["schema"]["openAPIV3Schema"]["properties"]["spec"] = {

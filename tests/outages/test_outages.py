@@ -10,9 +10,10 @@ import pytest
 
 from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
-from tests.outages.api_server import ApiServer, node
 from tests.outages.fault_proxy import FaultProxy, How
+from tests.outages.kinds import node
 from tests.outages.replica import replica
+from tests.testcluster.api_server import ApiServer
 
 #: How much faster the pauses between attempts pass in the long outages: as many attempts fail as in 10 minutes.
 FASTER = 60

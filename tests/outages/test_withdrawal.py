@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.chart.conftest import Helm, helm, template
-from tests.outages.api_server import ApiServer
 from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import wait_until
 from tests.unit.operator.fakes import objects
 
