@@ -255,10 +255,7 @@ async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Cloc
         await replica.phase_of("leave", "Committed", seen=True)
 
 
-async def test_a_request_for_no_jobset_is_answered_after_a_while(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_request_for_no_jobset_is_answered_after_a_while(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(kinds.PREEMPTIONS, objects.request(jobset="nobody"))
         await asyncio.sleep(0.05)
@@ -306,10 +303,7 @@ async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryA
         await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "the epoch")
 
 
-async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryApi, clock: Clock) -> None:
     for number in range(1, 11):
         others_were_told(api, number)
     async with running(api, clock) as replica:

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Frame, Hint
-from gracepoint_operator import controller
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import kinds
 from tests.unit.operator.fakes import objects
@@ -57,10 +56,7 @@ async def test_a_sign_that_goes_away_and_comes_again_is_told_again(api: MemoryAp
             assert await hints(subscriber) == []
 
 
-async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_hint_that_fell_into_an_outage_is_told_after_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         cordon(replica)
         await until(lambda: any(replica.core.cache.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")

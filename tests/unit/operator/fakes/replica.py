@@ -49,7 +49,9 @@ class Replica:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
-        self.core = Controller(api, self.metrics, clock, name, write_interval_s=0.02, first_seen_place=first_seen_place)
+        self.core = Controller(
+            api, self.metrics, clock, name, write_interval_s=0.02, first_seen_place=first_seen_place, tick_s=0.05
+        )
 
     def see(self, kind: kinds.Kind, body: Body) -> None:
         """The cluster changed: the API has it, and the watch brings it."""
