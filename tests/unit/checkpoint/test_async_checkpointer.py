@@ -428,7 +428,7 @@ def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
 def test_missing_process_is_named_at_the_timeout(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         if gang.process_index == 0:
-            with AsyncCheckpointer(gang=gang, timeout_s=3) as checkpointer:
+            with AsyncCheckpointer(gang=gang, timeout_s=1) as checkpointer:
                 checkpointer.save(tmp_path / "a", small_state())
 
     alone, _ = outcomes_in_gang(2, run)

@@ -13,6 +13,7 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
 from gracepoint_operator import controller
 from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue
 from tests.unit.operator.fakes import objects
@@ -153,7 +154,10 @@ def received(replica: Replica) -> int:
     return int(acknowledgements(replica)["received"])
 
 
-async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: MemoryApi, clock: Clock) -> None:
+async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_TWIN_S", 0.05)  # how long the record of the other replica may take
     async with running(api, clock) as replica:
         with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
             await acknowledge(replica, 0)
