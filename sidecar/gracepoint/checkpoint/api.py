@@ -8,8 +8,7 @@ from typing import Any
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.steps import listing
 
 
@@ -41,7 +40,11 @@ def save(
 
 
 def restore(
-    path: str | os.PathLike[str], like: Any = None, *, restore_args: Any = None, options: RestoreOptions = DEFAULTS
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
 ) -> Any:
     """Restores the checkpoint at ``path``, written by Gracepoint or Orbax. Collective.
 

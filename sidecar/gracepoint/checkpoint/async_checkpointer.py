@@ -18,10 +18,9 @@ import jax
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.commit_callback import call_back
@@ -196,7 +195,7 @@ class AsyncCheckpointer:
         like: Any = None,
         *,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     ) -> Any:
         """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
 

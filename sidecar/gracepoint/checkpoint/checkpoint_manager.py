@@ -18,10 +18,9 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
@@ -169,7 +168,7 @@ class CheckpointManager:
         *,
         like: Any = None,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     ) -> Restored:
         """Restores a step, or the newest one that all processes can read.
 

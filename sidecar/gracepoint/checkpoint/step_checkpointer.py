@@ -17,9 +17,8 @@ from typing import Any
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metrics import Saved
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.saving.due_saves import DueSaves, OtherSave
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
@@ -351,7 +350,7 @@ class StepCheckpointer:
         timeout_s: float,
         step: int | None = None,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
         reshard: Mapping[str, Reshard] | None = None,
         tidy: bool = True,
     ) -> Restored | None:

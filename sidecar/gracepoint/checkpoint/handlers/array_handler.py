@@ -30,11 +30,18 @@ from gracepoint.checkpoint.handlers.registry import (
     is_primary,
 )
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.restore_tree import READ_LIMIT_BYTES, RestoreOptions, in_time, read_leaves
+from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of_leaf
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS, TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import (
+    DEFAULT_OPTIONS,
+    READ_LIMIT_BYTES,
+    RestoreArgs,
+    RestoreOptions,
+    SaveArgs,
+    TransferPriority,
+    WriteOptions,
+)
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves

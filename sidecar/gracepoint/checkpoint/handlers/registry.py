@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
+from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.errors import CheckpointRefused, SettingsError
 
 

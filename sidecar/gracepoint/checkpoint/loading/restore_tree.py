@@ -7,7 +7,6 @@ leaves. Every process does this for its own devices.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,16 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.leaf_args import RestoreArgs
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
-from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica, hand_to_all
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica, hand_to_all
+from gracepoint.checkpoint.options import (
+    DEFAULT_RESTORE_OPTIONS,
+    RestoreArgs,
+    RestoreOptions,
+)
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
@@ -32,9 +35,6 @@ from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch,
 
 logger = logging.getLogger(__name__)
 
-#: Host memory for what is read and not yet on its devices, unless told otherwise. Ample for the fastest storage: at
-#: 10 GB/s it is read in 0.4 s.
-READ_LIMIT_BYTES = 4 << 30
 #: A leaf of ``like`` that is not restored, and stays.
 PLACEHOLDER = ...
 
@@ -43,38 +43,12 @@ _SHOWN = 5
 Keys = tuple[tuple[str, int], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class RestoreOptions:
-    """How a tree is restored.
-
-    Attributes:
-        partial_restore: Leaves that the checkpoint has and ``like`` has not are left alone; else they are an error.
-        keep_missing: Leaves that ``like`` has and the checkpoint has not keep the value they have in ``like``; else
-            they are an error.
-        limit_bytes: At most so much host memory is in use at once, in this process, for what is read and not yet on
-            its devices; a single shard, or shards that share chunks, may exceed it alone. None: no bound.
-        single_replica: How leaves with ``SingleReplicaArrayRestoreArgs`` are read by one replica for all.
-        donate: The arrays of ``like`` that are restored are deleted before anything is read, so that their devices
-            need not hold two states. Whoever else holds one of them finds it deleted, too. Where the checkpoint does
-            not fit ``like``, or there is none, they stay; if reading fails, they are gone.
-    """
-
-    partial_restore: bool = False
-    keep_missing: bool = False
-    limit_bytes: int | None = READ_LIMIT_BYTES
-    single_replica: SingleReplica = DEFAULT_REPLICA
-    donate: bool = False
-
-
-DEFAULTS = RestoreOptions()
-
-
 def read_tree(
     folder: Path,
     like: Any = None,
     restore_args: Any = None,
     *,
-    options: RestoreOptions = DEFAULTS,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     deadline: Deadline,
     together: ReplicaAgreement | None = None,
 ) -> Any:

@@ -19,8 +19,7 @@ import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid, zarr_dtype
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.orbax_objects import save_args_of
 from gracepoint.checkpoint.planning.write_plan import holders_of
 from gracepoint.errors import CheckpointRefused

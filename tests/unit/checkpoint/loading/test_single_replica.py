@@ -17,12 +17,17 @@ from jax.sharding import NamedSharding
 
 from gracepoint.checkpoint.handlers.registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading import single_replica
 from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
-from gracepoint.checkpoint.loading.single_replica import OnOneReplica, SingleReplica
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica
+from gracepoint.checkpoint.options import (
+    ArrayRestoreArgs,
+    RestoreOptions,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+    WriteOptions,
+)
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.deadline import Deadline
