@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.handlers.registry import ParamInfo
+from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import read_tree

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gracepoint.errors import InvalidSharding, SettingsError
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.handler_registry import HandlerRegistry
 
 MIB = 1 << 20
 #: Default of ``RestoreOptions.limit_bytes``. Enough for the fastest storage: at 10 GB/s it is read in 0.4 s.
@@ -237,6 +240,7 @@ class RestoreOptions:
         donate: Whether to delete the arrays of ``like`` that are restored before anything is read, so that the devices
             need not hold two states. They are deleted for whoever else holds them, too. If the checkpoint does not fit
             ``like``, or there is none, they stay. If reading fails, they are gone.
+        handlers: Handlers of leaf types of your own. None: those of the checkpointer.
     """
 
     partial_restore: bool = False
@@ -244,6 +248,11 @@ class RestoreOptions:
     limit_bytes: int | None = READ_LIMIT_BYTES
     single_replica: SingleReplica = DEFAULT_REPLICA
     donate: bool = False
+    handlers: HandlerRegistry | None = None
+
+    def with_handlers(self, handlers: HandlerRegistry | None) -> RestoreOptions:
+        """Returns the options with the handlers of a checkpointer, if they have none of their own."""
+        return self if self.handlers is not None else dataclasses.replace(self, handlers=handlers)
 
 
 #: How a tree is restored where nothing is asked for.

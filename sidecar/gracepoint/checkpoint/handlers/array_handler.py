@@ -21,14 +21,9 @@ import numpy as np
 
 from gracepoint.checkpoint import orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo
+from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import (
-    HandlerRegistry,
-    ParamInfo,
-    check_primary_host,
-    folder_of,
-    is_primary,
-)
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.loading.leaf_target import target_of
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
+from gracepoint.checkpoint.handlers.call_checks import folder_of
 from gracepoint.checkpoint.handlers.dispatcher import InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import ParamInfo, folder_of
 from gracepoint.checkpoint.loading.leaf_target import target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves

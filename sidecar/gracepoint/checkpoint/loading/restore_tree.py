@@ -18,6 +18,7 @@ import jax
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
@@ -29,7 +30,7 @@ from gracepoint.checkpoint.options import (
 )
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
-from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
@@ -89,13 +90,16 @@ def read_into(
     """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
     if options.donate:
         like = donation.marked(like)
-    nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
+    nodes, structure = jax.tree_util.tree_flatten_with_path(
+        stored.nested() if like is None else like, is_leaf=pytree.leaf_test(options.handlers)
+    )
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
     more = [leaf.keys for leaf in stored.leaves.values()] if options.partial_restore else []
     args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed] + more)
     leaves = [leaf for _, leaf in keyed]
     empty = {pytree.name_of(keys): value for keys, value in stored.empty.items()}
     targets: dict[int, LeafTarget] = {}
+    handled: dict[int, tuple[StoredLeaf, RestoreArgs]] = {}
     differ, missing = [], []
     for position, (keys, leaf) in enumerate(keyed):
         name = pytree.name_of(keys)
@@ -109,6 +113,9 @@ def read_into(
                 missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
             continue
         try:
+            if is_handled(stored.leaves[name], None if like is None else leaf, options.handlers):
+                handled[position] = stored.leaves[name], args_of(keys)
+                continue
             targets[position] = target_of(
                 stored.leaves[name], None if like is None else leaf, args_of(keys), options.single_replica
             )
@@ -132,8 +139,9 @@ def read_into(
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
     found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    found += restore_handled(stored, list(handled.values()), options.handlers, deadline)
     leaves = [donation.kept(leaf) for leaf in leaves]
-    for position, value in zip(targets, found, strict=True):
+    for position, value in zip([*targets, *handled], found, strict=True):
         leaves[position] = value
     return jax.tree_util.tree_unflatten(structure, leaves)
 

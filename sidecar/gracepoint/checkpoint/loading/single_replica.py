@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.options import SingleReplica
 from gracepoint.checkpoint.planning.write_plan import normal_index
@@ -112,11 +111,6 @@ class OnOneReplica:
         return tuple(self._primary)
 
     @property
-    def reading_devices(self) -> Sequence[Any]:
-        """This process's devices whose parts are read, not handed over."""
-        return [device for devices in self._primary.values() for device in devices]
-
-    @property
     def bytes_per_device(self) -> int:
         return math.prod(self._shard_shape) * self.dtype.itemsize
 
@@ -131,7 +125,7 @@ class OnOneReplica:
             for region, arrays in part.items()
             for device, array in zip(self._primary[region], arrays, strict=True)
         }
-        shard = to_bits(np.empty((), self.dtype))
+        shard = _to_bits(np.empty((), self.dtype))
         inner = (*self._shard_shape, *shard.shape)
         arrays = [
             held[device] if device in held else jnp.zeros((1, *inner), shard.dtype, device=self._on(device))
@@ -143,7 +137,7 @@ class OnOneReplica:
         )
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
-        bits, devices = to_bits(values)[None], self._primary[region]
+        bits, devices = _to_bits(values)[None], self._primary[region]
         return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
 
     def _on(self, device: Any) -> jax.sharding.Sharding:
@@ -251,5 +245,40 @@ def _axes_of(spec: Sequence[Any]) -> set[str]:
 
 def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(
-        from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
+        _from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
     )
+
+
+def _to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the bits of ``values`` as whole numbers without a sign; of complex ones, with one more axis of two.
+
+    Types that are smaller than a byte on the device are widened: they have no bits of their own here.
+    """
+    dtype = values.dtype
+    wide = _widened(dtype)
+    if wide is not None:
+        values = values.astype(wide)
+    if dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """Returns the values of ``dtype`` that ``_to_bits`` was given, on the device."""
+    wide = _widened(dtype)
+    if dtype.kind == "b":
+        return bits != 0
+    if wide is not None:
+        return jax.lax.bitcast_convert_type(bits, wide).astype(dtype)
+    if dtype.kind == "c":
+        halves = jax.lax.bitcast_convert_type(bits, np.dtype(f"f{dtype.itemsize // 2}"))
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _widened(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Returns a type of whole bytes that holds all values of one that is smaller; None for others."""
+    for kind, info, wide in ((jnp.integer, jnp.iinfo, np.int8), (jnp.floating, jnp.finfo, np.float32)):
+        if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
+            return np.dtype(wide)
+    return None

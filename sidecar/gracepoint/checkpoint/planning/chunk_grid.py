@@ -55,7 +55,7 @@ def stored_specs(
     Raises:
         CheckpointError: A leaf cannot be saved (so); the message names its path.
     """
-    args = _args_by_name(leaves, save_args)
+    args = args_by_name(leaves, save_args)
     specs = []
     for leaf in leaves:
         replicas = 1
@@ -163,7 +163,12 @@ def _format(specs: Sequence[ArraySpec], options: WriteOptions) -> Format:
     return Format(3 if options.use_zarr3 else 2, ocdbt, level)
 
 
-def _args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
+def args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
+    """Returns the arguments of the leaves that have some, by name.
+
+    Raises:
+        CheckpointError: An argument is not for a leaf of the state.
+    """
     if save_args is None:
         return {}
     if jax.tree_util.all_leaves([save_args]):  # one for all
