@@ -124,7 +124,7 @@ class SaveOperation:
         """Returns a save of the same, described already, into another folder."""
         save = copy.copy(self)
         save.temporary = temporary
-        save._begun_ns = time.time_ns()
+        save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
         return save
 
     @property
