@@ -18,9 +18,8 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, api
 from gracepoint.checkpoint.format.array_spec import as_bytes
-from gracepoint.checkpoint.leaf_args import SaveArgs
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, TransferPriority, WriteOptions
 from gracepoint.errors import BarrierError, CheckpointError
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang, restore, save
