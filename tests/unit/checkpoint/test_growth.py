@@ -99,6 +99,7 @@ def in_each(clients: list[Any], function: Callable[[ProcessGroup], Any]) -> list
     return together([lambda gang=gang: function(gang) for gang in gangs])  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_a_day_of_periodic_saves_by_seconds_leaves_the_store_and_memory_as_they_were(clients: list[Any]) -> None:
     sizes: list[tuple[int, int]] = []
     measured = threading.Barrier(COUNT)
@@ -130,6 +131,7 @@ def test_a_day_of_periodic_saves_by_seconds_leaves_the_store_and_memory_as_they_
     assert sizes[-1][1] - sizes[0][1] < 64 * 1024
 
 
+@pytest.mark.long
 def test_hundreds_of_saves_leave_the_store_and_what_processes_remember_as_they_were(
     clients: list[Any], tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ class Observer:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["drills", "notices that are taken back"])
 def test_hundreds_of_epochs_and_notices_leave_the_store_as_it_was(clients: list[Any], kind: str) -> None:
     found: list[list[str]] = []

@@ -457,6 +457,7 @@ def test_a_loop_that_does_not_restore_is_kept_from_training_under_a_newer_step(t
         session.step(11, state_of(11))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False], ids=["that_can_be_stopped", "stuck_in_the_kernel"])
 def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
