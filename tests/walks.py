@@ -45,8 +45,8 @@ import trustme
 
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import PATH_REPORT
-from gracepoint_operator import watches
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.watches import handlers
 from tests import accelerators, xla
 from tests.contract.replicas import Replica, bound_cluster, replicas, until
 from tests.unit.operator import objects
@@ -239,7 +239,7 @@ def walked(walk: Walk) -> Trace:
 def _tainted_node() -> Iterator[Callable[[], None]]:
     with _replica() as replica:
         registry = kopf.OperatorRegistry()
-        watches.watch_all(registry, replica.core)
+        handlers.watch_all(registry, replica.core)
         see: Any
         (see,) = (h.fn for h in registry._watching.get_all_handlers() if h.id == "see-nodes")
         stream = replica.stream()
@@ -328,11 +328,11 @@ WALKS = (
         "event -> socket",
         12,
         (
-            "gracepoint_operator.watches._watch.<locals>.see",
+            "gracepoint_operator.watches.handlers._watch.<locals>.see",
             "gracepoint_operator.cache.cluster_cache.ClusterCache.put",
             "gracepoint_operator.decisions.decide.decide",
             "gracepoint_operator.decisions.preemption_spec.begun",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.channel.subscribers.Subscriber.send",
             "gracepoint_operator.channel.routes._write",
         ),
@@ -365,7 +365,7 @@ WALKS = (
         (
             "gracepoint_operator.channel.routes.Channel._report",
             "gracepoint_operator.decisions.preemption_status.reported",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.kube.client.KubeClient.merge_status",
         ),
         _reported_commit,
