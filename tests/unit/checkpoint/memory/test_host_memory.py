@@ -175,6 +175,7 @@ def test_leaves_that_are_copied_later_need_no_memory_for_a_snapshot(tmp_path: Pa
     engine(tmp_path, host_memory_limit_bytes=1, options=options).prepare({"w": jnp.zeros(100)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_memory", [False, True], ids=["direct I/O", "page cache"])
 @pytest.mark.parametrize("case", ["transposed", "transposed bfloat16", "cast"])
 def test_streaming_save_copies_only_leaves_stored_in_another_layout(tmp_path: Path, in_memory: bool, case: str) -> None:
