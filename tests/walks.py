@@ -332,7 +332,7 @@ WALKS = (
             "gracepoint_operator.cache.cluster_cache.ClusterCache.put",
             "gracepoint_operator.decisions.decide.decide",
             "gracepoint_operator.decisions.preemption_spec.begun",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.channel.subscribers.Subscriber.send",
             "gracepoint_operator.channel.routes._write",
         ),
@@ -365,7 +365,7 @@ WALKS = (
         (
             "gracepoint_operator.channel.routes.Channel._report",
             "gracepoint_operator.decisions.preemption_status.reported",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.kube.client.KubeClient.merge_status",
         ),
         _reported_commit,

@@ -22,7 +22,7 @@ import pytest
 from gracepoint.checkpoint import api
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.leaf_args import SaveArgs
+from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup

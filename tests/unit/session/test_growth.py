@@ -99,6 +99,7 @@ def in_each(clients: list[Any], function: Callable[[ProcessGroup], Any]) -> list
     return together([lambda gang=gang: function(gang) for gang in gangs])  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_a_day_of_timed_saves_leaves_store_and_memory_unchanged(clients: list[Any]) -> None:
     sizes: list[tuple[int, int]] = []
     measured = threading.Barrier(COUNT)
@@ -130,6 +131,7 @@ def test_a_day_of_timed_saves_leaves_store_and_memory_unchanged(clients: list[An
     assert sizes[-1][1] - sizes[0][1] < 64 * 1024
 
 
+@pytest.mark.long
 def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], tmp_path: Path) -> None:
     state = {"w": np.arange(8.0)}
     found: dict[int, list[str]] = {}
@@ -188,6 +190,7 @@ class Observer:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["drills", "notices that are taken back"])
 def test_hundreds_of_epochs_and_notices_leave_the_store_as_it_was(clients: list[Any], kind: str) -> None:
     found: list[list[str]] = []

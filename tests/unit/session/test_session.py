@@ -457,6 +457,7 @@ def test_loop_without_restore_cannot_train_below_a_newer_step(tmp_path: Path) ->
         session.step(11, state_of(11))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False], ids=["that_can_be_stopped", "stuck_in_the_kernel"])
 def test_blocking_periodic_save_does_not_delay_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool

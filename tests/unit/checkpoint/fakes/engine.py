@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Restored, Saved, StepCheckpointer
+from gracepoint.checkpoint import Restored, Saved
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
 

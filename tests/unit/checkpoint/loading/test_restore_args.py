@@ -17,10 +17,10 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
 from gracepoint.checkpoint import api
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs
-from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, read_tree
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
+from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs, RestoreOptions
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch
 from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, rich_state, save, sharding

@@ -18,9 +18,8 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, api
 from gracepoint.checkpoint.format.array_spec import as_bytes
-from gracepoint.checkpoint.leaf_args import SaveArgs
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, TransferPriority, WriteOptions
 from gracepoint.errors import BarrierError, CheckpointError
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang, restore, save
@@ -176,6 +175,7 @@ def test_leaves_that_are_copied_later_need_no_memory_for_a_snapshot(tmp_path: Pa
     engine(tmp_path, host_memory_limit_bytes=1, options=options).prepare({"w": jnp.zeros(100)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_memory", [False, True], ids=["direct I/O", "page cache"])
 @pytest.mark.parametrize("case", ["transposed", "transposed bfloat16", "cast"])
 def test_streaming_save_copies_only_leaves_stored_in_another_layout(tmp_path: Path, in_memory: bool, case: str) -> None:

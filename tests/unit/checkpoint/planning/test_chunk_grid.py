@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, grid
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import MIB, WriteOptions
+from gracepoint.checkpoint.options import MIB, SaveArgs, WriteOptions
 from gracepoint.checkpoint.planning import write_plan
 from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
 from gracepoint.errors import CheckpointError, SettingsError

@@ -15,10 +15,9 @@ import pytest
 import tensorstore as ts
 
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.reading import array_source, parallel_reader, read_group
 from gracepoint.checkpoint.reading.array_source import touched
 from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, read_all

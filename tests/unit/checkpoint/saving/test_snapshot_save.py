@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import pytest
 
-from gracepoint.checkpoint import AsyncCheckpointer, StepCheckpointer, WriteOptions, api
+from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions, api
 from gracepoint.checkpoint import step_checkpointer as checkpointer_module
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_executor, snapshot_save
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError, SaveFailed

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import StepCheckpointer, latest_step, small_files
+from gracepoint.checkpoint import latest_step, small_files
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.deadline import Deadline

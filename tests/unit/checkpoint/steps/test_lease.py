@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
 from gracepoint.deadline import Deadline

@@ -65,6 +65,7 @@ def claim(root: Path) -> Lease:
     return lease.claim(Layout(root), "job-x", "job-x-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV], ids=errno.errorcode.get)
 def test_one_of_several_that_come_at_once_gets_the_directory(tmp_path: Path, error: int) -> None:
     with claimers(tmp_path, CLAIMERS, error) as processes:

@@ -16,8 +16,7 @@ import pytest
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import ocdbt
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.fakes.engine import (

@@ -36,7 +36,7 @@ def test_the_page_for_users_has_every_field_of_the_models() -> None:
 
 
 def test_a_page_without_the_marks_is_not_written_over() -> None:
-    with pytest.raises(ValueError, match="no table to renew"):
+    with pytest.raises(ValueError, match="nothing to renew"):
         put_into("# My page\n")
 
 

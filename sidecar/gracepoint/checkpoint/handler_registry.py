@@ -1,4 +1,4 @@
-"""What a handler of one type of leaves does, and which handler a type has."""
+"""Type handlers: what a handler of one type of leaves does, and which handler a type has."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
-from gracepoint.errors import CheckpointRefused, SettingsError
+from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
+from gracepoint.errors import SettingsError
+
+# What checkpointers save themselves: the types of leaves, and the names of types in a checkpoint's metadata.
+_OWN_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, str)
+_OWN_NAMES = frozenset(
+    {"jax.Array", "np.ndarray", "scalar", "string", "Dict", "List", "Tuple", "NamedTuple", "None"},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +26,9 @@ class ParamInfo:
     """Where a leaf is stored.
 
     Attributes:
-        name: Of the leaf; unique in its folder.
-        parent_dir: The folder of the tree that it belongs to, the same for all leaves of a call.
-        keypath: JAX's, which callbacks are given; empty: the name alone.
+        name: Name of the leaf; unique in its folder.
+        parent_dir: Folder of the tree that the leaf belongs to. All leaves of one call have the same.
+        keypath: JAX's key path of the leaf, which callbacks receive. Empty: callbacks receive the name only.
     """
 
     name: str
@@ -30,16 +37,20 @@ class ParamInfo:
 
     @property
     def path(self) -> Path:
-        """The leaf's own folder, where it has one."""
+        """The leaf's own folder or file. What the checkpointers let a handler write goes there."""
         return self.parent_dir / self.name
 
 
 class TypeHandler(Protocol):
-    """Saves and restores leaves of one type. Every process of the job makes the same calls in the same order."""
+    """Saves and restores leaves of one type. Every process of the job makes the same calls in the same order.
+
+    A checkpointer calls ``serialize`` and ``deserialize``, and in the first process ``finalize`` and ``metadata``. A
+    handler that a checkpointer calls writes only to ``ParamInfo.path`` and below.
+    """
 
     @property
     def typestr(self) -> str:
-        """Orbax's word for the type, by which it is recorded."""
+        """Name of the type in the checkpoint's metadata. For types that Orbax knows, it is Orbax's."""
 
     def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
@@ -47,8 +58,8 @@ class TypeHandler(Protocol):
         """Copies what must be copied before ``values`` change, and writes while the caller goes on.
 
         Returns:
-            What is done when this process's part is on the disk, durably. The tree is complete when it is so in all
-            processes and one of them has called ``finalize``.
+            Futures that are done when this process's part is written. The tree is complete when they are done in all
+            processes and one process has called ``finalize``.
         """
 
     def finalize(self, directory: Path) -> None:
@@ -61,11 +72,14 @@ class TypeHandler(Protocol):
         """Returns what is known of the leaves without reading their values."""
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Returns bytes that this process writes, and reads, of each leaf."""
+        """Returns the number of bytes of each leaf that this process writes, and that it reads."""
 
 
 class HandlerRegistry:
-    """Which handler a type has: of those that match it, the one that was added first."""
+    """Which handler a type has: of those that match it, the one that was added first.
+
+    Pass one to ``AsyncCheckpointer``, ``CheckpointManager``, ``save`` or ``restore`` for leaves of types of your own.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[type, Callable[[type], bool], TypeHandler]] = []
@@ -114,34 +128,23 @@ class HandlerRegistry:
         raise SettingsError(f"leaves of type {name} have no handler; there are some for {known}")
 
     def has(self, leaf_type: type | str) -> bool:
+        """True if a type, or Orbax's word for it, has a handler."""
         try:
             self.get(leaf_type)
         except SettingsError:
             return False
         return True
 
+    def check_for_trees(self) -> None:
+        """Makes sure that a checkpointer can save trees with these handlers.
 
-def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Path:
-    """Returns the folder of all ``infos``, which ``others`` are as many as."""
-    if not infos:
-        raise CheckpointRefused("expected at least one leaf, found none")
-    if wrong := [len(other) for other in others if other is not None and len(other) != len(infos)]:
-        raise CheckpointRefused(f"expected as many values and args as there are infos, {len(infos)}, found {wrong[0]}")
-    folders = {info.parent_dir for info in infos}
-    if len(folders) > 1:
-        raise CheckpointRefused(f"expected leaves of one folder, found {', '.join(map(str, sorted(folders)))}")
-    return infos[0].parent_dir
-
-
-def is_primary(primary_host: int | None) -> bool:
-    """True if this process writes what is written once; None: each does, into storage of its own."""
-    return primary_host is None or primary_host == jax.process_index()
-
-
-def check_primary_host(primary_host: int | None) -> None:
-    """Raises SettingsError if there is no such process, so that nothing would be written."""
-    if primary_host is not None and not 0 <= primary_host < jax.process_count():
-        raise SettingsError(
-            f"primary_host is {primary_host!r}; expected one of the process indices 0 to {jax.process_count() - 1}, or "
-            "None where every process has storage of its own"
-        )
+        Raises:
+            SettingsError: A handler is for a type that checkpointers save themselves.
+        """
+        for leaf_type, _, handler in self._entries:
+            if handler.typestr in _OWN_NAMES or issubclass(leaf_type, _OWN_TYPES):
+                raise SettingsError(
+                    "handlers: expected only types that checkpointers do not save themselves, found "
+                    f"{leaf_type.__qualname__} (typestr {handler.typestr!r}): leave it out; options= says how such "
+                    "leaves are written"
+                )
