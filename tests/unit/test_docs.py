@@ -165,7 +165,7 @@ def closed(schema: Any) -> Any:
     return made
 
 
-def test_the_example_jobset_is_admitted_under_the_example_policy_and_finds_its_claim() -> None:
+def test_example_jobset_is_admitted_and_finds_its_claim() -> None:
     jobset, policy, claim = (yaml.safe_load(text(Path(f"examples/{n}.yaml"))) for n in ("jobset", "policy", "claim"))
     assert jobset["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
     result = release_contract(jobset, CheckpointPolicy.of(policy).spec)
@@ -183,7 +183,7 @@ def settings_rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
-def test_the_table_of_settings_has_every_argument_of_attach_with_its_variable_and_default() -> None:
+def test_settings_table_has_every_argument_of_attach() -> None:
     rows = settings_rows()
     assert set(rows) == set(inspect.signature(gracepoint.attach).parameters)
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
