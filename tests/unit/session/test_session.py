@@ -482,7 +482,7 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
         wait_until(lambda: session._standby.agreement.in_epoch)
         return is_due(number)
 
-    monkeypatch.setattr(session._checkpointer, "is_due", preempted_meanwhile)
+    monkeypatch.setattr(session._checkpointer.save_interval, "is_due", preempted_meanwhile)
     session.step(step + 2, state_of(step + 2))
     assert ("a periodic save is left out" in caplog.text) is not ends
     try:
