@@ -11,7 +11,7 @@ from tests.walks import BEGIN, END, PAGE, WALKS, Trace, Walk, described, put_int
 trace_of = cache(walked)
 
 
-@pytest.mark.parametrize("walk", [pytest.param(walk, id=walk.name) for walk in WALKS])
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
 def test_a_walk_passes_no_more_modules_than_its_bar(walk: Walk) -> None:
     passed = list(trace_of(walk).passed)
     assert len(passed) <= walk.bar, "\n".join(passed)
