@@ -147,7 +147,7 @@ class AsyncCheckpointer:
         """
         self.wait_until_finished()  # what is under way is in the memory that another form would take
         _, executor = self._join()
-        executor.prepare(tree, in_background=True, save_args=save_args)
+        executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
     def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.

@@ -42,7 +42,7 @@ _HASTEN_TIMEOUT_S = 3.0
 
 
 class StepCheckpointer:
-    """Saves and restores the train state of a gang. Every call is collective, but for what says otherwise.
+    """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
 
     Attributes:
         executor: Runs the saves, and knows which one is under way.
@@ -76,18 +76,19 @@ class StepCheckpointer:
             gang: The processes that save together.
             attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
                 '_'.
-            processes: ``jax.process_index()`` of each of the gang's processes; None where the two are the same.
-            save_every_steps: ``is_due`` at the first step from each of its multiples on; 0: not for that reason.
-            save_every_s: ``is_due`` so many seconds after the last save; 0: not for that reason.
-            keep_last: As in ``Retention``.
-            keep_every_steps: As in ``Retention``.
-            keep_for_s: As in ``Retention``.
-            options: How arrays are written; None: the defaults.
-            host_memory_limit_bytes: Background saves may have so much host memory in this process; None: what there is.
+            processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+            save_every_steps: A save is due at the first step from each of its multiples on. 0: not for that reason.
+            save_every_s: Seconds after the last save at which a save is due. 0: not for that reason.
+            keep_last: See ``Retention``.
+            keep_every_steps: See ``Retention``.
+            keep_for_s: See ``Retention``.
+            options: How arrays are written. None: the defaults.
+            host_memory_limit_bytes: Most bytes of host memory in this process for the snapshot of background saves.
+                None: the memory that the host has.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            remember_throughput: Whether a file in the directory tells the next start how fast saves have been.
+            remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
             hastens: Whether ``hasten`` will be called.
-            clock: Monotonic seconds.
+            clock: Returns monotonic seconds.
 
         Raises:
             SettingsError: An argument is wrong.
@@ -143,19 +144,20 @@ class StepCheckpointer:
 
     @property
     def committed_step(self) -> int | None:
-        """The newest step that this process knows to be committed, or has restored."""
+        """The newest step that this process has restored, or knows to be committed. None if there is none."""
         return self._committed_step
 
     def is_begun_by_all(self, step: int, *, sync_point: int, ready: bool) -> bool:
-        """True if the save that is due is begun, False if it is left out: as the first process that asks would have it.
+        """Returns whether all processes begin the save that is due. The first process that asks decides.
 
-        Collective, for each save that is due. One that only some begin would never end, and their later saves would be
-        other ones than those of the rest. The first process also says where it is, and all others compare that.
+        Collective, for each save that is due. A save that only some processes begin would never end, and the later
+        saves of the processes would not be the same ones. The first process also writes down which step it is at, and
+        all others compare that with theirs.
 
         Args:
-            step: That is due in this process.
+            step: The step that is due in this process.
             sync_point: Number of the sync point at which it is due; the same in all processes.
-            ready: Whether this process would begin it. If it would not, and all do, it waits for the save before.
+            ready: Whether this process can begin the save. If it cannot, and all begin, it waits for the previous save.
 
         Raises:
             AgreementError: The first process asked at another sync point, or for another step; names both. The save
@@ -170,7 +172,7 @@ class StepCheckpointer:
             raise
 
     def hasten(self) -> None:
-        """A disruption may be near: warms the writer, and brings the next periodic save forward.
+        """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
 
         Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
         """
@@ -193,13 +195,13 @@ class StepCheckpointer:
         directory_checks.check_shared(self._paths, self._gang, key=key, attempt=self._attempt, deadline=deadline)
 
     def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
-        """Makes sure that no other job uses the directory, and keeps others off until the end. Once.
+        """Takes the lease of the directory, so that no other job uses it until the end. Called once.
 
         Args:
-            job: The same in all attempts of this job, and no other's: a JobSet's UID.
-            timeout_s: Until when; another job's lease is waited for, for less than a minute.
-            start: How the attempts of this start of the job begin, up to the last "-"; no two clusters of one start may
-                use the directory. None: not known, so that it is not asked.
+            job: Unique to the job; the same in all its attempts. For example the UID of a JobSet.
+            timeout_s: Seconds for the call. It waits for another job's lease for less than a minute.
+            start: The part of ``attempt`` up to the last "-", which all attempts of one start of the job share. Two
+                clusters of one start must not use the directory. None: this is not checked.
 
         Raises:
             CheckpointError: Another job uses it, or another cluster of the same start.
@@ -216,13 +218,12 @@ class StepCheckpointer:
         )
 
     def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
-        """Does once what must not happen in an emergency: plans, reserves and touches memory, warms the
-        writer.
+        """Does what would take too long in an emergency: plans, reserves and touches memory, warms the writer.
 
         Args:
-            state: Of the form that will be saved.
+            state: A state of the form that will be saved.
             in_background: Whether there will be background saves, which need memory for a snapshot.
-            save_args: That will be given to these, too.
+            save_args: The argument that these saves will get. None: no arguments.
 
         Returns:
             Bytes of the state over all processes.
@@ -234,7 +235,7 @@ class StepCheckpointer:
             BarrierError: Another process did not come in time, or has failed.
         """
         self.throughput.read()
-        total_bytes = self.executor.prepare(state, in_background=in_background, save_args=save_args)
+        total_bytes = self.executor.planner.prepare(state, in_background=in_background, save_args=save_args)
         self.executor.warm(self._paths)
         return total_bytes
 
@@ -250,15 +251,15 @@ class StepCheckpointer:
     ) -> None:
         """Copies the state to host memory and writes it while training goes on.
 
-        Waits for the save before it. When this returns, the state may be donated and the host state changed.
+        Waits for the previous save. When this returns, the state may be donated and the host state changed.
 
         Args:
             step: The step that ``state`` is at; the same in all processes.
             state: The train state.
             host_state: This process's values by name.
-            save_args: ``SaveArgs`` for all leaves, or a tree of them.
-            timeout_s: For what is done in the background.
-            anew: Whether to save a step that this gang has committed or restored, too.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            timeout_s: Seconds for the part in the background.
+            anew: Whether to save a step again that this gang has committed or restored.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
@@ -323,7 +324,7 @@ class StepCheckpointer:
         if self._is_committed(step):
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
-            return Saved(step, self.executor.total_bytes(state))
+            return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
         save = self.executor.begin(self._paths, step)
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed_step = step
@@ -361,20 +362,19 @@ class StepCheckpointer:
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
 
-        Saves that a process finished and nobody committed are committed first. A save that an earlier attempt
-        is still writing is waited for, half of the timeout at most. Damaged steps are passed over with a log
-        line.
+        Saves that are durable but not committed are committed first. This waits for a save that an earlier attempt is
+        still writing, for half of the timeout at most. Damaged steps are skipped with a log line.
 
         Args:
-            like: A state; its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. Numbers of processes
-                and shardings may differ from those of the save. None: the tree as it was saved, of dicts and lists.
-            timeout_s: For all of it.
-            step: This one, and no other.
-            restore_args: As ``read_tree`` takes them, as ``options``.
-            options: See ``restore_args``.
-            reshard: As ``restore_newest`` takes it.
-            tidy: Whether to delete then what retention does not keep, and what was never finished: not where another
-                job may be at work in the directory.
+            like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. The number of processes and the
+                shardings may differ from those of the save. None: the tree as it was saved, as dicts and lists.
+            timeout_s: Seconds for the whole call.
+            step: The only step that may be restored. None: the newest.
+            restore_args: See ``read_tree``.
+            options: See ``RestoreOptions``.
+            reshard: See ``restore_newest``.
+            tidy: Whether to delete afterwards what retention does not keep, and what was never finished. False where
+                another job may use the directory.
 
         Returns:
             None if there is nothing that looks like a checkpoint (the log says what was looked at).
@@ -413,7 +413,7 @@ class StepCheckpointer:
         return restored
 
     def close(self, timeout_s: float) -> None:
-        """Waits for the background save under way, and for trash to be deleted, as the last call.
+        """Waits for the background save, and for trash to be deleted. This is the last call.
 
         Raises:
             SaveFailed: The save failed, or was not committed within ``timeout_s``.
@@ -428,7 +428,7 @@ class StepCheckpointer:
             self._release()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
-        """The last call in place of ``close`` where training broke off: the save under way has ``timeout_s`` to end.
+        """Gives the background save ``timeout_s`` to end. Called last, in place of ``close``, if training broke off.
 
         Not collective; never raises.
         """
@@ -436,9 +436,9 @@ class StepCheckpointer:
         self._release()
 
     def _retire(self, ordinal: int, asked: int) -> None:
-        """Removes from the store what saves before this one, which all processes have just committed, have left there.
+        """Removes keys of earlier saves from the store, after all processes have committed this one.
 
-        The save before this one is kept, too: the thread of one that was stopped may still be at its end.
+        Keys of the previous save stay, as its thread may still be ending if it was stopped.
         """
         try:
             self._due.retire(asked)

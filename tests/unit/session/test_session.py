@@ -483,7 +483,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
         wait_until(lambda: session._standby.agreement.in_epoch)
         return is_due(number)
 
-    monkeypatch.setattr(session._checkpointer, "is_due", preempted_meanwhile)
+    monkeypatch.setattr(session._checkpointer.save_interval, "is_due", preempted_meanwhile)
     session.step(step + 2, state_of(step + 2))
     assert ("a periodic save is left out" in caplog.text) is not ends
     try:

@@ -1,4 +1,4 @@
-"""Arrays of ``like`` that give their memory to what is restored in their place.
+"""Donation of the arrays of ``like``: their memory is freed for what is restored in their place.
 
 A state fills most of its devices' memory, so a second one does not fit beside it. With ``RestoreOptions.donate`` the
 arrays of ``like`` are therefore deleted: after the checkpoint was found to fit ``like``, and before anything is read.

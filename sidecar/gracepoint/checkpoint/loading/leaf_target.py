@@ -1,6 +1,6 @@
-"""How one leaf is restored: what is read for it, and how it is made of that.
+"""How one leaf is restored: what is read for it, and how the leaf is made of that.
 
-A shape or type that no argument asks to change must be the stored one.
+The shape and the type must be the stored ones, unless an argument asks for others.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class LeafTarget:
 
     Attributes:
         stored: The leaf in the checkpoint.
-        dtype: That values are cast to; None for none.
-        placement: Of its array; None if it is none.
+        dtype: Type that the values are cast to. None: they are not cast.
+        placement: Where the array's values go. None if the leaf is not an array.
         finish: Makes the leaf of the array.
-        from_file: The sharding is the one that was saved, by the ids of that time's devices.
+        from_file: Whether the sharding is the saved one, which names devices by their ids at that time.
     """
 
     stored: StoredLeaf
@@ -84,13 +84,13 @@ def target_of(
 
     Args:
         stored: The leaf in the checkpoint.
-        like: The leaf of ``like``; None to restore it as it was saved.
-        args: Its own.
-        single_replica: How one replica reads for all, where ``args`` ask for that.
+        like: The leaf of ``like``. None: the leaf is restored as it was saved.
+        args: The arguments of this leaf.
+        single_replica: How one replica reads for all, if ``args`` ask for that.
 
     Raises:
-        CheckpointMismatch: It is not of the shape or type that is asked for.
-        CheckpointError: It cannot be restored so.
+        CheckpointMismatch: The leaf does not have the shape or type that is asked for.
+        CheckpointError: It cannot be restored as asked.
     """
     found = as_stored(stored)
     wanted = found if like is None else as_like(stored.name, like)

@@ -59,11 +59,11 @@ def check_target(
     """Raises in all processes alike if ``save`` cannot begin, or must not go where it should. Collective.
 
     Args:
-        save: That is about to begin.
+        save: The save that is about to begin.
         gang: The processes that save.
-        make_way: Waits for the save before; raises SaveFailed if that failed or hangs.
-        force: Whether a checkpoint that is there may be replaced.
-        timeout_s: For the other processes to come.
+        make_way: Waits for the previous save. Raises SaveFailed if that failed or hangs.
+        force: Whether an existing checkpoint may be replaced.
+        timeout_s: Seconds for the other processes to arrive.
 
     Raises:
         SaveFailed: As ``make_way``.
@@ -159,16 +159,16 @@ def restore(
     """Restores the checkpoint at ``path`` in all processes, or in none. Collective.
 
     Args:
-        paths: Of saves to ``path``.
-        path: Of a checkpoint, a step or an item.
-        like: As ``read_tree`` takes it.
-        restore_args: As ``read_tree`` takes it.
-        gang: The processes.
-        key: Below which they meet.
-        attempt: Whose own saves are not waited for.
-        deadline: For all of it.
-        sleep: To wait for another attempt's writer with.
-        options: As ``read_tree`` takes them.
+        paths: Where saves to ``path`` go.
+        path: Path of a checkpoint, a step or an item.
+        like: See ``read_tree``.
+        restore_args: See ``read_tree``.
+        gang: The processes that restore together.
+        key: Prefix of the keys that they use.
+        attempt: The current attempt. Its own saves are not waited for.
+        deadline: When the whole call must have ended.
+        sleep: Waits for a number of seconds.
+        options: See ``read_tree``.
 
     Raises:
         CheckpointNotFound: There is none.

@@ -54,14 +54,14 @@ Reshard = Callable[[Sequence[Any], int, int], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What ``restore`` gives.
+    """What ``restore`` returns.
 
     Attributes:
-        state: The train state, like ``like``.
-        step: That it was saved at.
-        host_state: This process's, by name; empty if the step has none.
-        by_orbax: Orbax wrote the step, so that it has no host state.
-        passed_over: Newer steps that are damaged, each with what was found.
+        state: The train state, of the form of ``like``.
+        step: The step that the state was saved at.
+        host_state: This process's values by name. Empty if the step has none.
+        by_orbax: Whether Orbax wrote the step, which then has no host state.
+        passed_over: Newer steps that are damaged, each with what is wrong.
     """
 
     state: Any
@@ -88,17 +88,17 @@ def restore_newest(
     """Restores the newest step that all processes can; None if there is nothing that looks like a checkpoint.
 
     Args:
-        paths: Where.
-        like: As ``read_tree`` takes it, with ``restore_args`` and ``options``.
+        paths: The directory of the steps.
+        like: See ``read_tree``.
         gang: The processes that restore together.
-        key: Of their calls to each other.
-        attempt: This one, whose saves are not waited for.
-        deadline: Until when.
-        sleep: Waits.
-        restore_args: See ``like``.
-        options: See ``like``.
-        reshard: What makes the host state's values fit another number of processes, by name.
-        only: This step, and no other.
+        key: Prefix of the keys that they use.
+        attempt: The current attempt. Its own saves are not waited for.
+        deadline: When the whole call must have ended.
+        sleep: Waits for a number of seconds.
+        restore_args: See ``read_tree``.
+        options: See ``read_tree``.
+        reshard: Functions by name of a host state's value; each makes the values fit another number of processes.
+        only: The only step that may be restored. None: the newest that can be.
 
     Raises:
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.

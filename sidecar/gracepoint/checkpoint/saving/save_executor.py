@@ -43,9 +43,9 @@ _STOPPED_ENDS_S = 1.0
 
 
 class SaveExecutor:
-    """Plans states, saves them, and knows which save is under way.
+    """Saves states, and knows which save is under way.
 
-    ``prepare``, ``begin``, ``in_background``, ``now``, ``stop`` and ``promote`` are collective: every process makes
+    ``begin``, ``in_background``, ``now``, ``stop`` and ``promote`` are collective: every process makes
     the same calls in the same order.
 
     Args:
@@ -58,6 +58,7 @@ class SaveExecutor:
         handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
+        planner: Plans the saves. Its ``prepare`` does what the first save would otherwise spend time on.
         saves: How many saves were begun; the same in all processes.
         last_save: Figures of the last committed save in this process. None before the first.
     """
@@ -77,7 +78,7 @@ class SaveExecutor:
         self._attempt = attempt
         self._clock = clock
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
-        self._planner = SavePlanner(
+        self.planner = SavePlanner(
             gang,
             attempt,
             self._writer.options,
@@ -92,12 +93,6 @@ class SaveExecutor:
         self.saves = 0
         self.last_save: SaveStats | None = None
 
-    # Preparing.
-
-    def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
-        """Does what the first save would otherwise spend time on; see ``SavePlanner.prepare``."""
-        return self._planner.prepare(state, in_background=in_background, save_args=save_args)
-
     def warm(self, paths: Layout, *, timeout_s: float = WARM_UP_TIMEOUT_S) -> None:
         """Writes and removes a file below ``paths`` as a save does.
 
@@ -108,10 +103,6 @@ class SaveExecutor:
         make_folders(paths.root)
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
-
-    def total_bytes(self, state: Any) -> int:
-        """Returns the bytes of ``state`` over all processes."""
-        return self._planner.plan(state)[1].plan.total_bytes
 
     # Saving.
 
@@ -159,9 +150,9 @@ class SaveExecutor:
         self._tell_started(save, in_background=True)
         self._newest = None  # its memory is filled again below
         with save.failing_together():
-            leaves, prepared = self._planner.plan(state, save_args)
+            leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
-            snapshot = self._planner.snapshot(leaves, prepared, save.key)
+            snapshot = self.planner.snapshot(leaves, prepared, save.key)
             started_s = self._clock()
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
@@ -214,7 +205,7 @@ class SaveExecutor:
         began_s = self._clock()
         self._tell_started(save, in_background=False)
         with save.failing_together():
-            leaves, prepared = self._planner.plan(state, save_args)
+            leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
         transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
         return self._run_now(save, transfer, deadline, on_stage, began_s)

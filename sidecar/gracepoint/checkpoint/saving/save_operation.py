@@ -1,6 +1,6 @@
-"""One save in one process: files written, done-record durable, committed together.
+"""One save in one process: it writes files, makes the done-record durable, and commits together with the others.
 
-The same for a background save and an emergency; they differ in where the chunks come from and in who waits.
+Background saves and emergency saves differ only in where the chunks come from, and in who waits for them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DURABLE = "durable"
 
 
 class Barrier(Protocol):
-    """Brings the processes of a save together; ``Gang.barrier`` is one."""
+    """Brings the processes of a save together. ``ProcessGroup.barrier`` is one."""
 
     def __call__(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
         """Blocks until all have come and ``on_last`` has returned in one of them.
@@ -57,8 +57,7 @@ class SaveStages:
 class SaveOperation:
     """A save of one step by this process: ``describe``, then ``run``, each once.
 
-    Whatever fails in this process fails the save in all: the others, who wait at the barrier or will, are
-    told.
+    If it fails in this process, it fails in all: the others are told, whether they wait at the barrier yet or not.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class SaveOperation:
         """Begins the save, without touching a file.
 
         Args:
-            paths: Where it goes.
-            temporary: Until it is committed.
+            paths: Where the checkpoint goes.
+            temporary: The folder that is written to before the commit.
             gang: The processes that save together.
-            writer: Of the chunks.
-            replace: Whether it takes the place of what has its final name by then.
-            barrier: Where the processes meet to commit, in place of the gang's own.
+            writer: Writes the chunks.
+            replace: Whether to replace a checkpoint that has the final name at the commit.
+            barrier: Where the processes meet to commit. None: the gang's own barrier.
         """
         self.temporary = temporary
         self._paths = paths
@@ -100,7 +99,7 @@ class SaveOperation:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Ends the wait of all processes, this one too, for the others' part. From any thread; never raises."""
+        """Tells all processes that the save failed, so that none waits any more. From any thread; never raises."""
         try:
             if self._handled is not None:
                 self._gang.fail(self._handled_key, error)
@@ -109,7 +108,7 @@ class SaveOperation:
             logger.warning("the other processes could not be told that a save failed: %s", unreachable)
 
     def cancel(self, reason: str) -> None:
-        """Lets nobody wait for the others' part any more: what is not durable in all by now is not committed.
+        """Ends the wait of all processes. What is not durable in all of them by now is not committed.
 
         From any thread; never raises.
         """
@@ -121,7 +120,7 @@ class SaveOperation:
             logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
 
     def again(self, temporary: Temporary) -> SaveOperation:
-        """Returns a save of the same, described already, into another folder."""
+        """Returns a save of the same state into another folder; ``describe`` need not be called again."""
         save = copy.copy(self)
         save.temporary = temporary
         save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
@@ -129,7 +128,7 @@ class SaveOperation:
 
     @property
     def _replaces(self) -> bool:
-        """True if this process's done-record says what is to give way."""
+        """True if this process's done-record names the checkpoint that is replaced."""
         return self._replace and self._gang.process_index == 0
 
     @property
@@ -143,9 +142,9 @@ class SaveOperation:
         return sum(chunk.bytes for chunk in self._prepared.plan.chunks if chunk.mine)
 
     def describe(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, host_state: Mapping[str, Any]) -> None:
-        """Takes what is to be saved, but for the arrays' values.
+        """Sets what is saved, except for the values of arrays.
 
-        The host state is encoded at once, as its owner goes on to change it.
+        Encodes the host state, and has type handlers copy their leaves, as the caller may change both afterwards.
 
         Raises:
             CheckpointError: A value of the host state cannot be saved.
@@ -167,7 +166,7 @@ class SaveOperation:
 
     @property
     def key(self) -> str:
-        """Of the barrier that the processes meet at to commit."""
+        """Key of the barrier at which the processes commit."""
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/commit"
 
     @property
@@ -182,7 +181,7 @@ class SaveOperation:
     def run(self, source: ChunkSource, deadline: Deadline, on_stage: Callable[[str], None]) -> SaveStages:
         """Writes the chunks of ``source``, and returns when all processes' are committed.
 
-        All processes that live and reach each other come to the same end, whichever of them is late.
+        All processes that are alive and can reach each other end with the same outcome, whichever of them is late.
 
         Raises:
             SaveFailed: Not committed in time, or a process failed. If it is durable all the same, the next
@@ -260,10 +259,10 @@ class SaveOperation:
             self._commit_apart(error)
 
     def _commit_apart(self, error: Exception) -> None:
-        """Ends the save where the processes did not meet: whoever is missing may have died when its part was durable.
+        """Ends a save whose processes did not meet: a missing process may have died after its part was durable.
 
-        A process that is merely late would find the save durable after the others have found that it is not. So the
-        first to look decides for all.
+        A process that is only late could find the save durable after the others found that it is not. So the first
+        process that looks decides for all.
         """
         what = self.temporary.what
         try:
@@ -282,14 +281,15 @@ class SaveOperation:
         try:
             # Others may be at it just now, so nothing is replaced.
             if not commit.finalize(self._paths, self.temporary, replace=False):
-                raise SaveFailed(f"{self.temporary.target} is in the way of {self.temporary.path} (after: {error})")
+                path, target = self.temporary.path, self.temporary.target
+                raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {error})")
         except (GracepointError, OSError) as reason:
             raise SaveFailed(f"{what} is durable and not committed: {reason} (after: {error})") from error
         logger.warning("%s is committed, though the processes did not meet: %s", what, error)
 
     def _finalize(self) -> None:
         if not commit.finalize(self._paths, self.temporary, replace=self._replace):
-            raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} is there by now")
+            raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")
 
     def _small_files_of(self, prepared: PreparedSave, values: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns contents by path below the checkpoint's folder."""

@@ -1,4 +1,4 @@
-"""Whether all processes would save the same: compared once, at the first step, and not found out in the emergency.
+"""Compares the states of all processes once, at the first step, so that a difference is not found in an emergency.
 
 Each process plans its part of a save by itself. That works only if all have the same leaves, in the same form, lying
 in the same way, and if what each has a copy of is the same everywhere. So every process makes a digest of all that and

@@ -322,7 +322,7 @@ def test_step_of_a_newer_version_is_named_and_left_alone(tmp_path: Path) -> None
     for outcome in outcomes_in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang, attempt="job-2-c")):
         assert isinstance(outcome, CheckpointTooNew)
         assert f"{manifest} was written by a newer Gracepoint: found format 'gracepoint.checkpoint/2'" in str(outcome)
-    with pytest.raises(SaveFailed, match="is in the way of .* was written by a newer Gracepoint"):
+    with pytest.raises(SaveFailed, match="already exists .* was written by a newer Gracepoint"):
         save(engine(tmp_path, attempt="job-2-c"), 4, small_state(4))
     assert manifest.read_bytes() == contents
     assert not (tmp_path / "4" / layout.DAMAGE_MARK).exists()
