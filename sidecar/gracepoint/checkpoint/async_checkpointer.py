@@ -8,7 +8,6 @@ deletes what was replaced. At the interpreter's end a save under way is waited f
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
@@ -29,6 +28,7 @@ from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup
+from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError
 from gracepoint.multihost.utilities import BarrierSyncFn
@@ -144,7 +144,7 @@ class AsyncCheckpointer:
         _, saver = self._join()
         saver.prepare(tree, in_background=True, save_args=save_args)
 
-    def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
 
         Waits for the save before it. On return the tree may be donated. The path exists once the save is
@@ -174,9 +174,7 @@ class AsyncCheckpointer:
             then=lambda: self._after_commit(save, paths),
         )
 
-    def save_and_wait(
-        self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None
-    ) -> None:
+    def save_and_wait(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
 
         Raises:
@@ -192,7 +190,7 @@ class AsyncCheckpointer:
 
     def restore(
         self,
-        path: str | os.PathLike[str],
+        path: UserPath,
         like: Any = None,
         *,
         restore_args: Any = None,
@@ -237,7 +235,7 @@ class AsyncCheckpointer:
             options=options,
         )
 
-    def metadata(self, path: str | os.PathLike[str]) -> TreeMetadata:
+    def metadata(self, path: UserPath) -> TreeMetadata:
         """Returns what is saved at ``path``, without reading any array. Not collective.
 
         Waits for the save under way.
@@ -317,7 +315,7 @@ class AsyncCheckpointer:
             )
         return self._joined, self._saver
 
-    def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
+    def _begin(self, path: UserPath, force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         joined, saver = self._join()

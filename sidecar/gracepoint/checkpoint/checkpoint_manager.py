@@ -8,13 +8,11 @@ are anybody's). Its threads are ``Checkpointer``'s. At the interpreter's end a s
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
@@ -26,6 +24,7 @@ from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import directory_checks, listing
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
 from gracepoint.process_group import ProcessGroup
@@ -38,7 +37,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: UserPath,
         *,
         save_every_steps: int | None = None,
         save_every_s: float = 0.0,
@@ -74,8 +73,8 @@ class CheckpointManager:
         """
         if save_every_steps is None:
             save_every_steps = 0 if save_every_s else 1
-        self._directory = os.fspath(directory)
-        self._paths = Layout(layout.root_of(self._directory))
+        self._directory = directory
+        self._paths = Layout(storage_path(directory))
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
         # All but the processes, which are brought together when they are needed first.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax
 from gracepoint.checkpoint.format import sharding_file
 from gracepoint.checkpoint.loading.restore_tree import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_tree
+from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 
@@ -51,12 +51,12 @@ class TreeMetadata:
         by_orbax: Orbax wrote it: there are no checksums.
     """
 
-    path: Path
+    path: LocalPath
     tree: Any
     by_orbax: bool
 
 
-def metadata_of(folder: Path, deadline: Deadline) -> TreeMetadata:
+def metadata_of(folder: StoragePath, deadline: Deadline) -> TreeMetadata:
     """Returns the metadata of the checkpoint in ``folder``.
 
     Raises:
@@ -65,7 +65,7 @@ def metadata_of(folder: Path, deadline: Deadline) -> TreeMetadata:
     """
     with in_time(folder, deadline):
         stored = open_tree(folder, deadline)
-    return TreeMetadata(folder, jax.tree.map(metadata_of_leaf, stored.nested()), stored.manifest is None)
+    return TreeMetadata(folder.for_users(), jax.tree.map(metadata_of_leaf, stored.nested()), stored.manifest is None)
 
 
 def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:

@@ -15,6 +15,7 @@ from gracepoint.checkpoint import api
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -215,7 +216,7 @@ def test_a_directory_that_another_job_uses_is_refused_when_it_would_be_written_t
     monkeypatch.setattr(lease, "PATIENCE_S", 0.01)
     save(engine(tmp_path), 1, small_state())
     other = lease.Holder("job-b", "job-b-0", "another-machine", "1:7:123")
-    Layout(tmp_path).lease().write_text(json.dumps(dataclasses.asdict(other)))
+    Layout(storage_path(tmp_path)).lease().put(json.dumps(dataclasses.asdict(other)).encode())
     with CheckpointManager(tmp_path) as manager:
         assert manager.restore().step == 1  # an evaluation may read
         with pytest.raises(CheckpointError, match="another job uses it: job-b"):

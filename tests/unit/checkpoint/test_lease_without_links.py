@@ -18,6 +18,7 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 from tests.unit.checkpoint import lease_process
@@ -62,7 +63,9 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def claim(root: Path) -> Lease:
-    return lease.claim(Layout(root), "job-x", "job-x-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep)
+    return lease.claim(
+        Layout(storage_path(root)), "job-x", "job-x-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep
+    )
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV], ids=errno.errorcode.get)
@@ -73,7 +76,7 @@ def test_one_of_several_that_come_at_once_gets_the_directory(tmp_path: Path, err
         said = [line_of(process) for process in processes]
         (winner,) = [index for index, line in enumerate(said) if line == "held"]
         assert all(line.startswith("refused: ") for index, line in enumerate(said) if index != winner), said
-        assert json.loads(Layout(tmp_path).lease().read_bytes())["job"] == f"job-{winner}"
+        assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["job"] == f"job-{winner}"
         assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -81,7 +84,7 @@ def test_a_lease_of_one_that_died_before_it_wrote_its_name_is_free_when_it_expir
     with claimers(tmp_path, 1, errno.EPERM, "die") as (process,):
         tell(process)
         assert process.wait(30) == 9
-    path = Layout(tmp_path).lease()
+    path = Path(Layout(storage_path(tmp_path)).lease())
     assert path.read_bytes() == b""
     with pytest.raises(CheckpointError, match="its lease is empty"):
         claim(tmp_path)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 
 from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
+from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath, UserPath, storage_path
 from gracepoint.errors import CheckpointRefused, SettingsError
 
 
@@ -25,11 +25,11 @@ class ParamInfo:
     """
 
     name: str
-    parent_dir: Path
+    parent_dir: LocalPath
     keypath: tuple[Any, ...] = ()
 
     @property
-    def path(self) -> Path:
+    def path(self) -> LocalPath:
         """The leaf's own folder, where it has one."""
         return self.parent_dir / self.name
 
@@ -51,7 +51,7 @@ class TypeHandler(Protocol):
             processes and one of them has called ``finalize``.
         """
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: UserPath) -> None:
         """Makes the parts of all processes below ``directory`` one; may be called again."""
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> Sequence[Any]:
@@ -121,7 +121,7 @@ class HandlerRegistry:
         return True
 
 
-def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Path:
+def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> StoragePath:
     """Returns the folder of all ``infos``, which ``others`` are as many as."""
     if not infos:
         raise CheckpointRefused("expected at least one leaf, found none")
@@ -130,7 +130,7 @@ def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Path
     folders = {info.parent_dir for info in infos}
     if len(folders) > 1:
         raise CheckpointRefused(f"expected leaves of one folder, found {', '.join(map(str, sorted(folders)))}")
-    return infos[0].parent_dir
+    return storage_path(infos[0].parent_dir)
 
 
 def is_primary(primary_host: int | None) -> bool:

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.saving import save_metrics
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
@@ -70,7 +70,7 @@ DEFAULTS = RestoreOptions()
 
 
 def read_tree(
-    folder: Path,
+    folder: StoragePath,
     like: Any = None,
     restore_args: Any = None,
     *,
@@ -247,7 +247,7 @@ def _shown(problems: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def in_time(folder: Path, deadline: Deadline) -> Iterator[None]:
+def in_time(folder: StoragePath, deadline: Deadline) -> Iterator[None]:
     """Turns a TimeoutError that names a leaf into a CheckpointError that says where and how long."""
     try:
         yield

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint import machine
 from gracepoint.checkpoint import alike
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.memory import host_memory
@@ -23,7 +24,6 @@ from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.snapshot_status import SnapshotSave
-from gracepoint.checkpoint.storage.posix import make_folders
 from gracepoint.checkpoint.transfer.device_to_host import compile_slices
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -73,7 +73,7 @@ class SaveExecutor(SaveInFlight):
             processes=processes,
         )
         self._memory_limit_bytes = host_memory_limit_bytes
-        self._left = host_memory.left_by_pool
+        self._left = machine.left_by_pool
         self._prepares = 0
         self._now: SaveOperation | None = None
         self.saves = 0  # begun so far; the same in all processes
@@ -111,7 +111,7 @@ class SaveExecutor(SaveInFlight):
             OSError: The directory cannot be written to.
             SaveFailed: It was not done in time.
         """
-        make_folders(paths.root)
+        paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
 

@@ -19,7 +19,6 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import make_folders, staying, write_durably
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource
 from gracepoint.deadline import Deadline
@@ -172,8 +171,8 @@ class SaveOperation:
         folder = self.temporary.path
         try:
             with self.failing_together(), contextlib.ExitStack() as until_recorded:
-                make_folders(folder)
-                stayed = until_recorded.enter_context(staying(folder))
+                folder.make_folder_durably()
+                stayed = until_recorded.enter_context(folder.staying())
                 try:
                     written = self._writer.write(
                         folder,
@@ -208,7 +207,7 @@ class SaveOperation:
                     begun_ns=self._begun_ns,
                     replaces=commit.standing(self.temporary.target) if self._replaces else None,
                 )
-                write_durably(folder / layout.done_record(self._gang.process_index), record.to_bytes())
+                (folder / layout.done_record(self._gang.process_index)).put(record.to_bytes())
                 on_stage("durable")
                 durable_s = clock() - started_s
         except SaveFailed:

@@ -7,9 +7,7 @@ there are no locks.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving import save_metrics
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles, form_of
@@ -36,7 +35,7 @@ class ChunkWriter:
 
     def write(
         self,
-        folder: Path,
+        folder: StoragePath,
         item: str,
         specs: Mapping[int, ArraySpec],
         arrays: Sequence[int],
@@ -69,10 +68,10 @@ class ChunkWriter:
         save_metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, folder)
         return written
 
-    def warm(self, folder: Path, deadline: Deadline) -> None:
+    def warm(self, folder: StoragePath, deadline: Deadline) -> None:
         """Writes and removes a tiny array below ``folder`` in each way that saves may take, so that code, threads and
         memory are there when it counts."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.make_folder()
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
         job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {})
         try:
@@ -81,7 +80,7 @@ class ChunkWriter:
                 self._express.write(job, deadline)
             self._tensorstore.write(job, deadline)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.delete_folder()
 
 
 class _Probe:

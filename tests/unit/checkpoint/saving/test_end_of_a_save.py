@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.errors import SaveFailed
 from gracepoint.multihost.store import StoreUnavailable
@@ -116,11 +116,11 @@ def test_a_save_whose_folder_a_later_start_took_away_fails_and_vouches_for_nothi
     save(engine(tmp_path), 1, small_state(1))
     real = chunk_writer.ChunkWriter.write
 
-    def interrupted(self: chunk_writer.ChunkWriter, folder: Path, *arguments: Any, **options: Any) -> Any:
+    def interrupted(self: chunk_writer.ChunkWriter, folder: StoragePath, *arguments: Any, **options: Any) -> Any:
         if not folder.name.startswith("4."):
             return real(self, folder, *arguments, **options)
         # As for a process that was stopped for more than an hour: a later start has cleared its folder away.
-        folder.rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
+        Path(folder).rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
         return real(self, folder, *arguments, **options)
 
     monkeypatch.setattr(chunk_writer.ChunkWriter, "write", interrupted)
@@ -142,7 +142,7 @@ def test_any_number_of_writers_may_write_one_small_file_at_once(tmp_path: Path) 
         start.wait(10)
         try:
             for _ in range(20):
-                write_durably(path, b"contents")
+                storage_path(path).put(b"contents")
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -167,5 +167,5 @@ def test_a_small_file_goes_where_its_folder_is_renamed_to_meanwhile(
         real(*arguments, **options)
 
     monkeypatch.setattr(os, "replace", replaced)
-    write_durably(folder / "mark", b"contents")
+    storage_path(folder / "mark").put(b"contents")
     assert {file.name: file.read_bytes() for file in renamed.iterdir()} == {"mark": b"contents"}

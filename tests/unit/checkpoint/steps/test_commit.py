@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import StepCheckpointer, latest_step, small_files
+from gracepoint.checkpoint import StepCheckpointer, latest_step
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
+from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -57,7 +59,7 @@ def engine_closed(checkpointer: StepCheckpointer) -> Iterator[StepCheckpointer]:
 
 def set_age(folder: Path, age_s: float) -> None:
     """Makes all of ``folder`` look unchanged for ``age_s``."""
-    now_s = commit.file_system_now_s(Layout(folder.parent))
+    now_s = storage_path(folder.parent).now_s()
     for directory, _, names in os.walk(folder):
         for path in (directory, *(os.path.join(directory, name) for name in names)):
             os.utime(path, (now_s - age_s, now_s - age_s))
@@ -97,7 +99,7 @@ def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
 def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "default/w/0.0").write_bytes(b"")
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
     assert not (tmp_path / "4").exists()
 
@@ -105,7 +107,7 @@ def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path)
 def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "done.process_1.json").write_text("{}")
-    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(tmp_path))[0]
+    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(storage_path(tmp_path)))[0]
     assert not (tmp_path / "4").exists()
 
 
@@ -117,7 +119,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     def run() -> None:
         start.wait(10)
         try:
-            recovery.salvage(Layout(tmp_path))
+            recovery.salvage(Layout(storage_path(tmp_path)))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -134,7 +136,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
 def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="other"), 4, small_state(1)))
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert f"{folder} is left" in remarks[0]
     assert folder.exists()
     restored = restore(tmp_path, small_state())
@@ -209,10 +211,10 @@ def test_a_done_record_that_does_not_say_what_it_replaces_replaces_nothing(tmp_p
     path = tmp_path / "best"
     checkpoint.save(path, small_state(1))
     record = fail_to_commit(path, 2) / layout.done_record(0)
-    assert commit.done_records(record.parent)
+    assert commit.done_records(storage_path(record.parent))
     body = re.sub(rb', "replaces": "[^"]+"', b"", record.read_bytes()).rpartition(b', "checksum": ')[0]
     record.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
-    found = commit.done_records(record.parent)
+    found = commit.done_records(storage_path(record.parent))
     assert found is not None
     assert found[0].replaces is None
     assert_same(checkpoint.restore(path, small_state()), small_state(1))
@@ -295,7 +297,7 @@ def test_a_durable_save_of_a_newer_version_is_neither_salvaged_nor_given_up(tmp_
     for process in range(2):
         make_newer(folder / layout.done_record(process))
     set_age(folder, 3700)
-    (remark,) = recovery.salvage(Layout(tmp_path))
+    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "is not salvaged" in remark
     assert "newer Gracepoint" in remark
     assert restore(tmp_path, small_state(), attempt="job-1-b") is None
@@ -307,7 +309,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     looks = iter([True, False])  # damaged at first, and by then the other's
     monkeypatch.setattr(recovery, "is_damaged", lambda folder: next(looks, False))
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "there is a folder for step 4 already" in remarks[0]
     assert_same(in_two(tmp_path)[0].state, small_state(9))
 
@@ -333,10 +335,10 @@ def test_a_good_step_that_a_salvager_had_moved_away_when_it_died_gets_its_name_b
     monkeypatch.setattr(recovery, "is_damaged", dying)
     if died == "before it looked again":
         with pytest.raises(SystemExit):
-            recovery.salvage(Layout(tmp_path))
+            recovery.salvage(Layout(storage_path(tmp_path)))
         assert not (tmp_path / "4").exists()
     else:
-        (remark,) = recovery.salvage(Layout(tmp_path))
+        (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
         assert "there is a folder for step 4 already" in remark
         shutil.rmtree(tmp_path / "4")
     monkeypatch.setattr(recovery, "is_damaged", real)
@@ -347,7 +349,7 @@ def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> No
     aside = tmp_path / "4.gracepoint-aside.job-0-a.1"
     aside.mkdir()
     (aside / "theirs").touch()
-    assert recovery.salvage(Layout(tmp_path)) == []
+    assert recovery.salvage(Layout(storage_path(tmp_path))) == []
     assert (aside / "theirs").exists()
 
 
@@ -378,7 +380,7 @@ def test_records_that_miss_a_chunk_are_refused(tmp_path: Path) -> None:
     from gracepoint.checkpoint.format.manifest import merge
 
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
-    records = commit.done_records(folder)
+    records = commit.done_records(storage_path(folder))
     assert records is not None
     merge(records)
     for record in records:
@@ -405,7 +407,7 @@ class Clock:
 
 def list_steps(root: Path, clock: Clock, timeout_s: float = 60.0) -> catalog.Listing:
     return catalog.list_steps(
-        Layout(root), attempt="job-1-b", deadline=Deadline.after(timeout_s, clock), sleep=clock.sleep
+        Layout(storage_path(root)), attempt="job-1-b", deadline=Deadline.after(timeout_s, clock), sleep=clock.sleep
     )
 
 
@@ -502,18 +504,18 @@ def leave_done_records(folder: Path, count: int) -> None:
 
 
 def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 1 + 2 * small_files.CONCURRENT_READS
+    count = 1 + 2 * read_many.CONCURRENT_READS
     leave_done_records(tmp_path, count)
-    together = threading.Barrier(small_files.CONCURRENT_READS)
-    real = Path.read_bytes
+    together = threading.Barrier(read_many.CONCURRENT_READS)
+    real = StoragePath.read_bytes
 
-    def read_bytes(path: Path) -> bytes:
+    def read_bytes(path: StoragePath) -> bytes:
         if path.name != layout.done_record(0):
             together.wait(30)  # breaks if they come one after the other
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    records = commit.done_records(tmp_path)
+    monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
+    records = commit.done_records(storage_path(tmp_path))
     assert records is not None
     assert [record.process_index for record in records] == list(range(count))
 
@@ -522,24 +524,24 @@ def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: py
 def test_done_records_are_none_while_one_is_missing(tmp_path: Path, missing: int) -> None:
     leave_done_records(tmp_path, 100)
     (tmp_path / layout.done_record(missing)).unlink()
-    assert commit.done_records(tmp_path) is None
+    assert commit.done_records(storage_path(tmp_path)) is None
 
 
 def test_no_more_done_records_are_read_when_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_done_records(tmp_path, 1000)
     (tmp_path / layout.done_record(1)).unlink()
-    read: list[Path] = []
-    real = Path.read_bytes
+    read: list[StoragePath] = []
+    real = StoragePath.read_bytes
     rest = threading.Event()
 
-    def read_bytes(path: Path) -> bytes:
+    def read_bytes(path: StoragePath) -> bytes:
         read.append(path)
         if path.name not in (layout.done_record(0), layout.done_record(1)):
             rest.wait(0.01)
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert commit.done_records(tmp_path) is None
+    monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
+    assert commit.done_records(storage_path(tmp_path)) is None
     assert len(read) < 500
 
 
@@ -552,7 +554,7 @@ def test_done_records_are_read_where_the_system_gives_no_thread(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    records = commit.done_records(tmp_path)
+    records = commit.done_records(storage_path(tmp_path))
     assert records is not None
     assert len(records) == 40
 
@@ -562,4 +564,4 @@ def test_a_done_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / layout.done_record(7)).unlink()
     (tmp_path / layout.done_record(7)).mkdir()
     with pytest.raises(IsADirectoryError):
-        commit.done_records(tmp_path)
+        commit.done_records(storage_path(tmp_path))

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,8 @@ from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
+from gracepoint.checkpoint.storage.backend import Generation
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.support import engine, outcomes_in_gang, small_state
@@ -51,7 +52,7 @@ def held() -> Iterator[list[Lease]]:
 def claim(root: Path, job: str, held: list[Lease], *, attempt: str = "0", patience_s: float = 0.0) -> Lease:
     time = Time()
     found = lease.claim(
-        Layout(root), job, f"{job}-{attempt}", deadline=Deadline.after(patience_s, time), sleep=time.sleep
+        Layout(storage_path(root)), job, f"{job}-{attempt}", deadline=Deadline.after(patience_s, time), sleep=time.sleep
     )
     held.append(found)
     return found
@@ -59,8 +60,8 @@ def claim(root: Path, job: str, held: list[Lease], *, attempt: str = "0", patien
 
 def put(root: Path, holder: Holder, *, age_s: float = 0.0) -> Path:
     """Leaves another's lease."""
-    path = Layout(root).lease()
-    lease._write(path, holder)
+    path = Path(Layout(storage_path(root)).lease())
+    storage_path(path).put(json.dumps(dataclasses.asdict(holder)).encode())
     then_s = path.stat().st_mtime - age_s
     os.utime(path, (then_s, then_s))
     return path
@@ -84,7 +85,7 @@ def test_a_directory_that_another_job_uses_is_refused_and_the_error_names_it(tmp
 def test_a_later_attempt_of_the_same_job_takes_over_at_once(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, ELSEWHERE)
     claim(tmp_path, "job-b", held, attempt="1")
-    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == "job-b-1"
+    assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["attempt"] == "job-b-1"
 
 
 SPLIT = dataclasses.replace(ELSEWHERE, attempt="uid-0-aaaa", job="uid")
@@ -93,7 +94,9 @@ SPLIT = dataclasses.replace(ELSEWHERE, attempt="uid-0-aaaa", job="uid")
 def claim_of_start(root: Path, held: list[Lease], start: str, *, patience_s: float = 0.0) -> Lease:
     time = Time()
     deadline = Deadline.after(patience_s, time)
-    found = lease.claim(Layout(root), "uid", f"{start}-bbbb", deadline=deadline, sleep=time.sleep, start=start)
+    found = lease.claim(
+        Layout(storage_path(root)), "uid", f"{start}-bbbb", deadline=deadline, sleep=time.sleep, start=start
+    )
     held.append(found)
     return found
 
@@ -127,7 +130,7 @@ def test_a_lease_of_the_same_job_is_taken_over_at_once_where_its_holder_trains_n
 ) -> None:
     put(tmp_path, holder, age_s=age_s)
     claim_of_start(tmp_path, held, start)
-    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == f"{start}-bbbb"
+    assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["attempt"] == f"{start}-bbbb"
 
 
 def test_whoever_has_lost_the_directory_to_another_cluster_of_the_same_start_is_told(
@@ -160,7 +163,7 @@ def test_a_job_waits_for_another_that_is_about_to_end(tmp_path: Path, held: list
             path.unlink(missing_ok=True)
 
     deadline = Deadline.after(lease.PATIENCE_S, time)
-    held.append(lease.claim(Layout(tmp_path), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
+    held.append(lease.claim(Layout(storage_path(tmp_path)), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
     assert 20 < time.now_s < 22
 
 
@@ -170,9 +173,10 @@ def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
 
 def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path, held: list[Lease]) -> None:
     code = (
-        "import sys; from pathlib import Path; from gracepoint.checkpoint.steps import lease;"
+        "import sys; from gracepoint.checkpoint.storage.storage_path import storage_path;"
+        "from gracepoint.checkpoint.steps import lease;"
         "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
-        "import time; lease.claim(Layout(Path(sys.argv[1])), 'job-b', 'job-b-0',"
+        "import time; lease.claim(Layout(storage_path(sys.argv[1])), 'job-b', 'job-b-0',"
         "deadline=Deadline.after(0, time.monotonic), sleep=time.sleep);"
         "print('held', flush=True); sys.stdin.read()"
     )
@@ -203,14 +207,13 @@ def test_the_holder_keeps_giving_signs_of_life(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     beaten = threading.Event()
-    real = lease._write
+    real = StoragePath.replace
 
-    def write(*arguments: Any, **options: Any) -> bool:
-        if not options:
-            beaten.set()
-        return real(*arguments, **options)
+    def replace(path: StoragePath, data: bytes, generation: Generation) -> Generation:
+        beaten.set()
+        return real(path, data, generation)
 
-    monkeypatch.setattr(lease, "_write", write)
+    monkeypatch.setattr(StoragePath, "replace", replace)
     claim(tmp_path, "job-a", held)
     assert beaten.wait(30)
 
@@ -248,7 +251,7 @@ def test_of_two_jobs_that_start_at_once_one_gets_it(tmp_path: Path, held: list[L
         start.wait()
         # As from another process: all threads of one may share a directory.
         mine = dataclasses.replace(ELSEWHERE, job=f"job-{number}")
-        outcomes.append(f"job-{number}" if lease._write(Layout(tmp_path).lease(), mine, only_if_none=True) else "")
+        outcomes.append(f"job-{number}" if lease._written(Layout(storage_path(tmp_path)).lease(), mine, None) else "")
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -272,13 +275,15 @@ def test_a_disk_that_takes_no_sign_of_life_is_left_as_it_was(tmp_path: Path) -> 
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            lease.claim(Layout(tmp_path), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep)
+            lease.claim(
+                Layout(storage_path(tmp_path)), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Lease]) -> None:
-    Layout(tmp_path).lease().write_text("something")
+    Layout(storage_path(tmp_path)).lease().put(b"something")
     with pytest.raises(CheckpointError, match="is not a lease of Gracepoint's"):
         claim(tmp_path, "job-a", held)
