@@ -107,8 +107,13 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
 
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
     """True if what has the final name is this very save."""
+    return _is_of(temporary.target, temporary)
+
+
+def _is_of(folder: StoragePath, temporary: Temporary) -> bool:
+    """Returns whether the checkpoint in ``folder`` is what ``temporary`` was to become."""
     try:
-        manifest = manifest_fields(temporary.target)
+        manifest = manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
         return False
     return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
@@ -219,6 +224,24 @@ def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> N
     (folder / layout.COMMIT_SUCCESS).put(f"Checkpoint commit was successful to {target}".encode())
 
 
+def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
+    """Makes trash of what stands at ``target``, unless it is this very save.
+
+    A later attempt that starts meanwhile may commit this save between the look at ``target`` and the rename. So what
+    was renamed is looked at again, and gets its name back. A crash in between leaves that to the next salvage, which
+    trash would not be.
+    """
+    aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+    try:
+        target.publish(aside)
+    except FileNotFoundError:
+        return  # another process took it away
+    if _is_of(aside, temporary):
+        aside.publish(target)
+    else:
+        discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+
+
 def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     """Moves what stands at ``target`` out of the way of a durable save.
 
@@ -233,7 +256,7 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
         manifest_fields(target)
     if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
         logger.warning("%s is saved again: %s is replaced", temporary.what, target)
-        discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+        _replace(paths, temporary, target)
         return
     with contextlib.suppress(FileNotFoundError):  # somebody else took it away
         if target.children():

@@ -32,7 +32,7 @@ def check_shared(paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, d
     if gang.process_index == 0:
         try:
             paths.root.make_folder_durably()
-            probe.put(b"")
+            probe.touch()
             problem = ""
         except OSError as error:
             problem = str(error)

@@ -110,7 +110,7 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     """Keeps a step from being deleted by retention while it is read. Without effect where we may not write."""
     mark = paths.reading_mark(step)
     try:
-        mark.create(b"")
+        mark.touch()
     except OSError as error:
         logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
     try:

@@ -142,6 +142,9 @@ class Backend(Protocol):
             FileNotFoundError: The folder does not exist, in a store that has folders of their own.
         """
 
+    def touch(self, key: str) -> None:
+        """Writes a value of no bytes whether or not there is one. A crash may lose it."""
+
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
     ) -> int:

@@ -78,6 +78,9 @@ class MemoryBackend:
     def put(self, key: str, data: bytes) -> None:
         self._write(key, data)
 
+    def touch(self, key: str) -> None:
+        self._write(key, b"")
+
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
     ) -> int:

@@ -90,6 +90,9 @@ class PosixBackend:
         finally:
             os.close(folder)
 
+    def touch(self, key: str) -> None:
+        Path(key).write_bytes(b"")
+
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
     ) -> int:

@@ -129,6 +129,9 @@ class StoragePath:
     def put(self, data: bytes) -> None:
         self.backend.put(self.key, data)
 
+    def touch(self) -> None:
+        self.backend.touch(self.key)
+
     def write_large(self, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
         return self.backend.write_large(self.key, data, buffer, go_on, direct=direct)
 

@@ -136,6 +136,12 @@ def test_readers_see_a_value_as_a_whole_while_it_is_put(top: StoragePath) -> Non
     assert at_once(act, 3) == [True, True, True]
 
 
+def test_a_touched_value_is_empty(top: StoragePath) -> None:
+    (top / "v").touch()
+    (top / "v").touch()
+    assert contents_of(top) == {"v": b""}
+
+
 def test_several_put_one_value_at_once(top: StoragePath) -> None:
     at_once(lambda _: [(top / "v").put(b"same") for _ in range(5)])
     assert contents_of(top) == {"v": b"same"}

@@ -134,6 +134,10 @@ class VolatileBackend:
             file.durable = data
             folder.durable[name] = file
 
+    def touch(self, key: str) -> None:
+        with self._operation("touch", key):
+            self._new(key, b"")
+
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
     ) -> int:
