@@ -137,7 +137,7 @@ class Gang:
         return f"train-{self.workload_uid[:8]}-{number}"
 
     async def records(self) -> list[JsonObject]:
-        return await self.api.list(kinds.PREEMPTIONS, namespace=self.name)
+        return (await self.api.list(kinds.PREEMPTIONS, namespace=self.name)).items
 
     async def is_refused(self) -> bool:
         """True if the API server refuses to make a Preemption here."""
@@ -149,7 +149,7 @@ class Gang:
         }
         try:
             await self.api.delete(kinds.PREEMPTIONS, await self.api.create(kinds.PREEMPTIONS, self.name, body))
-        except client.RequestRejected:
+        except client.Refused:
             return True
         return False
 
@@ -171,8 +171,8 @@ class Replica:
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
         for kind in (kinds.NODES, kinds.JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
-            bodies = await self.api.list(kind)
-            for uid in self.core.world.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
+            bodies = (await self.api.list(kind)).items
+            for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})
             for body in bodies:
                 labels = body["metadata"].get("labels") or {}
@@ -196,14 +196,14 @@ class Replica:
                 library_version="0.1.0",
             )
         )
-        self.core.deliverer.catch_up(subscriber)
+        self.core.notifier.catch_up(subscriber)
         return subscriber
 
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
-        pod = self.core.world.pod_named(self.gang.name, self.gang.pod(0))
+        pod = self.core.cache.pod_named(self.gang.name, self.gang.pod(0))
         assert pod is not None
-        await self.core.intake.take(
+        await self.core.reports.take(
             pod,
             Report(
                 pod_uid=pod.uid,

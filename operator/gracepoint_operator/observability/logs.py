@@ -15,12 +15,12 @@ def about(**fields: object) -> dict[str, Any]:
 
 
 class PlainFormatter(logging.Formatter):
-    """``time level logger message key=value ...``"""
+    """Lines of ``time level logger message key=value ...``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         fields = getattr(record, _FIELDS, {})
         pairs = (f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
         return " ".join((super().formatMessage(record), *pairs))
@@ -48,3 +48,7 @@ def configure(log_format: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event
+    # watch_state writes a line when a kind's watch fails, and one when it works again; kopf one for each attempt.
+    logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)
+    # It warns that it takes no signals, as it does not run on the main thread.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

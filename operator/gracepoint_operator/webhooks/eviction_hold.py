@@ -92,7 +92,7 @@ class EvictionHold:
         pod = self._world.pod_named(namespace, name)
         if forbidden or pod is None or uid not in (None, pod.uid) or self._jobset(pod) is None:
             return None
-        self._world.see_eviction(pod)
+        self._world.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._react([pod.workload_uid])
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
@@ -119,7 +119,7 @@ class EvictionHold:
             if under_way:
                 return False  # begun here, and not written yet
         found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        return budgets.forbid(found, pod.labels, ready=pod.ready)
+        return budgets.forbid(found.items, pod.labels, ready=pod.ready)
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
         """A pod that the watches have not brought, and whose name is like a JobSet's: just made, or of none."""
@@ -148,4 +148,4 @@ class EvictionHold:
         return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
 
     def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._world.epochs_of(pod.workload_uid, pod.namespace)
+        return self._world.preemptions.epochs_of(pod.workload_uid, pod.namespace)

@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 
 from gracepoint.wire.messages import Ping
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import policy_status
@@ -52,7 +53,7 @@ async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_
     errors: list[client.KubeError] = [
         client.Unavailable("busy"),
         client.Conflict("newer"),
-        client.RequestRejected("bad"),
+        client.Refused("bad"),
     ]
     metrics = Metrics()
 
@@ -72,7 +73,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
     async def write(key: Key) -> None:
         if len(refusals) < 4:
-            raise client.RequestRejected("the quota is used up")
+            raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
     scribe.touch(KEY)
@@ -84,7 +85,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
 async def test_a_refused_write_does_not_hold_up_the_end() -> None:
     async def write(key: Key) -> None:
-        raise client.RequestRejected("the quota is used up")
+        raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), interval_s=60)
     scribe.touch(KEY)
@@ -133,23 +134,23 @@ async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> Non
 @pytest.fixture
 def gate() -> tuple[Authenticator, MemoryApi, ClusterCache, Clock]:
     clock = Clock()
-    api, world = MemoryApi(clock), ClusterCache(clock)
-    world.put(kinds.PODS, objects.pod(0), listed=True)
+    api, cache = MemoryApi(clock), ClusterCache(clock)
+    cache.put(kinds.PODS, objects.pod(0), listed=True)
     api.bind_token("good", NAMESPACE, "uid-pod-0-0")
-    return Authenticator(api, world, clock), api, world, clock
+    return Authenticator(api, cache, clock), api, cache, clock
 
 
 async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_time(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
-    checks, api, world, clock = gate
+    checks, api, cache, clock = gate
     for _ in range(3):
         assert (await checks.admit("Bearer good", "uid-pod-0-0")).name == "train-workers-0-0-0xyz"
     assert len(api.calls) == 1
     clock.move(60)
     await checks.admit("Bearer good", "uid-pod-0-0")
     assert len(api.calls) == 2
-    world.drop("uid-pod-0-0")
+    cache.drop("uid-pod-0-0")
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit("Bearer good", "uid-pod-0-0")
     assert refusal.value.reason is AuthenticationFailure.UNKNOWN_POD
@@ -170,8 +171,8 @@ async def test_a_header_without_a_bearer_token_is_refused_unasked(
     [
         (404, client.NotFound),
         (409, client.Conflict),
-        (403, client.RequestRejected),
-        (422, client.RequestRejected),
+        (403, client.Refused),
+        (422, client.Refused),
         (429, client.Unavailable),
         (500, client.Unavailable),
         (0, client.Unavailable),
@@ -236,6 +237,26 @@ async def test_a_bad_token_is_remembered_for_seconds(
     assert len(api.calls) == 2
 
 
+async def test_so_many_tokens_are_remembered_and_no_more(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "_REMEMBER_AT_MOST", 3)
+    checks, api, *_ = gate
+
+    async def reviews(*tokens: str) -> int:
+        before = len(api.calls)
+        for token in tokens:
+            with pytest.raises(RequestRefused):
+                await checks.admit(f"Bearer {token}", "uid-pod-0-0")
+        return len(api.calls) - before
+
+    assert await reviews("a", "b", "c") == 3
+    assert await reviews("a", "b", "c") == 0
+    assert await reviews("d") == 1
+    assert await reviews("a") == 1, "which was forgotten"
+    assert len(checks._reviewed) <= 3
+
+
 async def test_a_token_of_absurd_length_is_not_reviewed(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
@@ -248,9 +269,9 @@ async def test_a_token_of_absurd_length_is_not_reviewed(
 async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks, api, world, _ = gate
+    checks, api, cache, _ = gate
     for index in range(1, 20):
-        world.put(kinds.PODS, objects.pod(index), listed=True)
+        cache.put(kinds.PODS, objects.pod(index), listed=True)
     under_way: list[str] = []
     go_on = asyncio.Event()
 
@@ -274,11 +295,11 @@ async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
 async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refused(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
-    checks, api, world, _ = gate
-    world.put(kinds.JOBSETS, objects.jobset(), listed=True)
+    checks, api, cache, _ = gate
+    cache.put(kinds.JOBSETS, objects.jobset(), listed=True)
     foreign = objects.pod(8)
     foreign["metadata"]["namespace"] = "team-b"
-    world.put(kinds.PODS, foreign, listed=True)
+    cache.put(kinds.PODS, foreign, listed=True)
     api.bind_token("foreign", "team-b", "uid-pod-8-0")
     with pytest.raises(RequestRefused, match="namespace of the JobSet") as refusal:
         await checks.admit("Bearer foreign", "uid-pod-8-0")

@@ -19,8 +19,9 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource
+from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -115,7 +116,7 @@ class SaveOperation:
         """Returns a save of the same, described already, into another folder."""
         save = copy.copy(self)
         save.temporary = temporary
-        save._begun_ns = time.time_ns()
+        save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
         return save
 
     @property
@@ -174,16 +175,7 @@ class SaveOperation:
                 folder.make_folder_durably()
                 stayed = until_recorded.enter_context(folder.staying())
                 try:
-                    written = self._writer.write(
-                        folder,
-                        self._paths.item,
-                        {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
-                        self._prepared.plan.arrays,
-                        source,
-                        self._small_files,
-                        deadline,
-                        tree_numbers=[self._gang.process_index],
-                    )
+                    written = self._writer.write(self._job(folder, source), deadline)
                 except FileNotFoundError:
                     self._check_stayed(stayed)
                     raise
@@ -217,6 +209,17 @@ class SaveOperation:
         self._commit(deadline)
         on_stage("committed")
         return SaveStages(written_s, durable_s, clock() - started_s)
+
+    def _job(self, folder: StoragePath, source: ChunkSource) -> WriteJob:
+        return WriteJob(
+            folder,
+            self._paths.item,
+            {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
+            self._prepared.plan.arrays,
+            source,
+            self._small_files,
+            tree_numbers=[self._gang.process_index],
+        )
 
     def _check_stayed(self, stayed: Callable[[], bool]) -> None:
         """Raises SaveFailed if the folder is gone: writers make missing ones, so that its files may be in several."""

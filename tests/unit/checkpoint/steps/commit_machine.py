@@ -22,7 +22,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, file_o
 from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from tests.unit.checkpoint.storage.volatile import Crash, VolatileBackend
 
@@ -119,7 +119,7 @@ class CommitMachine(RuleBasedStateMachine):
             for process in range(processes):
                 files = self._written(temporary.path, process, contents)
                 assert stayed(), f"{temporary.path} was taken away from its living writer"
-                replaces = commit.standing(temporary.target) if process == 0 else None
+                replaces = commit.standing(storage_path(temporary.target)) if process == 0 else None
                 record = DoneRecord(
                     step=temporary.step,
                     item=self.paths.item,
@@ -223,7 +223,7 @@ class CommitMachine(RuleBasedStateMachine):
         """Yields the steps that are listed as complete, each with its contents, checked against its manifest."""
         for step in listing.complete_steps(self.paths):
             folder = self.paths.step(step)
-            manifest = commit.read_manifest(folder)
+            manifest = commit.read_manifest(storage_path(folder))
             assert manifest is not None
             assert manifest.step == step
             whole = set()

@@ -29,7 +29,7 @@ WRONG = settings(SETTINGS, max_examples=1000, phases=[Phase.generate], print_blo
 
 
 def test_no_crash_loses_a_durable_save() -> None:
-    run_state_machine_as_test(CommitMachine, settings=SETTINGS)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(CommitMachine, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -62,7 +62,7 @@ class LateManifest(CommitMachine):
 
 def test_a_rename_before_the_manifest_is_synced_is_found() -> None:
     with pytest.raises(AssertionError, match="is lost"):
-        run_state_machine_as_test(LateManifest, settings=WRONG)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(LateManifest, settings=WRONG)
 
 
 def test_a_retention_that_deletes_the_newest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_retention_that_deletes_the_newest_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Retention, "to_delete", newest)
     with pytest.raises(AssertionError, match="is lost"):
-        run_state_machine_as_test(CommitMachine, settings=WRONG)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(CommitMachine, settings=WRONG)
 
 
 def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +85,4 @@ def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(recovery, "salvage", clearing)
     with pytest.raises((AssertionError, FileNotFoundError)):
-        run_state_machine_as_test(CommitMachine, settings=WRONG)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(CommitMachine, settings=WRONG)

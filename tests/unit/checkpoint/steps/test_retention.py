@@ -139,7 +139,7 @@ def test_a_damaged_step_counts_for_nothing_in_later_attempts_either(tmp_path: Pa
     assert restore(tmp_path, small_state(), attempt="job-6") is not None  # goes back to 1
     checkpointer = engine(tmp_path, attempt="job-7", keep_last=2)
     checkpointer.save_in_background(6, small_state(), {})
-    checkpointer.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     assert steps(tmp_path) == ["1", "5", "6"]  # 5 would have driven 1 out
     checkpointer.save_in_background(7, small_state(), {})
     checkpointer.close(30)
@@ -163,10 +163,10 @@ def test_a_step_that_can_be_restored_after_all_counts_again(tmp_path: Path) -> N
 def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     with retention.reading(Layout(storage_path(tmp_path)), 1):
         checkpointer.save_in_background(2, small_state(), {})
-        checkpointer.wait_until_finished(30)
+        checkpointer.executor.wait_until_finished(30)
         assert (tmp_path / "1").is_dir()
     checkpointer.save_in_background(3, small_state(), {})
     checkpointer.close(30)
@@ -234,7 +234,7 @@ def test_a_step_that_is_deleted_while_a_restore_looks_at_it_counts_for_nothing(
 def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     mark = Path(Layout(storage_path(tmp_path)).reading_mark(1))
     mark.touch()
     old_s = mark.stat().st_mtime - retention.READING_S - 1
@@ -248,7 +248,7 @@ def test_steps_are_kept_by_number_and_age_on_the_disk_too(tmp_path: Path) -> Non
     checkpointer = engine(tmp_path, keep_last=1, keep_every_steps=2, keep_for_s=1000)
     for step in range(1, 5):
         checkpointer.save_in_background(step, small_state(), {})
-        checkpointer.wait_until_finished(30)
+        checkpointer.executor.wait_until_finished(30)
     assert steps(tmp_path) == ["1", "2", "3", "4"]
     for step in (1, 2):
         mark = tmp_path / str(step) / layout.COMMIT_SUCCESS
@@ -274,7 +274,7 @@ def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     checkpointer = engine(tmp_path, keep_last=1)
     for step in range(4):
         checkpointer.save_in_background(step, small_state(), {})
-    checkpointer.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     monkeypatch.setattr(commit, "empty_trash", real)
     blocked.set()
     checkpointer.close(30)
@@ -300,3 +300,20 @@ def test_where_no_thread_can_be_had_to_delete_trash_the_save_is_good_and_the_nex
     monkeypatch.undo()
     restore(tmp_path, small_state())
     assert steps(tmp_path) == ["2"]
+
+
+def test_a_step_that_another_process_deletes_while_it_is_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = engine(tmp_path)
+    for step in (1, 2, 3):
+        save(checkpointer, step, small_state())
+    real = StoragePath.now_s
+
+    def now_s(path: StoragePath) -> float:  # between the list of steps and their ages
+        shutil.rmtree(tmp_path / "2", ignore_errors=True)
+        return real(path)
+
+    monkeypatch.setattr(StoragePath, "now_s", now_s)
+    retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
+    assert steps(tmp_path) == ["1", "3"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import StaleGeneration
+from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
@@ -64,7 +64,11 @@ def test_a_value_is_created_once(top: StoragePath) -> None:
 def test_of_several_creators_one_wins_and_its_value_stays(top: StoragePath) -> None:
     for number in range(ROUNDS):
         value = top / f"v{number}"
-        found = at_once(lambda racer, value=value: value.create(str(racer).encode()))
+
+        def create(racer: int, value: StoragePath = value) -> object:
+            return value.create(str(racer).encode())
+
+        found = at_once(create)
         (winner,) = [racer for racer, result in enumerate(found) if isinstance(result, str)]
         assert all(isinstance(result, str | FileExistsError) for result in found)
         assert value.read_bytes() == str(winner).encode()
@@ -94,7 +98,11 @@ def test_of_several_that_replace_one_generation_one_wins(top: StoragePath) -> No
     value = top / "v"
     generation = value.create(b"at first")
     for _ in range(ROUNDS):
-        found = at_once(lambda racer, seen=generation: value.replace(str(racer).encode(), seen))
+
+        def replace(racer: int, seen: Generation = generation) -> object:
+            return value.replace(str(racer).encode(), seen)
+
+        found = at_once(replace)
         (winner,) = [racer for racer, result in enumerate(found) if isinstance(result, str)]
         assert all(isinstance(result, str | StaleGeneration) for result in found)
         generation = value.read().generation
@@ -143,7 +151,11 @@ def test_a_touched_value_is_empty(top: StoragePath) -> None:
 
 
 def test_several_put_one_value_at_once(top: StoragePath) -> None:
-    at_once(lambda _: [(top / "v").put(b"same") for _ in range(5)])
+    def put(_: int) -> None:
+        for _ in range(5):
+            (top / "v").put(b"same")
+
+    assert at_once(put) == [None] * RACERS
     assert contents_of(top) == {"v": b"same"}
 
 
@@ -249,7 +261,11 @@ def test_an_empty_folder_is_there(top: StoragePath) -> None:
 
 def test_of_several_that_make_a_folder_of_their_own_one_wins(top: StoragePath) -> None:
     for number in range(ROUNDS):
-        found = at_once(lambda _, n=number: (top / f"f{n}").make_folder(parents=False, exclusive=True))
+
+        def make(_: int, folder: StoragePath = top / f"f{number}") -> None:
+            folder.make_folder(parents=False, exclusive=True)
+
+        found = at_once(make)
         assert sorted(type(result).__name__ for result in found) == ["FileExistsError"] * (RACERS - 1) + ["NoneType"]
 
 
@@ -281,7 +297,11 @@ def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(top: StoragePat
     for number in range(ROUNDS):
         target = top / f"final{number}"
         sources = [filled(top / f"tmp{number}.{racer}", str(racer).encode()) for racer in range(RACERS)]
-        found = at_once(lambda racer, sources=sources, target=target: sources[racer].publish(target))
+
+        def publish(racer: int, sources: list[StoragePath] = sources, target: StoragePath = target) -> None:
+            sources[racer].publish(target)
+
+        found = at_once(publish)
         (winner,) = [racer for racer, result in enumerate(found) if result is None]
         assert all(result is None or isinstance(result, FileExistsError) for result in found)
         assert contents_of(target) == dict.fromkeys("abc", str(winner).encode())
@@ -291,7 +311,11 @@ def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(top: StoragePat
 def test_of_several_that_publish_one_folder_one_wins(top: StoragePath) -> None:
     for number in range(ROUNDS):
         source = filled(top / f"tmp{number}", b"x")
-        found = at_once(lambda racer, n=number, source=source: source.publish(top / f"final{n}.{racer}"))
+
+        def publish(racer: int, source: StoragePath = source, number: int = number) -> None:
+            source.publish(top / f"final{number}.{racer}")
+
+        found = at_once(publish)
         (winner,) = [racer for racer, result in enumerate(found) if result is None]
         assert all(result is None or isinstance(result, FileNotFoundError) for result in found)
         assert contents_of(top / f"final{number}.{winner}") == dict.fromkeys("abc", b"x")

@@ -39,13 +39,13 @@ def maintained(name: str = "node-1", *, written_at: float) -> Body:
 def replica_of(
     api: MemoryApi, clock: Clock, name: str = "replica-a"
 ) -> contextlib.AbstractAsyncContextManager[Replica]:
-    return running(api, clock, name, sightings=PLACE)
+    return running(api, clock, name, first_seen_place=PLACE)
 
 
 async def decided(replica: Replica) -> None:
     """Waits until everything that is known was decided about."""
     replica.see(kinds.NODES, objects.node("node-9"))
-    await until(lambda: "node-9" in replica.core.world.nodes, "the other node")
+    await until(lambda: "node-9" in replica.core.cache.nodes, "the other node")
 
 
 def move_gang(api: MemoryApi, clock: Clock) -> None:
@@ -148,13 +148,11 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
         await until(lambda: [float(text) for text in kept(api).values()] == [NOW - 200], "the sign alone")
 
 
-@pytest.mark.parametrize(
-    "error", [client.NotFound("no"), client.RequestRejected("no"), client.Unavailable("no")], ids=repr
-)
+@pytest.mark.parametrize("error", [client.NotFound("no"), client.Refused("no"), client.Unavailable("no")], ids=repr)
 async def test_an_operator_starts_without_its_memory(
     api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.controller._SWEEP_AGAIN_S", 0.01)
+    monkeypatch.setattr("gracepoint_operator.cache.sweeper._AGAIN_S", 0.01)
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

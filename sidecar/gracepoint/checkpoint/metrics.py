@@ -7,8 +7,6 @@ import logging
 
 import jax
 
-from gracepoint.checkpoint.storage.storage_path import StoragePath
-
 logger = logging.getLogger(__name__)
 
 # Orbax's names, so that what listens to those hears ours.
@@ -65,7 +63,7 @@ def tell_blocked(blocked_s: float) -> None:
         jax.monitoring.record_event_duration_secs(f"{events}/blocking_duration_secs", blocked_s)
 
 
-def tell_background(stats: SaveStats, path: StoragePath, *, chunks: int, total_s: float | None) -> None:
+def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: float | None) -> None:
     """Records the background part of a save.
 
     Args:
@@ -85,14 +83,14 @@ def tell_background(stats: SaveStats, path: StoragePath, *, chunks: int, total_s
     _tell_saved(stats, path)
 
 
-def tell_now(stats: SaveStats, path: StoragePath) -> None:
+def tell_now(stats: SaveStats, path: object) -> None:
     """Records a save that was waited for."""
     for name in ("blocking_duration_secs", "total_duration_secs"):
         jax.monitoring.record_event_duration_secs(f"{_WRITE}/{name}", stats.blocked_s, storage_type=_STORAGE)
     _tell_saved(stats, path)
 
 
-def tell_written(size_bytes: int, duration_s: float, folder: StoragePath) -> None:
+def tell_written(size_bytes: int, duration_s: float, folder: object) -> None:
     """Tells the log and listeners how fast this process wrote its part."""
     gib, gib_per_s = size_bytes / _GIB, size_bytes / _GIB / max(duration_s, 1e-9)
     logger.info(
@@ -108,7 +106,7 @@ def tell_written(size_bytes: int, duration_s: float, folder: StoragePath) -> Non
     _tell_worker(f"{_WRITE}/worker", gib, duration_s)
 
 
-def tell_read(size_bytes: int, duration_s: float, folder: StoragePath) -> None:
+def tell_read(size_bytes: int, duration_s: float, folder: object) -> None:
     """Tells the log and listeners how fast this process read its part."""
     duration_s = max(duration_s, 1e-9)
     gib, rate = size_bytes / _GIB, size_bytes / duration_s
@@ -157,7 +155,7 @@ def _tell_worker(events: str, gib: float, duration_s: float) -> None:
     jax.monitoring.record_scalar(f"{events}/io/requested/throughput/gbytes_per_sec", rate, storage_type=_STORAGE)
 
 
-def _tell_saved(stats: SaveStats, path: StoragePath) -> None:
+def _tell_saved(stats: SaveStats, path: object) -> None:
     jax.monitoring.record_event(f"{_WRITE}/success")
     jax.monitoring.record_scalar(f"{_EVENTS}/bytes", stats.bytes)
     logger.info(
