@@ -9,6 +9,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+#: A path of the local file system, as users give and get it.
+LocalPath = Path
+
 
 def host_name() -> str:
     """Returns the name of the machine; in a pod, the pod's."""

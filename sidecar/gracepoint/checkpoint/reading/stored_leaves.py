@@ -45,4 +45,4 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
         )
         for leaf in leaves
     }
-    return StoredTree(folder, found, {}, None, source)
+    return StoredTree(folder, found, {}, None, source, folder)

@@ -71,6 +71,7 @@ class StoredTree:
         empty: Empty containers and None, by keys.
         manifest: None if Orbax wrote it.
         source: Of the arrays' values.
+        item: Folder of the train state: ``folder`` or one in it.
     """
 
     folder: StoragePath
@@ -78,6 +79,7 @@ class StoredTree:
     empty: Mapping[tuple[tuple[str, int], ...], Any]
     manifest: Manifest | None
     source: ArraySource
+    item: StoragePath
 
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
@@ -145,7 +147,7 @@ def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
         raise CheckpointCorrupt(
             f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
         )
-    return StoredTree(folder, found, empty, manifest, source)
+    return StoredTree(folder, found, empty, manifest, source, item)
 
 
 def _leaves(

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
 from gracepoint.checkpoint.storage.posix import POSIX
 from gracepoint.errors import SettingsError
+from gracepoint.machine import LocalPath as LocalPath
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 #: What users give as a location.
 UserPath = str | os.PathLike[str]
-#: What users get: a path of the local file system.
-LocalPath = Path
 
 
 class StoragePath:

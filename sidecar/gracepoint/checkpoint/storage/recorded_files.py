@@ -1,0 +1,31 @@
+"""Files that code of the user's wrote: listed, made durable, and recorded with their checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gracepoint.checkpoint.storage.checks import crc32_of
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path, sync_folders
+
+
+def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, int, int]]:
+    """Makes all files at and below ``where`` durable; yields the path below ``above``, size and CRC-32 of each.
+
+    Nobody writes there any more.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    path, top = Path(where), Path(above)  # handlers write to the local file system
+    files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(storage_path(file))
+    folders = {path.parent, *(file.parent for file in files), *(f for f in path.rglob("*") if f.is_dir())}
+    sync_folders(storage_path(folder) for folder in folders)
