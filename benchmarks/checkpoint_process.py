@@ -36,6 +36,7 @@ from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
 
@@ -287,7 +288,7 @@ class _Memcpy:
 
 def _files_to_read(folder: Path, state: Any) -> list[Path]:
     """Returns the files that hold what this process has of ``state``: of whole trees, where chunks are in trees."""
-    stored = open_tree(folder, Deadline.after(_TIMEOUT_S, time.monotonic))
+    stored = open_tree(storage_path(folder), Deadline.after(_TIMEOUT_S, time.monotonic))
     assert stored.manifest is not None
     item = folder / stored.manifest.item
     found: set[Path] = set()

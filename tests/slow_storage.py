@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.writing import file_writer
 
 _LOOK_EVERY_S = 0.005
 
@@ -42,7 +41,7 @@ class SlowStorage:
         self.asked = threading.Event()
         self._gate = threading.Lock()
         self._write: Callable[..., int] = direct_io.write_file
-        set_attribute(file_writer, "write_file", self._write_slowly)
+        set_attribute(direct_io, "write_file", self._write_slowly)
 
     def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], *, direct: bool) -> int:
         if self.only not in str(path):

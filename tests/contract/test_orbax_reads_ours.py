@@ -14,6 +14,7 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import recovery
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     bits,
@@ -41,7 +42,10 @@ def test_a_checkpoint_manager_finds_the_steps_and_only_those(tmp_path: Path) -> 
     for step in (1, 12):
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     left = leave_uncommitted(tmp_path, 13, (0,), attempt="job-z")
-    trash, aside = layout.Layout(tmp_path).trash(14, "job-z", 1), layout.Layout(tmp_path).aside(15, "job-z", 1)
+    trash, aside = (
+        Path(layout.Layout(storage_path(tmp_path)).trash(14, "job-z", 1)),
+        Path(layout.Layout(storage_path(tmp_path)).aside(15, "job-z", 1)),
+    )
     for folder in (trash, aside):
         folder.mkdir()
     with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)) as manager:
@@ -126,7 +130,7 @@ def test_what_was_written_past_the_page_cache_is_restored(tmp_path: Path) -> Non
 
 def test_a_salvaged_step_is_restored(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    recovery.salvage(layout.Layout(tmp_path))
+    recovery.salvage(layout.Layout(storage_path(tmp_path)))
     with ocp.CheckpointManager(tmp_path) as manager:
         assert_same(manager.restore(4, args=ocp.args.StandardRestore(small_state())), small_state(4))
 

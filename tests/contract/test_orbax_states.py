@@ -23,6 +23,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.metadata import metadata_of
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 from tests.contract.fakes.states import STATES, names, spread
@@ -57,7 +58,7 @@ def all_states(*left_out: str) -> dict[str, Any]:
 
 def read(folder: Path, like: Any = None, args: Any = None, **options: Any) -> Any:
     deadline = Deadline.after(100, time.monotonic)
-    return read_tree(folder, like, args, options=RestoreOptions(**options), deadline=deadline)
+    return read_tree(storage_path(folder), like, args, options=RestoreOptions(**options), deadline=deadline)
 
 
 def assert_same_shardings(found: Any, expected: Any) -> None:
@@ -181,7 +182,7 @@ def test_every_state_that_orbax_wrote_is_restored_without_being_told_anything(th
 
 def test_metadata_of_what_orbax_wrote_is_that_of_the_leaves(theirs: tuple[Path, Any]) -> None:
     folder, state = theirs
-    found = path_strings(metadata_of(folder, Deadline.after(100, time.monotonic)).tree)
+    found = path_strings(metadata_of(storage_path(folder), Deadline.after(100, time.monotonic)).tree)
     for path, leaf in path_strings(state).items():
         if isinstance(leaf, jax.Array | np.ndarray):
             assert (found[path].shape, found[path].dtype) == (leaf.shape, leaf.dtype), path
@@ -247,7 +248,7 @@ def test_small_chunks_that_orbax_wrote_are_restored(tmp_path: Path) -> None:
         folder = tmp_path / str(use_zarr3)
         save_with(folder, state, jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=32), state), use_zarr3=use_zarr3)
         assert_same(read(folder, state), state)
-        chunks = metadata_of(folder, Deadline.after(100, time.monotonic)).tree["both"].chunk_shape
+        chunks = metadata_of(storage_path(folder), Deadline.after(100, time.monotonic)).tree["both"].chunk_shape
         assert np.prod(chunks) * 4 <= 32
 
 

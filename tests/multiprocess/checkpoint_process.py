@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint.saving import save_operation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, listing, recovery
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, file_writer
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import JaxStore, StoreGang
@@ -118,7 +119,7 @@ def around(module: Any, name: str, *, before: Callable[..., bool] | None = None,
     setattr(module, name, wrapped)
 
 
-def is_done_record(path: Path, data: bytes) -> bool:
+def is_done_record(path: StoragePath, data: bytes) -> bool:
     return path.name.startswith("done.process_")
 
 
@@ -135,10 +136,10 @@ POINTS: dict[str, Callable[[], None]] = {
     "before any file": lambda: around(chunk_writer.ChunkWriter, "write", before=lambda *_: True),
     "in the middle of the files": lambda: around(file_writer, "_write_chunk", before=is_third_chunk()),
     "after the files": lambda: around(chunk_writer.ChunkWriter, "write", after=lambda *_: True),
-    "before the done-record": lambda: around(save_operation, "write_durably", before=is_done_record),
-    "after the done-record": lambda: around(save_operation, "write_durably", after=is_done_record),
+    "before the done-record": lambda: around(StoragePath, "put", before=is_done_record),
+    "after the done-record": lambda: around(StoragePath, "put", after=is_done_record),
     "before the manifest": lambda: around(commit, "_complete", before=lambda *_: True),
-    "after the manifest": lambda: around(commit, "write_durably", after=lambda path, _: path.name == "_GRACEPOINT"),
+    "after the manifest": lambda: around(StoragePath, "put", after=lambda path, _: path.name == "_GRACEPOINT"),
     "before the rename": lambda: around(os, "rename", before=is_commit),
     "after the rename": lambda: around(os, "rename", after=is_commit),
     "after the commit": lambda: around(save_operation.SaveOperation, "_commit", after=lambda *_: True),
@@ -197,13 +198,13 @@ def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: st
 
 
 def do_hold(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str, file: str) -> None:
-    def wait(path: Path, data: bytes) -> bool:
+    def wait(path: StoragePath, data: bytes) -> bool:
         while is_done_record(path, data) and not os.path.exists(file):
             time.sleep(0.01)
         return False
 
     if gang.process_index == int(process):
-        around(save_operation, "write_durably", before=wait)
+        around(StoragePath, "put", before=wait)
 
 
 def do_patience(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds: str) -> None:

@@ -68,7 +68,8 @@ def split_without_a_count() -> None:
     """Each process is a cluster of its own, and nobody has counted them: the second one finds the first one's lease."""
     import gracepoint
     from gracepoint.checkpoint.steps import lease
-    from gracepoint.checkpoint.storage.posix import appears
+    from gracepoint.checkpoint.storage.checks import appears
+    from gracepoint.checkpoint.storage.storage_path import storage_path
 
     lease.PATIENCE_S = 1.0
     _own_cluster()
@@ -77,9 +78,9 @@ def split_without_a_count() -> None:
         with gracepoint.attach(sys.argv[2]) as session:
             session.step(1, {"w": np.zeros(4)})
             attached.touch()
-            assert appears(refused, within_s=60, sleep=time.sleep)
+            assert appears(storage_path(refused), within_s=60, sleep=time.sleep)
     else:
-        assert appears(attached, within_s=60, sleep=time.sleep)
+        assert appears(storage_path(attached), within_s=60, sleep=time.sleep)
         with pytest.raises(CheckpointError, match="another cluster of this same start of the job uses it: .* uid-1-0-"):
             gracepoint.attach(sys.argv[2])
         refused.touch()

@@ -31,6 +31,7 @@ from gracepoint.checkpoint import (
     WriteOptions,
 )
 from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
 from gracepoint.errors import CheckpointError, SettingsError
 from tests.multiprocess.checkpoint_process import assert_same_here
@@ -72,7 +73,7 @@ def check_formats(folder: Path) -> None:
         with ocp.StandardCheckpointer() as orbax:
             assert_same_here(orbax.restore(folder / name, state), state)
     for name, expected in (("files", [1, 1]), ("one", [1, 0])):
-        records = commit.done_records(folder / name)
+        records = commit.done_records(storage_path(folder / name))
         assert records is not None
         chunks = [
             sum(path.startswith("replicated/") and not path.endswith(".zarray") for path in record.files)

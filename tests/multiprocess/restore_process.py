@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -25,6 +24,8 @@ from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleR
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.reading import array_source, stored_tree
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
 from gracepoint.process_group import ProcessGroup
@@ -144,18 +145,17 @@ class Job:
 
     def restore_by_one_replica(self, step: str, primary: str) -> None:
         opened: list[str] = []
-        read_checked = array_source.read_checked
 
-        def noted(path: Path, file: StoredFile, out: memoryview) -> None:
+        def noted(path: StoragePath, *rest: Any) -> None:
             opened.append(str(path))
-            read_checked(path, file, out)
+            read_checked(path, *rest)
 
-        array_source.read_checked = noted
+        setattr(array_source, "read_checked", noted)  # noqa: B010 - it is imported there
         like = {"replicated": replicated_state()}
         args = jax.tree.map(lambda leaf: SingleReplicaArrayRestoreArgs(sharding=leaf.sharding), like)
         try:
             found = read_tree(
-                self.root / step,
+                storage_path(self.root / step),
                 like,
                 args,
                 options=RestoreOptions(partial_restore=True, single_replica=SingleReplica(0, int(primary))),
@@ -163,7 +163,7 @@ class Job:
                 together=self.together(),
             )
         finally:
-            array_source.read_checked = read_checked
+            setattr(array_source, "read_checked", read_checked)  # noqa: B010
         assert_same_here(found, like)
         chunks = [path for path in opened if "/default/replicated." in path]
         assert len(set(chunks)) == len(chunks)
@@ -172,9 +172,8 @@ class Job:
     def damaged_for_one(self, step: str, what: str, process: str) -> None:
         """One process finds damage: all say so, and none waits for the devices of the others."""
         module = array_source if what == "chunk" else stored_tree
-        read_checked = module.read_checked
 
-        def damaged(path: Path, *rest: Any) -> None:
+        def damaged(path: StoragePath, *rest: Any) -> None:
             raise CheckpointCorrupt(f"{path} is damaged")
 
         if self.gang.process_index == int(process):
@@ -183,7 +182,7 @@ class Job:
         args = jax.tree.map(lambda leaf: SingleReplicaArrayRestoreArgs(sharding=leaf.sharding), like)
         try:
             read_tree(
-                self.root / step,
+                storage_path(self.root / step),
                 like,
                 args,
                 options=RestoreOptions(partial_restore=True),
@@ -218,7 +217,7 @@ class Job:
     def restore_orbax(self, how: str) -> None:
         for form in FORMS:
             like = make_state(turned=how == "turned")
-            found = read_tree(self.root / f"orbax-{form}", like, deadline=self.deadline())
+            found = read_tree(storage_path(self.root / f"orbax-{form}"), like, deadline=self.deadline())
             assert_same_here(found, like)
         print(f"restored Orbax's {how}", flush=True)
 

@@ -22,6 +22,7 @@ import pytest
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace
@@ -155,7 +156,7 @@ def restored_after(crash: Crash, recorded: Run, root: Path) -> int | None:
     """Restores what a crash left, checks it, and returns the step."""
     where = f"a crash between {crash.first} and {crash.last} of the recording"
     lay_out(crash, root)
-    visible = Layout(root).steps()
+    visible = Layout(storage_path(root)).steps()
     for step in visible:
         assert is_whole(crash, root, str(step)), f"{where}: step {step} has its name and is not whole"
     told = newest(recorded.committed, crash.last)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
-from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 
 
 def save(
-    path: str | os.PathLike[str],
+    path: UserPath,
     tree: Any,
     *,
     force: bool = False,
@@ -43,7 +42,7 @@ def save(
 
 
 def restore(
-    path: str | os.PathLike[str],
+    path: UserPath,
     like: Any = None,
     *,
     restore_args: Any = None,
@@ -59,7 +58,7 @@ def restore(
         return checkpointer.restore(path, like, restore_args=restore_args, options=options)
 
 
-def all_steps(directory: str | os.PathLike[str]) -> list[int]:
+def all_steps(directory: UserPath) -> list[int]:
     """Returns the steps below ``directory`` that have a complete checkpoint, Gracepoint's or Orbax's, oldest first.
 
     Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it.
@@ -67,9 +66,9 @@ def all_steps(directory: str | os.PathLike[str]) -> list[int]:
     Raises:
         SettingsError: ``directory`` is no absolute path or ``file://`` URI.
     """
-    return listing.complete_steps(Layout(layout.root_of(os.fspath(directory))))
+    return listing.complete_steps(Layout(storage_path(directory)))
 
 
-def latest_step(directory: str | os.PathLike[str]) -> int | None:
+def latest_step(directory: UserPath) -> int | None:
     """Returns the newest of ``all_steps``. None if there is none."""
     return max(all_steps(directory), default=None)

@@ -8,7 +8,6 @@ calls in the same order. The threads of ``save_executor`` work for it. The threa
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
@@ -29,6 +28,7 @@ from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup
+from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError
 from gracepoint.multihost.utilities import BarrierSyncFn
@@ -149,7 +149,7 @@ class AsyncCheckpointer:
         _, executor = self._join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
-    def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
 
         Waits for the save before it. On return the tree may be donated. The path exists once the save is
@@ -179,9 +179,7 @@ class AsyncCheckpointer:
             then=lambda: self._after_commit(save, paths),
         )
 
-    def save_and_wait(
-        self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None
-    ) -> None:
+    def save_and_wait(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
 
         Raises:
@@ -197,7 +195,7 @@ class AsyncCheckpointer:
 
     def restore(
         self,
-        path: str | os.PathLike[str],
+        path: UserPath,
         like: Any = None,
         *,
         restore_args: Any = None,
@@ -242,7 +240,7 @@ class AsyncCheckpointer:
             options=options.with_handlers(self._handlers),
         )
 
-    def metadata(self, path: str | os.PathLike[str]) -> TreeMetadata:
+    def metadata(self, path: UserPath) -> TreeMetadata:
         """Returns what is saved at ``path``, without reading any array. Not collective.
 
         Waits for the save under way.
@@ -322,7 +320,7 @@ class AsyncCheckpointer:
             )
         return self._joined, self._executor
 
-    def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
+    def _begin(self, path: UserPath, force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         joined, executor = self._join()

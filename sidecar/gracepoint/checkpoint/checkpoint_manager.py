@@ -9,13 +9,11 @@ the save under way.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
@@ -27,6 +25,7 @@ from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import directory_checks, listing
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
 from gracepoint.process_group import ProcessGroup
@@ -39,7 +38,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: UserPath,
         *,
         save_every_steps: int | None = None,
         save_every_s: float = 0.0,
@@ -80,8 +79,8 @@ class CheckpointManager:
         self._handlers = handlers
         if save_every_steps is None:
             save_every_steps = 0 if save_every_s else 1
-        self._directory = os.fspath(directory)
-        self._paths = Layout(layout.root_of(self._directory))
+        self._directory = directory
+        self._paths = Layout(storage_path(directory))
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
         # All but the processes, which are brought together when they are needed first.

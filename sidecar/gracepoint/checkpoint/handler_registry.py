@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 
 from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.errors import SettingsError
+from gracepoint.machine import LocalPath
 
 # What checkpointers save themselves: the types of leaves, and the names of types in a checkpoint's metadata.
 _OWN_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, str)
@@ -32,11 +32,11 @@ class ParamInfo:
     """
 
     name: str
-    parent_dir: Path
+    parent_dir: LocalPath
     keypath: tuple[Any, ...] = ()
 
     @property
-    def path(self) -> Path:
+    def path(self) -> LocalPath:
         """The leaf's own folder or file. What the checkpointers let a handler write goes there."""
         return self.parent_dir / self.name
 
@@ -62,7 +62,7 @@ class TypeHandler(Protocol):
             processes and one process has called ``finalize``.
         """
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: LocalPath) -> None:
         """Makes the parts of all processes below ``directory`` one; may be called again."""
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> Sequence[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading.handled_restore import handled_metadata
 from gracepoint.checkpoint.loading.restore_tree import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_tree
+from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 
@@ -55,12 +55,12 @@ class TreeMetadata:
         by_orbax: Whether Orbax wrote the checkpoint, which then has no checksums.
     """
 
-    path: Path
+    path: LocalPath
     tree: Any
     by_orbax: bool
 
 
-def metadata_of(folder: Path, deadline: Deadline, handlers: HandlerRegistry | None = None) -> TreeMetadata:
+def metadata_of(folder: StoragePath, deadline: Deadline, handlers: HandlerRegistry | None = None) -> TreeMetadata:
     """Returns the metadata of the checkpoint in ``folder``.
 
     Raises:
@@ -73,7 +73,7 @@ def metadata_of(folder: Path, deadline: Deadline, handlers: HandlerRegistry | No
     tree = jax.tree.map(
         lambda leaf: handled[leaf.name] if leaf.name in handled else metadata_of_leaf(leaf), stored.nested()
     )
-    return TreeMetadata(folder, tree, stored.manifest is None)
+    return TreeMetadata(folder.for_users(), tree, stored.manifest is None)
 
 
 def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from pathlib import Path
 
 import jax
 
@@ -64,7 +63,7 @@ def tell_blocked(blocked_s: float) -> None:
         jax.monitoring.record_event_duration_secs(f"{events}/blocking_duration_secs", blocked_s)
 
 
-def tell_background(stats: SaveStats, path: Path, *, chunks: int, total_s: float | None) -> None:
+def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: float | None) -> None:
     """Records the background part of a save.
 
     Args:
@@ -84,14 +83,14 @@ def tell_background(stats: SaveStats, path: Path, *, chunks: int, total_s: float
     _tell_saved(stats, path)
 
 
-def tell_now(stats: SaveStats, path: Path) -> None:
+def tell_now(stats: SaveStats, path: object) -> None:
     """Records a save that was waited for."""
     for name in ("blocking_duration_secs", "total_duration_secs"):
         jax.monitoring.record_event_duration_secs(f"{_WRITE}/{name}", stats.blocked_s, storage_type=_STORAGE)
     _tell_saved(stats, path)
 
 
-def tell_written(size_bytes: int, duration_s: float, folder: Path) -> None:
+def tell_written(size_bytes: int, duration_s: float, folder: object) -> None:
     """Tells the log and listeners how fast this process wrote its part."""
     gib, gib_per_s = size_bytes / _GIB, size_bytes / _GIB / max(duration_s, 1e-9)
     logger.info(
@@ -107,7 +106,7 @@ def tell_written(size_bytes: int, duration_s: float, folder: Path) -> None:
     _tell_worker(f"{_WRITE}/worker", gib, duration_s)
 
 
-def tell_read(size_bytes: int, duration_s: float, folder: Path) -> None:
+def tell_read(size_bytes: int, duration_s: float, folder: object) -> None:
     """Tells the log and listeners how fast this process read its part."""
     duration_s = max(duration_s, 1e-9)
     gib, rate = size_bytes / _GIB, size_bytes / duration_s
@@ -156,7 +155,7 @@ def _tell_worker(events: str, gib: float, duration_s: float) -> None:
     jax.monitoring.record_scalar(f"{events}/io/requested/throughput/gbytes_per_sec", rate, storage_type=_STORAGE)
 
 
-def _tell_saved(stats: SaveStats, path: Path) -> None:
+def _tell_saved(stats: SaveStats, path: object) -> None:
     jax.monitoring.record_event(f"{_WRITE}/success")
     jax.monitoring.record_scalar(f"{_EVENTS}/bytes", stats.bytes)
     logger.info(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-import os
 import secrets
 import threading
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Collection
 import jax
 from jax._src import distributed
 
+from gracepoint import machine
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -92,7 +92,7 @@ class GroupFactory:
             gang, processes = self._gang_of(range(jax.process_count()) if processes is None else processes)
         mine = f"local-{secrets.token_hex(4)}" if gang.process_index == 0 else None
         attempt = gang.broadcast(f"checkpointer/{self._number}/attempt", mine, timeout_s=timeout_s)
-        job = os.environ.get(Env.JOBSET_UID) or attempt
+        job = machine.environment().get(Env.JOBSET_UID) or attempt
         return JoinedGroup(gang, attempt, processes or tuple(range(gang.process_count)), job)
 
     def _gang_of(self, wanted: Collection[int]) -> tuple[ProcessGroup, tuple[int, ...]]:

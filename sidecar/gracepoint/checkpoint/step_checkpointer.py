@@ -28,6 +28,7 @@ from gracepoint.checkpoint.steps import directory_checks
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.lease import Lease
 from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import GracepointError
@@ -52,7 +53,7 @@ class StepCheckpointer:
 
     def __init__(
         self,
-        directory: str,
+        directory: UserPath,
         *,
         gang: ProcessGroup,
         attempt: str,
@@ -93,7 +94,7 @@ class StepCheckpointer:
         Raises:
             SettingsError: An argument is wrong.
         """
-        self._paths = layout.Layout(layout.root_of(directory))
+        self._paths = layout.Layout(storage_path(directory))
         self._gang = gang
         self._attempt = layout.checked_attempt(attempt)
         self._clock = clock

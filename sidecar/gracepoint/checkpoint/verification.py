@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import check_contents
+from gracepoint.checkpoint.storage.checks import check_contents
+from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
 
@@ -38,7 +38,7 @@ class Damage:
 
     Attributes:
         file: Below the checkpoint's folder; the merged tree's, where a chunk is not in it as it was saved.
-        array: Path of the array in the state that it holds part of; None if it holds none of any one.
+        array: StoragePath of the array in the state that it holds part of; None if it holds none of any one.
         problem: What was found and what was expected, in words.
     """
 
@@ -62,7 +62,7 @@ class VerificationReport:
         damage: What is wrong, by file; empty if every file is what was saved.
     """
 
-    path: Path
+    path: LocalPath
     step: int | None
     files: int
     bytes: int
@@ -77,7 +77,7 @@ class VerificationReport:
         return "\n  ".join([f"{self.path}: {verdict} {self.files} files, {self.bytes} bytes", *map(str, self.damage)])
 
 
-def verify(path: str | Path) -> VerificationReport:
+def verify(path: UserPath | StoragePath) -> VerificationReport:
     """Reads a whole checkpoint and compares size and CRC-32 of every file with its manifest.
 
     Args:
@@ -93,10 +93,10 @@ def verify(path: str | Path) -> VerificationReport:
         CannotKnow: Orbax wrote it, which records no checksums.
         OSError: A file cannot be read for a reason that is no damage.
     """
-    folder = layout.root_of(str(path))
+    folder = storage_path(path)
     manifest = commit.read_manifest(folder)
     if manifest is None:
-        if any((folder / item / layout.TREE_METADATA).is_file() for item in (layout.STATE_ITEM, layout.NO_ITEM)):
+        if any((folder / item / layout.TREE_METADATA).is_value() for item in (layout.STATE_ITEM, layout.NO_ITEM)):
             raise CannotKnow(
                 f"{folder} was written by Orbax, which records no checksums: restoring it is the only test there is"
             )
@@ -110,32 +110,35 @@ def verify(path: str | Path) -> VerificationReport:
     damage += [
         Damage(mark, None, f"{folder / mark} is missing")
         for mark in (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
-        if not (folder / mark).is_file()
+        if not (folder / mark).is_value()
     ]
-    return VerificationReport(folder, manifest.step, len(manifest.files), total_bytes, tuple(damage))
+    return VerificationReport(folder.for_users(), manifest.step, len(manifest.files), total_bytes, tuple(damage))
 
 
-def checkpoints_at(path: Path) -> list[Path]:
+def checkpoints_at(path: UserPath) -> list[StoragePath]:
     """Returns the folders of the checkpoints that ``path`` means: its steps', newest first, or itself."""
-    paths = Layout(path)
-    return [path] if (path / layout.MANIFEST).exists() else [paths.step(step) for step in paths.steps()] or [path]
+    folder = storage_path(path)
+    paths = Layout(folder)
+    if (folder / layout.MANIFEST).exists():
+        return [folder]
+    return [paths.step(step) for step in paths.steps()] or [folder]
 
 
-def _damaged_files(folder: Path, manifest: Manifest, threads: Executor) -> list[Damage]:
+def _damaged_files(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
     arrays = {layout.in_item(manifest.item, spec.name): spec.name for spec in manifest.arrays}
 
     def look(name: str, file: StoredFile) -> Damage | None:
         try:
             check_contents(folder / name, file.bytes, file.crc32)
         except CheckpointCorrupt as error:
-            above = (str(path) for path in PurePosixPath(name).parents)
+            above = (name[:end] for end in range(len(name), 0, -1) if name[end : end + 1] == "/")
             return Damage(name, next((arrays[path] for path in above if path in arrays), None), str(error))
         return None
 
     return [found for found in threads.map(look, manifest.files, manifest.files.values()) if found]
 
 
-def _damaged_chunks(folder: Path, manifest: Manifest, threads: Executor) -> list[Damage]:
+def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
     """Reads all chunks through the tree that was merged at the commit, whose own files have no checksums of ours."""
 
     def soon() -> Deadline:

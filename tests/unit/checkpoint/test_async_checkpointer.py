@@ -25,6 +25,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -586,7 +587,7 @@ def test_all_processes_restore_or_none_does(tmp_path: Path, monkeypatch: pytest.
 
 def leave_uncommitted(path: Path, *processes: int) -> None:
     """Leaves what two processes' save of ``small_state(3)`` leaves if these wrote their part and all were killed."""
-    paths = Layout(path.parent, name=path.name)
+    paths = Layout(storage_path(path.parent), name=path.name)
     for process in processes:
         saver = SaveExecutor(DyingGang(process), "local-dead", clock=time.monotonic)
         deadline = Deadline.after(30, time.monotonic)

@@ -15,6 +15,7 @@ from gracepoint.checkpoint import api
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -211,7 +212,7 @@ def test_directory_of_another_job_is_refused_for_writing(tmp_path: Path, monkeyp
     monkeypatch.setattr(lease, "PATIENCE_S", 0.01)
     save(engine(tmp_path), 1, small_state())
     other = lease.Holder("job-b", "job-b-0", "another-machine", "1:7:123")
-    Layout(tmp_path).lease().write_text(json.dumps(dataclasses.asdict(other)))
+    Layout(storage_path(tmp_path)).lease().put(json.dumps(dataclasses.asdict(other)).encode())
     with CheckpointManager(tmp_path) as manager:
         assert manager.restore().step == 1  # an evaluation may read
         with pytest.raises(CheckpointError, match="another job uses it: job-b"):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint.saving import save_executor
-from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
@@ -48,13 +48,15 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
 ) -> None:
     stuck, goes_on, first = threading.Event(), threading.Event(), threading.Event()
 
-    def hang(path: Path, data: bytes) -> None:
+    put = StoragePath.put
+
+    def hang(path: StoragePath, data: bytes) -> None:
         if path.name == "done.process_0.json" and path.parent.name.startswith("1."):
             stuck.set()
             assert goes_on.wait(30)
-        write_durably(path, data)
+        put(path, data)
 
-    monkeypatch.setattr("gracepoint.checkpoint.saving.save_operation.write_durably", hang)
+    monkeypatch.setattr(StoragePath, "put", hang)
     monkeypatch.setattr(save_executor, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:

@@ -28,13 +28,12 @@ lies in its own folder, with the marks, the manifest and the done-records. Its t
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from gracepoint.checkpoint.storage.backend import Child
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
@@ -83,8 +82,8 @@ class Temporary:
         ordinal: Counts the saves of the attempt.
     """
 
-    path: Path
-    target: Path
+    path: StoragePath
+    target: StoragePath
     step: int | None
     attempt: str
     ordinal: int
@@ -103,7 +102,7 @@ class Layout:
         item: The train state's folder below a checkpoint's; ``NO_ITEM`` where they are one.
     """
 
-    def __init__(self, root: Path, *, name: str | None = None) -> None:
+    def __init__(self, root: StoragePath, *, name: str | None = None) -> None:
         """Paths of the steps below ``root``; with ``name``, of the checkpoint ``root/name``."""
         self.root = root
         self.item = STATE_ITEM if name is None else NO_ITEM
@@ -112,59 +111,56 @@ class Layout:
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
 
-    def step(self, step: int | None) -> Path:
+    def step(self, step: int | None) -> StoragePath:
         """The folder of a committed step; of the one checkpoint there is for None."""
         return self.root / self._final_name(step)
 
     def temporary(self, step: int | None, attempt: str, ordinal: int) -> Temporary:
         return Temporary(self._marked(step, "tmp", attempt, ordinal), self.step(step), step, attempt, ordinal)
 
-    def trash(self, step: int | None, attempt: str, ordinal: int) -> Path:
+    def trash(self, step: int | None, attempt: str, ordinal: int) -> StoragePath:
         return self._marked(step, "trash", attempt, ordinal)
 
-    def aside(self, step: int | None, attempt: str, ordinal: int) -> Path:
+    def aside(self, step: int | None, attempt: str, ordinal: int) -> StoragePath:
         return self._marked(step, "aside", attempt, ordinal)
 
-    def probe(self, attempt: str, process_index: int) -> Path:
+    def probe(self, attempt: str, process_index: int) -> StoragePath:
         return self.root / f"{_HIDDEN}probe.{attempt}.{process_index}"
 
-    def shared_probe(self, attempt: str) -> Path:
+    def shared_probe(self, attempt: str) -> StoragePath:
         return self.root / f"{_HIDDEN}shared.{attempt}"
 
-    def clock_probe(self) -> Path:
-        return self.root / f"{_HIDDEN}now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
-
-    def lease(self) -> Path:
+    def lease(self) -> StoragePath:
         return self.root / f"{_HIDDEN}lease"
 
-    def throughput(self) -> Path:
+    def throughput(self) -> StoragePath:
         return self.root / f"{_HIDDEN}throughput"
 
-    def damage_mark(self, step: int) -> Path:
+    def damage_mark(self, step: int) -> StoragePath:
         return self.step(step) / DAMAGE_MARK
 
-    def reading_mark(self, step: int) -> Path:
+    def reading_mark(self, step: int) -> StoragePath:
         """A new mark of one reader."""
         return self.root / f"{_HIDDEN}reading.{step}.{secrets.token_hex(4)}"
 
-    def reading_marks(self, step: int) -> list[Path]:
-        return list(self.root.glob(f"{_HIDDEN}reading.{step}.*"))
+    def reading_marks(self, step: int) -> list[StoragePath]:
+        return self._named(f"{_HIDDEN}reading.{step}.")
 
-    def hidden(self) -> list[Path]:
+    def hidden(self) -> list[StoragePath]:
         """Probes and marks, in use or left by a crash."""
-        return [path for path in self.root.glob(f"{_HIDDEN}*") if path != self.throughput()]
+        return [path for path in self._named(_HIDDEN) if path != self.throughput()]
 
     def _final_name(self, step: int | None) -> str:
         if (step is None) == (self._name is None):
             raise ValueError(f"step {step} in {self.root}: steps have numbers, and a checkpoint with a path has none")
         return str(step) if self._name is None else self._name
 
-    def _marked(self, step: int | None, mark: str, attempt: str, ordinal: int) -> Path:
+    def _marked(self, step: int | None, mark: str, attempt: str, ordinal: int) -> StoragePath:
         return self.root / f"{self._final_name(step)}.gracepoint-{mark}.{attempt}.{ordinal}"
 
     def steps(self) -> list[int]:
         """The steps that have a folder, newest first, whatever is in it."""
-        return sorted((int(p.name) for p in self._folders() if self._final.fullmatch(p.name)), reverse=True)
+        return sorted((int(name) for name in self._folders() if self._final.fullmatch(name)), reverse=True)
 
     def temporaries(self) -> list[Temporary]:
         """The saves that are not committed, newest step first."""
@@ -174,18 +170,20 @@ class Layout:
         """The folders that were moved out of the way, newest step first."""
         return self._marked_folders("aside")
 
-    def trashed(self) -> list[Path]:
+    def trashed(self) -> list[StoragePath]:
         return [path for path, _ in self._matches("trash")]
 
     def strangers(self) -> list[str]:
         """Names of what is none of all these and not hidden, links among them: they are never followed."""
-        return sorted(p.name for p in self.root.iterdir() if not p.name.startswith(".") and not self._is_ours(p))
+        return sorted(
+            child.name for child in self.root.children() if not child.name.startswith(".") and not self._is_ours(child)
+        )
 
-    def _is_ours(self, path: Path) -> bool:
-        """True if what was listed as ``path`` is a folder of ours, or was one: others rename and delete meanwhile."""
-        if not (self._final.fullmatch(path.name) or self._marked_name.fullmatch(path.name)):
+    def _is_ours(self, child: Child) -> bool:
+        """Returns whether ``child`` is a folder of ours, or was one: others rename and delete meanwhile."""
+        if not (self._final.fullmatch(child.name) or self._marked_name.fullmatch(child.name)):
             return False
-        return not path.is_symlink() and (path.is_dir() or not os.path.lexists(path))
+        return not child.is_link and (child.is_folder or not (self.root / child.name).exists())
 
     def _marked_folders(self, mark: str) -> list[Temporary]:
         found = []
@@ -194,37 +192,23 @@ class Layout:
             found.append(Temporary(path, self.step(step), step, match["attempt"], int(match["ordinal"])))
         return sorted(found, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
 
-    def _matches(self, mark: str) -> Iterator[tuple[Path, re.Match[str]]]:
-        for path in self._folders():
-            match = self._marked_name.fullmatch(path.name)
+    def _matches(self, mark: str) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+        for name in self._folders():
+            match = self._marked_name.fullmatch(name)
             if match and match["mark"] == mark:
-                yield path, match
+                yield self.root / name, match
 
-    def _folders(self) -> list[Path]:
+    def _folders(self) -> list[str]:
+        return [child.name for child in self._children() if child.is_folder]
+
+    def _named(self, prefix: str) -> list[StoragePath]:
+        return [self.root / child.name for child in self._children() if child.name.startswith(prefix)]
+
+    def _children(self) -> list[Child]:
         try:
-            return [p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()]
+            return self.root.children()
         except FileNotFoundError:
             return []
-
-
-def root_of(directory: str) -> Path:
-    """Returns the local path of ``directory``, a path or a ``file://`` URI.
-
-    Raises:
-        SettingsError: It is another kind of URI, or not absolute.
-    """
-    if "://" in directory:
-        parts = urlsplit(directory)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise SettingsError(
-                f"checkpoint directory {directory!r}: expected a path or a file:///path URI on a file system that "
-                f"all processes share; {parts.scheme}:// is not supported"
-            )
-        directory = unquote(parts.path)
-    root = Path(directory)
-    if not root.is_absolute():
-        raise SettingsError(f"checkpoint directory {directory!r}: expected an absolute path")
-    return root
 
 
 def checked_attempt(attempt: str) -> str:
@@ -246,12 +230,16 @@ def in_item(item: str, name: str) -> str:
     return f"{item}/{name}" if item else name
 
 
-def array_metadata_files(item: Path) -> list[Path]:
+def array_metadata_files(item: StoragePath) -> list[StoragePath]:
     """Returns the files that ``array_metadata`` names, of all processes.
 
     TensorStore writes each under another name first, which a crash may leave there.
     """
-    return sorted(path for path in item.glob("array_metadatas/*") if _ARRAY_METADATA.fullmatch(path.name))
+    folder = item / "array_metadatas"
+    try:
+        return sorted(folder / child.name for child in folder.children() if _ARRAY_METADATA.fullmatch(child.name))
+    except FileNotFoundError:
+        return []
 
 
 def array_metadata(process_index: int) -> str:

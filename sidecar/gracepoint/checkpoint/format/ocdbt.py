@@ -10,14 +10,13 @@ empty folder of the old name behind, which a later start deletes.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
 
-from gracepoint.checkpoint.storage.posix import staying, sync_folders
+from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
+from gracepoint.checkpoint.storage.tensorstore_context import new_context
 from gracepoint.errors import CheckpointCorrupt
 
 MANIFEST = "manifest.ocdbt"
@@ -33,14 +32,14 @@ def process_folder(process_index: int) -> str:
 
 def context(**resources: Any) -> ts.Context:
     """Returns a context for one save: nodes are cached until it goes, and files are synced."""
-    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
+    return new_context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
 
 
-def kvstore(folder: Path, path: str = "") -> dict[str, Any]:
+def kvstore(folder: StoragePath, path: str = "") -> dict[str, Any]:
     """Returns TensorStore's spec of the tree in ``folder``, for keys that begin with ``path``."""
     return {
         "driver": "ocdbt",
-        "base": {"driver": "file", "path": f"{folder}/"},
+        "base": folder.kvstore_spec(),
         "path": path,
         # Values of Orbax's own: metadata is kept in the nodes, and there is one node, as long as it is not huge.
         "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
@@ -49,7 +48,7 @@ def kvstore(folder: Path, path: str = "") -> dict[str, Any]:
     }
 
 
-def merge(item: Path, process_count: int) -> None:
+def merge(item: StoragePath, process_count: int) -> None:
     """Makes the trees of ``process_count`` processes below ``item`` one, durably.
 
     Raises:
@@ -57,7 +56,7 @@ def merge(item: Path, process_count: int) -> None:
         FileNotFoundError: ``item`` went away meanwhile: who was quicker has renamed it.
         TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
     """
-    with staying(item) as stayed:
+    with item.staying() as stayed:
         if not (item / MANIFEST).exists():
             try:
                 _merge(item, [item / process_folder(process) for process in range(process_count)])
@@ -65,11 +64,11 @@ def merge(item: Path, process_count: int) -> None:
                 if stayed():
                     raise CheckpointCorrupt(f"{item}: the processes' OCDBT trees cannot be merged: {error}") from error
         if not stayed():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(item))
+            raise FileNotFoundError(errno.ENOENT, "the folder was renamed meanwhile", str(item))
     sync_folders([item, item / "d"])  # also of a tree that another process has merged just now
 
 
-def new_folder(item: Path, numbers: Iterable[int]) -> Path:
+def new_folder(item: StoragePath, numbers: Iterable[int]) -> StoragePath:
     """Makes and returns the folder of a tree that only the caller writes: the first of ``numbers`` that is free.
 
     Raises:
@@ -79,14 +78,14 @@ def new_folder(item: Path, numbers: Iterable[int]) -> Path:
     for number in numbers:
         taken = item / process_folder(number)
         try:
-            taken.mkdir()
+            taken.make_folder(parents=False, exclusive=True)
         except FileExistsError:
             continue
         return taken
     raise FileExistsError(errno.EEXIST, "expected no OCDBT tree here yet, found one of another writer", str(taken))
 
 
-def merge_again(item: Path) -> None:
+def merge_again(item: StoragePath) -> None:
     """Makes all trees below ``item`` one, with what was merged before; of one key's values the last tree's counts.
 
     For one process, and trees that nobody writes any more.
@@ -95,9 +94,11 @@ def merge_again(item: Path) -> None:
         CheckpointCorrupt: One cannot be read.
         TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
     """
-    numbers = [int(folder.name.rpartition("_")[2]) for folder in item.glob(f"{process_folder(0)[:-1]}*")]
+    numbers = [
+        int(child.name.rpartition("_")[2]) for child in item.children() if child.name.startswith(process_folder(0)[:-1])
+    ]
     folders = [item / process_folder(number) for number in sorted(numbers)]
-    whole = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    whole = [folder for folder in folders if (folder / MANIFEST).is_value()]
     try:
         for folder in whole:
             _merge(item, [folder])
@@ -107,10 +108,10 @@ def merge_again(item: Path) -> None:
         sync_folders([item, item / "d"])
 
 
-def _merge(item: Path, folders: Sequence[Path]) -> None:
+def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
     # TensorStore syncs files and the folders that they are in, but not the entry of a folder that it makes. Without it
     # a crash may leave the tree's manifest, by which the merge counts as done, and not what that refers to.
-    (item / "d").mkdir(exist_ok=True)
+    (item / "d").make_folder(parents=False)
     sync_folders([item])
     merging = context()
     transaction = ts.Transaction(atomic=True)
@@ -120,7 +121,7 @@ def _merge(item: Path, folders: Sequence[Path]) -> None:
         .result(timeout=MERGE_TIMEOUT_S)
         .experimental_copy_range_to(merged.with_transaction(transaction))
         for folder in folders
-        if folder.is_dir()  # a process that holds nothing that it must write has none
+        if folder.is_folder()  # a process that holds nothing that it must write has none
     ]
     for copied in copying:
         copied.result(timeout=MERGE_TIMEOUT_S)

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,7 +40,7 @@ from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
-from gracepoint.checkpoint.storage.posix import make_folders
+from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
 from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob
@@ -164,7 +163,7 @@ class NumpyHandler:
         in_snapshot: bool,
     ) -> Callable[[], None]:
         """Plans, copies what must be copied if it is ``in_snapshot``, and returns what writes the rest."""
-        folder = infos[0].parent_dir
+        folder = storage_path(infos[0].parent_dir)
         leaves = self._leaves(values, infos, args)
         plan = self._plan(leaves)
         specs = [leaf.spec for leaf in leaves]
@@ -173,7 +172,7 @@ class NumpyHandler:
         transfer = Transfer(leaves, specs, plan, self._options, snapshot)
 
         def write() -> None:
-            make_folders(folder)
+            folder.make_folder_durably()
             job = WriteJob(
                 folder,
                 layout.NO_ITEM,
@@ -188,12 +187,12 @@ class NumpyHandler:
 
         return write
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: UserPath) -> None:
         """Makes the parts of all processes and handlers below ``directory`` one; may be called again.
 
         For one process, once all parts are durable.
         """
-        ocdbt.merge_again(directory)
+        ocdbt.merge_again(storage_path(directory))
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[Any]:
         """Returns the leaves, restored as ``args`` say; None: as they were saved.
@@ -231,7 +230,7 @@ class NumpyHandler:
 
     def memory_size(self, values: Sequence[Any]) -> list[tuple[int, int]]:
         """Returns bytes that this process writes, and reads, of each value."""
-        infos = [ParamInfo(str(index), Path("/")) for index in range(len(values))]
+        infos = [ParamInfo(str(index), LocalPath("/")) for index in range(len(values))]
         leaves = self._leaves(values, infos, None)
         written = dict.fromkeys(range(len(leaves)), 0)
         for chunk in self._plan(leaves).chunks:
@@ -282,7 +281,7 @@ class NumpyHandler:
 
     def _open(self, infos: Sequence[ParamInfo], deadline: Deadline) -> StoredTree:
         leaves = [StoredLeaf(info.name, ((info.name, pytree.MAPPING),), self.typestr) for info in infos]
-        return open_leaves(infos[0].parent_dir, leaves, deadline)
+        return open_leaves(folder_of(infos), leaves, deadline)
 
 
 class ScalarHandler(NumpyHandler):

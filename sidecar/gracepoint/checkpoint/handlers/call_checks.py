@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from gracepoint.checkpoint.handler_registry import ParamInfo
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointRefused, SettingsError
 
 
-def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Path:
+def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> StoragePath:
     """Returns the folder of all ``infos``, which ``others`` are as many as."""
     if not infos:
         raise CheckpointRefused("expected at least one leaf, found none")
@@ -21,7 +21,7 @@ def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Path
     folders = {info.parent_dir for info in infos}
     if len(folders) > 1:
         raise CheckpointRefused(f"expected leaves of one folder, found {', '.join(map(str, sorted(folders)))}")
-    return infos[0].parent_dir
+    return storage_path(infos[0].parent_dir)
 
 
 def is_primary(primary_host: int | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
@@ -15,7 +14,7 @@ from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispa
 from gracepoint.checkpoint.metadata import LeafMetadata
 from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.reading.stored_tree import text_of
-from gracepoint.checkpoint.storage.posix import make_folders, write_durably
+from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused
 
 
@@ -54,12 +53,12 @@ class StringHandler:
 
         def write(_: Sequence[Any]) -> None:
             if data is not None:
-                make_folders(folder)
-                write_durably(folder / layout.STRINGS, data)
+                folder.make_folder_durably()
+                (folder / layout.STRINGS).put(data)
 
         return [self._dispatcher.dispatch("writing strings", write, [])]
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: UserPath) -> None:
         """Does nothing: there are no parts."""
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[str]:

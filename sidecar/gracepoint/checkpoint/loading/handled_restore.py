@@ -14,7 +14,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
 from gracepoint.checkpoint.options import RestoreArgs
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
-from gracepoint.checkpoint.storage.posix import check_contents
+from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch
 
@@ -57,7 +57,7 @@ def restore_handled(
         for leaf, _ in wanted:
             _check_files(stored, leaf)
         for handler, positions in by_handler.values():
-            infos = [ParamInfo(wanted[position][0].name, stored.item) for position in positions]
+            infos = [ParamInfo(wanted[position][0].name, stored.item.for_users()) for position in positions]
             values = handler.deserialize(infos, [wanted[position][1] for position in positions])
             found.update(zip(positions, values, strict=True))
 
@@ -77,7 +77,8 @@ def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadl
     def look() -> None:
         assert handlers is not None
         for leaf in leaves:
-            found[leaf.name] = handlers.get(leaf.value_type).metadata([ParamInfo(leaf.name, stored.item)])[0]
+            info = ParamInfo(leaf.name, stored.item.for_users())
+            found[leaf.name] = handlers.get(leaf.value_type).metadata([info])[0]
 
     if leaves:
         in_time(look, f"leaf {leaves[0].name!r}", deadline)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
@@ -22,6 +20,7 @@ from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import commit, listing, retention
+from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -41,15 +40,15 @@ logger = logging.getLogger(__name__)
 _MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.COMMIT_SUCCESS)
 
 
-def paths_of(path: str | os.PathLike[str]) -> Layout:
+def paths_of(path: UserPath) -> Layout:
     """Returns the paths of saves to ``path``, an absolute path or ``file://`` URI.
 
     Raises:
         SettingsError: It is none.
     """
-    root = layout.root_of(os.fspath(path))
+    root = storage_path(path)
     if not root.name:
-        raise SettingsError(f"checkpoint path {os.fspath(path)!r}: expected a folder's name at its end")
+        raise SettingsError(f"checkpoint path {str(path)!r}: expected a folder's name at its end")
     return Layout(root.parent, name=root.name)
 
 
@@ -87,16 +86,16 @@ def check_target(
         raise CheckpointExists(problem)
 
 
-def why_not_to(target: Path, force: bool) -> str | None:
+def why_not_to(target: StoragePath, force: bool) -> str | None:
     """Returns why nothing must be saved at ``target``, or None if it may."""
-    if not os.path.lexists(target):
+    if not target.exists():
         return None
     if not force:
         return f"{target} exists already: save to another path, or replace it with force=True"
-    if target.is_symlink() or not target.is_dir():
+    if target.is_link() or not target.is_folder():
         return f"{target} is not a folder: remove it yourself if it may go"
     try:
-        is_empty = not any(target.iterdir())
+        is_empty = not target.children()
     except FileNotFoundError:
         return None  # it was deleted just now
     if not is_empty and not any((target / mark).exists() for mark in _MARKS):
@@ -110,14 +109,14 @@ def why_not_to(target: Path, force: bool) -> str | None:
     return None
 
 
-def folder_of(path: Path) -> Path:
+def folder_of(path: StoragePath) -> StoragePath:
     """Returns the folder to open for the checkpoint that ``path`` names: itself, a step or an item.
 
     Raises:
         CheckpointNotFound: There is none.
         CheckpointCorrupt: It is torn, or it holds several items and does not say which is meant.
     """
-    if not path.is_dir():
+    if not path.is_folder():
         raise CheckpointNotFound(f"there is no checkpoint at {path}")
     above = commit.read_manifest(path.parent)
     if above is not None and above.item == path.name:
@@ -125,16 +124,16 @@ def folder_of(path: Path) -> Path:
     if commit.read_manifest(path) is not None:
         return path
     has_mark = any((path / mark).exists() for mark in _MARKS)
-    if not has_mark and not any((item / layout.TREE_METADATA).is_file() for item in path.iterdir()):
+    if not has_mark and not any((item / layout.TREE_METADATA).is_value() for item in _items(path)):
         raise CheckpointNotFound(
             f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
             f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
         )
     if not listing.finished_by_orbax(path):
         raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")
-    if any((path / item / layout.TREE_METADATA).is_file() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
+    if any((path / item / layout.TREE_METADATA).is_value() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
         return path
-    items = sorted(item for item in path.iterdir() if (item / layout.TREE_METADATA).is_file())
+    items = sorted(item for item in _items(path) if (item / layout.TREE_METADATA).is_value())
     if len(items) == 1:
         return items[0]
     raise CheckpointCorrupt(
@@ -143,9 +142,13 @@ def folder_of(path: Path) -> Path:
     )
 
 
+def _items(folder: StoragePath) -> list[StoragePath]:
+    return [folder / child.name for child in folder.children()]
+
+
 def restore(
     paths: Layout,
-    path: Path,
+    path: StoragePath,
     like: Any,
     restore_args: Any,
     *,
@@ -184,13 +187,13 @@ def restore(
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
         raise from_word(kind)(found)
-    reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
+    reading = _reading(storage_path(found)) if gang.process_index == 0 else contextlib.nullcontext()
     with donation.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (
                 read_tree(
-                    Path(found),
+                    storage_path(found),
                     like,
                     restore_args,
                     options=options,
@@ -207,7 +210,7 @@ def restore(
     return tree[0]
 
 
-def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
+def _reading(folder: StoragePath) -> contextlib.AbstractContextManager[None]:
     """Keeps a step of ours from being deleted by the job that keeps it, while it is read; nothing else is deleted."""
     if folder.name.isdecimal() and listing.is_ours(folder, int(folder.name)):
         return retention.reading(Layout(folder.parent), int(folder.name))
@@ -215,7 +218,7 @@ def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _found(
-    paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
+    paths: Layout, path: StoragePath, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
     """Returns the folder to read, or what is wrong: for all processes, so nothing is raised."""
     remarks: list[str] = []

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +30,7 @@ from gracepoint.checkpoint.options import (
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
@@ -45,7 +45,7 @@ Keys = tuple[tuple[str, int], ...]
 
 
 def read_tree(
-    folder: Path,
+    folder: StoragePath,
     like: Any = None,
     restore_args: Any = None,
     *,
@@ -229,7 +229,7 @@ def _shown(problems: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def in_time(folder: Path, deadline: Deadline) -> Iterator[None]:
+def in_time(folder: StoragePath, deadline: Deadline) -> Iterator[None]:
     """Turns a TimeoutError that names a leaf into a CheckpointError that says where and how long."""
     try:
         yield

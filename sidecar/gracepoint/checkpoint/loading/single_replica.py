@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint import machine
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -236,7 +236,7 @@ def _device_bytes() -> int:
             free.append(int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)))
     if free:
         return min(free)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // max(1, len(jax.local_devices()))
+    return machine.available_memory_bytes() // max(1, len(jax.local_devices()))
 
 
 def _axes_of(spec: Sequence[Any]) -> set[str]:

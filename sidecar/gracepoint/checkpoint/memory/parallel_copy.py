@@ -7,13 +7,14 @@ they are waited for. Python's lock is free while bytes are copied.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from gracepoint import machine
 
 #: More would only wait for each other at the memory.
 MAX_THREADS = 8
@@ -34,7 +35,7 @@ class Copies:
         None: half as many as there are cores, as the job's other processes on this host save at the same time, and more
         threads than cores only take the caller's place while it hands out copies.
         """
-        cores = len(os.sched_getaffinity(0))
+        cores = machine.available_cores()
         self._helpers = min(MAX_THREADS, max(1, cores // 2) if max_threads is None else max_threads) - 1
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []

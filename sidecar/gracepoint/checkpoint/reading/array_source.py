@@ -6,9 +6,7 @@ Both are read in pieces, by any number of threads at once; each piece is read by
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -16,12 +14,11 @@ import tensorstore as ts
 
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, as_bytes
 from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
-
-# So much is read at once: what is in a core's cache when its checksum is computed.
-_BLOCK_BYTES = 1 << 20
 
 
 class ArraySource(Protocol):
@@ -48,7 +45,7 @@ class ArraySource(Protocol):
 class ChunkFiles:
     """Files of raw values that the manifest has a size and a checksum of: each is read as a whole, and checked."""
 
-    def __init__(self, item: Path, specs: Mapping[str, ArraySpec], files: Mapping[str, StoredFile]) -> None:
+    def __init__(self, item: StoragePath, specs: Mapping[str, ArraySpec], files: Mapping[str, StoredFile]) -> None:
         """Reads what lies below ``item``; ``files`` are by path below it."""
         self._item = item
         self._specs = specs
@@ -62,14 +59,15 @@ class ChunkFiles:
 
     def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
         path = self._specs[name].chunk_file(piece)
-        read_checked(self._item / path, self._files[path], as_bytes(out))
+        file = self._files[path]
+        read_checked(self._item / path, file.bytes, file.crc32, as_bytes(out))
 
 
 class ChunkKeys:
     """Raw values under keys of a store; the manifest has their checksums. Each is read as a whole, and checked."""
 
     def __init__(
-        self, where: Path, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: Mapping[str, int]
+        self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: Mapping[str, int]
     ) -> None:
         """``where`` is for errors; ``checksums`` are by key."""
         self._where = where
@@ -102,7 +100,7 @@ class StoredArrays:
     What it checks itself (OCDBT's checksums, a missing or short chunk) is all that is checked.
     """
 
-    def __init__(self, where: Path, stores: Mapping[str, ts.TensorStore]) -> None:
+    def __init__(self, where: StoragePath, stores: Mapping[str, ts.TensorStore]) -> None:
         self._where = where
         self._stores = stores
 
@@ -133,7 +131,7 @@ class CheckedStoredArrays(StoredArrays):
 
     def __init__(
         self,
-        where: Path,
+        where: StoragePath,
         stores: Mapping[str, ts.TensorStore],
         specs: Mapping[str, ArraySpec],
         checksums: Mapping[str, int],
@@ -183,32 +181,3 @@ def copy_into(out: npt.NDArray[Any], store: ts.TensorStore, piece: Index, deadli
     """
     region = store[tuple(slice(start, stop) for start, stop in piece)][ts.d[:].translate_to[0]] if piece else store
     ts.array(out).write(region).result(timeout=deadline.remaining_s())
-
-
-def read_checked(path: Path, file: StoredFile, out: memoryview) -> None:
-    """Reads all of ``path`` into ``out``.
-
-    Raises:
-        CheckpointCorrupt: It is missing, or has another size or checksum; names the path.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise CheckpointCorrupt(f"{path} is missing") from None
-    try:
-        found_bytes = os.fstat(descriptor).st_size
-        if found_bytes != file.bytes:
-            raise CheckpointCorrupt(f"{path} has {found_bytes} bytes, expected {file.bytes}")
-        if file.bytes != len(out):
-            raise CheckpointCorrupt(f"{path} has {file.bytes} bytes, expected {len(out)} by its array's type and shape")
-        position = checksum = 0
-        while position < len(out):
-            count = os.preadv(descriptor, [out[position : position + _BLOCK_BYTES]], position)
-            if count == 0:
-                raise CheckpointCorrupt(f"{path} has {position} bytes, expected {file.bytes}")
-            checksum = crc32(out[position : position + count], checksum)
-            position += count
-    finally:
-        os.close(descriptor)
-    if checksum != file.crc32:
-        raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

@@ -10,7 +10,6 @@ that hangs keeps nobody from raising in time, or from leaving.
 from __future__ import annotations
 
 import collections
-import os
 import queue
 import threading
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from typing import Any
 
 import jax
 
+from gracepoint import machine
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.read_group import ReadGroup, ReadRequest, groups_of
@@ -25,7 +25,7 @@ from gracepoint.deadline import Deadline
 
 #: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk; not many more, as
 #: they compute checksums, too.
-CONCURRENT_READS = min(32, 8 * len(os.sched_getaffinity(0)))
+CONCURRENT_READS = min(32, 8 * machine.available_cores())
 # An array of up to this size is delivered at once, as that takes about as long as delivering one of its regions.
 _TOGETHER_BYTES = 64 << 20
 # ... but of the bound only this part, so that others are read meanwhile.

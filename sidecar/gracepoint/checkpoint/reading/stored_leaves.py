@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt, sharding_file
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, array_metadatas, open_arrays
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 
 
-def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) -> StoredTree:
+def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Deadline) -> StoredTree:
     """Opens leaves that are arrays.
 
     Args:
@@ -26,15 +26,15 @@ def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) 
         CheckpointCorrupt: One is missing, or its metadata is damaged; names it.
         TimeoutError: The deadline passed.
     """
-    has_files = any((folder / leaf.name / name).is_file() for leaf in leaves for name in (".zarray", "zarr.json"))
-    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_file()  # other handlers' leaves may be there
-    files = ocdbt.kvstore(folder) if in_ocdbt else {"driver": "file", "path": f"{folder}/"}
+    has_files = any((folder / leaf.name / name).is_value() for leaf in leaves for name in (".zarray", "zarr.json"))
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # other handlers' leaves may be there
+    files = ocdbt.kvstore(folder) if in_ocdbt else folder.kvstore_spec()
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
     zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"
     metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
     specs, source = open_arrays(folder, metadata, leaves, deadline)
     path = folder / layout.SHARDING
-    shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_file() else {}
+    shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_value() else {}
     write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}
     found = {
         leaf.name: dataclasses.replace(

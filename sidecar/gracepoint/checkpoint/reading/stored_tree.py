@@ -10,7 +10,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,10 @@ from gracepoint.checkpoint.reading.array_source import (
     ChunkKeys,
     StoredArrays,
     chunk_shape,
-    read_checked,
 )
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import check_size
+from gracepoint.checkpoint.storage.checks import check_size, read_checked
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 
@@ -75,12 +74,12 @@ class StoredTree:
         item: Folder of the train state: ``folder`` or one in it.
     """
 
-    folder: Path
+    folder: StoragePath
     leaves: Mapping[str, StoredLeaf]
     empty: Mapping[tuple[tuple[str, int], ...], Any]
     manifest: Manifest | None
     source: ArraySource
-    item: Path
+    item: StoragePath
 
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
@@ -103,7 +102,7 @@ class StoredTree:
         return _checked(self.folder, layout.host_state_file(process_index), self.manifest)
 
 
-def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
+def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
     """Opens the checkpoint of a step, or one that has a path to itself.
 
     Raises:
@@ -114,7 +113,7 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
     if manifest is not None:
         item_name = manifest.item
     else:
-        item_name = layout.NO_ITEM if (folder / layout.TREE_METADATA).is_file() else layout.STATE_ITEM
+        item_name = layout.NO_ITEM if (folder / layout.TREE_METADATA).is_value() else layout.STATE_ITEM
     item = folder / item_name
 
     def small(name: str) -> Any:
@@ -151,7 +150,9 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
     return StoredTree(folder, found, empty, manifest, source, item)
 
 
-def _leaves(metadata: Mapping[str, Any], item: Path) -> tuple[list[StoredLeaf], dict[tuple[tuple[str, int], ...], Any]]:
+def _leaves(
+    metadata: Mapping[str, Any], item: StoragePath
+) -> tuple[list[StoredLeaf], dict[tuple[tuple[str, int], ...], Any]]:
     leaves, empty = [], {}
     try:
         for entry in metadata["tree_metadata"].values():
@@ -166,7 +167,7 @@ def _leaves(metadata: Mapping[str, Any], item: Path) -> tuple[list[StoredLeaf], 
     return leaves, empty
 
 
-def _source_of_ours(manifest: Manifest, folder: Path, deadline: Deadline) -> ArraySource:
+def _source_of_ours(manifest: Manifest, folder: StoragePath, deadline: Deadline) -> ArraySource:
     item = folder / manifest.item
     specs = {spec.name: spec for spec in manifest.arrays}
     below = layout.in_item(manifest.item, "")
@@ -184,9 +185,7 @@ def _source_of_ours(manifest: Manifest, folder: Path, deadline: Deadline) -> Arr
             raise CheckpointCorrupt(f"{item / ocdbt.MANIFEST} cannot be opened: {error}") from error
     opening = {
         name: spec.opening(
-            ocdbt.kvstore(item, folder_of_leaf(name))
-            if spec.format.ocdbt
-            else {"driver": "file", "path": f"{item}/{folder_of_leaf(name)}"}
+            ocdbt.kvstore(item, folder_of_leaf(name)) if spec.format.ocdbt else (item / name).kvstore_spec()
         )
         | {"fill_missing_data_reads": False}
         for name, spec in specs.items()
@@ -195,13 +194,13 @@ def _source_of_ours(manifest: Manifest, folder: Path, deadline: Deadline) -> Arr
 
 
 def open_arrays(
-    item: Path, metadata: Mapping[str, Any], leaves: Iterable[StoredLeaf], deadline: Deadline
+    item: StoragePath, metadata: Mapping[str, Any], leaves: Iterable[StoredLeaf], deadline: Deadline
 ) -> tuple[dict[str, ArraySpec], ArraySource]:
     in_ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
     kinds = {leaf.name: _KINDS[leaf.value_type] for leaf in leaves if leaf.value_type in _KINDS}
-    if in_ocdbt and kinds and not (item / ocdbt.MANIFEST).is_file():
+    if in_ocdbt and kinds and not (item / ocdbt.MANIFEST).is_value():
         raise CheckpointCorrupt(f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged")
-    files = {"driver": "file", "path": f"{item}/"}
+    files = item.kvstore_spec()
     opening = {
         name: {
             "driver": "zarr3" if zarr3 else "zarr",
@@ -212,7 +211,7 @@ def open_arrays(
                 "cache_pool": "cache_pool#ocdbt",
             }
             if in_ocdbt
-            else {"driver": "file", "path": f"{item}/{folder_of_leaf(name)}"},
+            else (item / name).kvstore_spec(),
             # Absent from older metadata, where chunks equal to the fill value were left out.
             "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
             "open": True,
@@ -248,7 +247,7 @@ class ArrayMetadata:
     key_impl: str | None
 
 
-def array_metadatas(item: Path) -> dict[str, ArrayMetadata]:
+def array_metadatas(item: StoragePath) -> dict[str, ArrayMetadata]:
     """Returns what all processes recorded of each array, by its leaf's name; nothing where they did not.
 
     Raises:
@@ -268,7 +267,7 @@ def array_metadatas(item: Path) -> dict[str, ArrayMetadata]:
 
 
 def _opened(
-    item: Path, opening: Mapping[str, dict[str, Any]], deadline: Deadline, *, finds_metadata: bool = False
+    item: StoragePath, opening: Mapping[str, dict[str, Any]], deadline: Deadline, *, finds_metadata: bool = False
 ) -> dict[str, ts.TensorStore]:
     """Returns the opened arrays; ``finds_metadata`` says that zarr's metadata may have another name than usual."""
     # Of values nothing is cached; of OCDBT's B+tree everything, as each array is looked up in it.
@@ -303,7 +302,7 @@ def _metadata_key(kvstore: Mapping[str, Any], context: ts.Context, deadline: Dea
     return None
 
 
-def _checked(folder: Path, path: str, manifest: Manifest | None) -> bytes | bytearray:
+def _checked(folder: StoragePath, path: str, manifest: Manifest | None) -> bytes | bytearray:
     """Returns the contents of a small file, checked if there is a manifest."""
     if manifest is None:
         try:
@@ -313,18 +312,18 @@ def _checked(folder: Path, path: str, manifest: Manifest | None) -> bytes | byte
     if path not in manifest.files:
         raise CheckpointCorrupt(f"{folder / layout.MANIFEST} does not have {path}")
     data = bytearray(manifest.files[path].bytes)
-    read_checked(folder / path, manifest.files[path], memoryview(data))
+    read_checked(folder / path, len(data), manifest.files[path].crc32, memoryview(data))
     return data
 
 
-def _parsed(data: bytes | bytearray, path: Path) -> dict[str, Any]:
+def _parsed(data: bytes | bytearray, path: StoragePath) -> dict[str, Any]:
     try:
         return dict(json.loads(data))
     except (ValueError, TypeError) as error:
         raise CheckpointCorrupt(f"{path} cannot be read: {error!r}") from error
 
 
-def text_of(strings: Any, name: str, item: Path) -> str:
+def text_of(strings: Any, name: str, item: StoragePath) -> str:
     """Returns a string from Orbax's file of them, where names are JSON pointers: slashes stand for levels."""
     try:
         for part in name.split("/"):
@@ -334,7 +333,7 @@ def text_of(strings: Any, name: str, item: Path) -> str:
     return str(strings)
 
 
-def _nested(nodes: Mapping[tuple[tuple[str, int], ...], Any], folder: Path) -> Any:
+def _nested(nodes: Mapping[tuple[tuple[str, int], ...], Any], folder: StoragePath) -> Any:
     if list(nodes) == [()]:
         return nodes[()]
     children: dict[tuple[str, int], dict[Any, Any]] = {}

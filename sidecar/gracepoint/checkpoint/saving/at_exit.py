@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import weakref
 from typing import Protocol
 
+from gracepoint import machine
 from gracepoint.errors import GracepointError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class AtExit:
 
     def __init__(self, what: Closable) -> None:
         self._what = weakref.ref(what)
-        self._pid = os.getpid()
+        self._pid = machine.process_id()
         atexit.register(self._close)
 
     def forget(self) -> None:
@@ -34,7 +34,7 @@ class AtExit:
 
     def _close(self) -> None:
         what = self._what()
-        if what is None or os.getpid() != self._pid:  # a forked child has none of its parent's threads
+        if what is None or machine.process_id() != self._pid:  # a forked child has none of its parent's threads
             return
         try:
             what.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint.format.layout import Layout, Temporary, in_item
@@ -18,7 +17,6 @@ from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
 from gracepoint.checkpoint.options import SaveArgs
-from gracepoint.checkpoint.storage.posix import make_folders
 from gracepoint.checkpoint.storage.recorded_files import record_files
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -47,11 +45,11 @@ class HandledLeaves:
             CheckpointError: A handler refused a leaf.
             OSError: The folder cannot be made.
         """
-        make_folders(self._folder)
+        self._folder.make_folder_durably()
         for handler, leaves in self._by_handler.values():
             futures = handler.serialize(
                 [leaf.data for leaf in leaves],
-                [ParamInfo(leaf.name, self._folder, leaf.path) for leaf in leaves],
+                [ParamInfo(leaf.name, self._folder.for_users(), leaf.path) for leaf in leaves],
                 [args.get(leaf.name, SaveArgs()) for leaf in leaves],
             )
             self._futures += [(handler.typestr, future) for future in futures]
@@ -76,7 +74,7 @@ class HandledLeaves:
         if gang.process_index != 0:
             return found
         for handler, leaves in self._by_handler.values():
-            handler.finalize(self._folder)
+            handler.finalize(self._folder.for_users())
             for leaf in leaves:
                 files = dict(self._files_of(leaf))
                 if not files:
@@ -88,7 +86,7 @@ class HandledLeaves:
         return found
 
     def _files_of(self, leaf: Leaf) -> Mapping[str, StoredFile]:
-        top: Path = self._folder
+        top = self._folder
         return {
             in_item(self._item, name): StoredFile(size, checksum)
             for name, size, checksum in record_files(top / leaf.name, top)

@@ -23,7 +23,6 @@ from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
-from gracepoint.checkpoint.storage.posix import make_folders
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource
@@ -100,7 +99,7 @@ class SaveExecutor:
             OSError: The directory cannot be written to.
             SaveFailed: It was not done in time.
         """
-        make_folders(paths.root)
+        paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
 

@@ -12,7 +12,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
@@ -22,7 +21,7 @@ from gracepoint.checkpoint.planning.chunk_grid import args_by_name
 from gracepoint.checkpoint.saving.handled_leaves import HandledLeaves
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import make_folders, staying, write_durably
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
@@ -192,8 +191,8 @@ class SaveOperation:
         folder = self.temporary.path
         try:
             with self.failing_together(), contextlib.ExitStack() as until_recorded:
-                make_folders(folder)
-                stayed = until_recorded.enter_context(staying(folder))
+                folder.make_folder_durably()
+                stayed = until_recorded.enter_context(folder.staying())
                 try:
                     written = self._writer.write(self._job(folder, source), deadline)
                     handled = {}
@@ -222,7 +221,7 @@ class SaveOperation:
                     begun_ns=self._begun_ns,
                     replaces=commit.standing(self.temporary.target) if self._replaces else None,
                 )
-                write_durably(folder / layout.done_record(self._gang.process_index), record.to_bytes())
+                (folder / layout.done_record(self._gang.process_index)).put(record.to_bytes())
                 on_stage("durable")
                 durable_s = clock() - started_s
         except SaveFailed:
@@ -233,7 +232,7 @@ class SaveOperation:
         on_stage("committed")
         return SaveStages(written_s, durable_s, clock() - started_s)
 
-    def _job(self, folder: Path, source: ChunkSource) -> WriteJob:
+    def _job(self, folder: StoragePath, source: ChunkSource) -> WriteJob:
         return WriteJob(
             folder,
             self._paths.item,

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gracepoint import machine
 from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
@@ -85,7 +86,7 @@ class SavePlanner:
         self._options = options
         self._processes = processes
         self._memory_limit_bytes = host_memory_limit_bytes
-        self._left = host_memory.left_by_pool
+        self._left = machine.left_by_pool
         self._prepares = 0
         self._prepared: PreparedSave | None = None
 

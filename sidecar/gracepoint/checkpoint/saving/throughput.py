@@ -17,9 +17,8 @@ import logging
 import statistics
 import threading
 from enum import StrEnum
-from pathlib import Path
 
-from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Throughput:
         process_count: How many save together.
     """
 
-    def __init__(self, file: Path | None, *, writes: bool, process_count: int = 1) -> None:
+    def __init__(self, file: StoragePath | None, *, writes: bool, process_count: int = 1) -> None:
         self._file = file
         self._writes = writes
         self._process_count = process_count
@@ -86,11 +85,11 @@ class Throughput:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _write(self, file: Path) -> None:
+    def _write(self, file: StoragePath) -> None:
         try:
             with self._writing:
                 known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
-                write_durably(file, json.dumps(known).encode())
+                file.put(json.dumps(known).encode())
         except OSError as error:
             logger.warning("what a save took is not remembered: %s cannot be written (%s)", file, error)
 

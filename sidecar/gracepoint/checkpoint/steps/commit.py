@@ -16,20 +16,16 @@ any number of processes at once, and stopped anywhere:
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
-import os
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint import small_files
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.storage.posix import sync_folders, write_durably
+from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
@@ -41,7 +37,7 @@ _ITEM_HANDLERS = {
 }
 
 
-def done_records(folder: Path) -> list[DoneRecord] | None:
+def done_records(folder: StoragePath) -> list[DoneRecord] | None:
     """Returns the done-records of a save, by process, or None while some are missing.
 
     The commit waits for this, and each takes a network file system a round trip or more. So the first is read alone, as
@@ -53,12 +49,12 @@ def done_records(folder: Path) -> list[DoneRecord] | None:
         CheckpointTooNew: A newer Gracepoint wrote them.
     """
     paths = [folder / layout.done_record(0)]
-    only = small_files.read_all(paths)
+    only = read_many.read_all(paths)
     if only is None:
         return None
     first = DoneRecord.from_bytes(only[0], str(paths[0]))
     paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
-    found = small_files.read_all(paths[1:])
+    found = read_many.read_all(paths[1:])
     if found is None:
         return None
     return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
@@ -97,24 +93,27 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
         _complete(temporary.path, merge(records), target)
         if replace:
             _make_way(paths, temporary, target)
-        os.rename(temporary.path, target)
-        sync_folders([paths.root])
+        temporary.path.publish(target)
+        paths.root.sync()
     except FileNotFoundError:
         # The folder was renamed under our hands: by one who committed it, or nobody may do so.
         if is_committed(paths, temporary):
             return True
         raise
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return is_committed(paths, temporary)  # a folder that is not empty is never renamed over
-        raise
+    except FileExistsError:
+        return is_committed(paths, temporary)  # a folder that is not empty is never replaced
     return True
 
 
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
     """True if what has the final name is this very save."""
+    return _is_of(temporary.target, temporary)
+
+
+def _is_of(folder: StoragePath, temporary: Temporary) -> bool:
+    """Returns whether the checkpoint in ``folder`` is what ``temporary`` was to become."""
     try:
-        manifest = manifest_fields(temporary.target)
+        manifest = manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
         return False
     return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
@@ -123,12 +122,12 @@ def is_committed(paths: Layout, temporary: Temporary) -> bool:
     )
 
 
-def standing(folder: Path) -> str | None:
+def standing(folder: StoragePath) -> str | None:
     """Returns what tells the checkpoint in ``folder`` from all others of ours; empty where it is none that can be read.
 
     None if nothing is there, or a newer Gracepoint wrote it: it stays.
     """
-    if not folder.is_dir():
+    if not folder.is_folder():
         return None
     try:
         manifest = manifest_fields(folder)
@@ -139,7 +138,7 @@ def standing(folder: Path) -> str | None:
     return "" if manifest is None else f"{manifest['attempt']}.{manifest['ordinal']}"
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: StoragePath) -> Manifest | None:
     """Returns the manifest of a committed step, or None if the folder has none.
 
     Raises:
@@ -150,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
 
 
-def manifest_fields(folder: Path) -> dict[str, Any] | None:
+def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
     """Returns the same as it is written, in a small part of the time where there are many arrays.
 
     Raises:
@@ -161,7 +160,7 @@ def manifest_fields(folder: Path) -> dict[str, Any] | None:
     return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
 
 
-def manifest_bytes(folder: Path) -> bytes | None:
+def manifest_bytes(folder: StoragePath) -> bytes | None:
     """Returns the same unread."""
     try:
         return (folder / layout.MANIFEST).read_bytes()
@@ -174,12 +173,12 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes:
         return
-    old_s = file_system_now_s(paths) - older_than_s
+    old_s = paths.root.now_s() - older_than_s
     for probe in probes:
-        if last_change_s(probe) < old_s:
-            shutil.rmtree(probe, ignore_errors=True) if probe.is_dir() else probe.unlink(missing_ok=True)
+        if probe.last_change_s() < old_s:
+            probe.delete_folder() if probe.is_folder() else probe.delete()
     for temporary in left:
-        if 0.0 < last_change_s(temporary.path) < old_s and not _is_too_new(temporary):  # 0: was committed, or deleted
+        if 0.0 < temporary.path.last_change_s() < old_s and not _is_too_new(temporary):  # 0: was committed, or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
@@ -194,46 +193,21 @@ def _is_too_new(temporary: Temporary) -> bool:
     return False
 
 
-def discard(folder: Path, trash: Path) -> None:
+def discard(folder: StoragePath, trash: StoragePath) -> None:
     """Makes ``folder`` trash, durably, so that no crash leaves half of something that looks whole."""
     with contextlib.suppress(FileNotFoundError):  # another process did
-        os.rename(folder, trash)
+        folder.publish(trash)
     # Otherwise a crash might take the new name back and not what was deleted under it.
-    sync_folders([trash.parent])
+    trash.parent.sync()
 
 
 def empty_trash(paths: Layout) -> None:
     """Deletes all trash, which may take long."""
     for trash in paths.trashed():
-        shutil.rmtree(trash, ignore_errors=True)  # another process may be at it too
+        trash.delete_folder()  # another process may be at it too
 
 
-def last_change_s(folder: Path) -> float:
-    """Returns when ``folder`` or anything in it changed last, by the file system's clock; 0 if it is gone."""
-    try:
-        newest = folder.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-    for directory, _, names in os.walk(folder):
-        for path in [directory, *(os.path.join(directory, name) for name in names)]:
-            try:
-                newest = max(newest, os.lstat(path).st_mtime)
-            except FileNotFoundError:
-                continue  # renamed or deleted: its folder's time tells
-    return newest
-
-
-def file_system_now_s(paths: Layout) -> float:
-    """Returns the time by the clock that dates the files there: a file server's may differ from ours."""
-    probe = paths.clock_probe()
-    try:
-        probe.write_bytes(b"")
-        return probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def _complete(folder: Path, manifest: Manifest, target: Path) -> None:
+def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
     """Adds what makes the folder a committed step: our manifest, and Orbax's marks."""
     metadata = {
         "item_handlers": _ITEM_HANDLERS if manifest.item else _ITEM_HANDLERS[layout.STATE_ITEM],
@@ -245,12 +219,30 @@ def _complete(folder: Path, manifest: Manifest, target: Path) -> None:
     }
     if manifest.arrays and manifest.arrays[0].format.ocdbt:
         ocdbt.merge(folder / manifest.item, manifest.process_count)
-    write_durably(folder / layout.MANIFEST, manifest.to_bytes())
-    write_durably(folder / layout.STEP_METADATA, json.dumps(metadata).encode())
-    write_durably(folder / layout.COMMIT_SUCCESS, f"Checkpoint commit was successful to {target}".encode())
+    (folder / layout.MANIFEST).put(manifest.to_bytes())
+    (folder / layout.STEP_METADATA).put(json.dumps(metadata).encode())
+    (folder / layout.COMMIT_SUCCESS).put(f"Checkpoint commit was successful to {target}".encode())
 
 
-def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
+def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
+    """Makes trash of what stands at ``target``, unless it is this very save.
+
+    A later attempt that starts meanwhile may commit this save between the look at ``target`` and the rename. So what
+    was renamed is looked at again, and gets its name back. A crash in between leaves that to the next salvage, which
+    trash would not be.
+    """
+    aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+    try:
+        target.publish(aside)
+    except FileNotFoundError:
+        return  # another process took it away
+    if _is_of(aside, temporary):
+        aside.publish(target)
+    else:
+        discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+
+
+def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     """Moves what stands at ``target`` out of the way of a durable save.
 
     Only the process that came last to its gang's barrier does so: two could move each other's away.
@@ -258,16 +250,16 @@ def _make_way(paths: Layout, temporary: Temporary, target: Path) -> None:
     Raises:
         CheckpointTooNew: A newer Gracepoint wrote it: it stays.
     """
-    if not target.is_dir() or is_committed(paths, temporary):
+    if not target.is_folder() or is_committed(paths, temporary):
         return
     with contextlib.suppress(CheckpointCorrupt):
         manifest_fields(target)
     if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
         logger.warning("%s is saved again: %s is replaced", temporary.what, target)
-        discard(target, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+        _replace(paths, temporary, target)
         return
     with contextlib.suppress(FileNotFoundError):  # somebody else took it away
-        if any(target.iterdir()):
+        if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
             logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
-            os.rename(target, aside)
+            target.publish(aside)

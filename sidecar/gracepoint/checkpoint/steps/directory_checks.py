@@ -8,7 +8,7 @@ import time
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease, listing
 from gracepoint.checkpoint.steps.lease import Lease
-from gracepoint.checkpoint.storage.posix import appears, make_folders
+from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists
 from gracepoint.process_group import ProcessGroup
@@ -31,8 +31,8 @@ def check_shared(paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, d
     probe, problem = paths.shared_probe(attempt), None
     if gang.process_index == 0:
         try:
-            make_folders(paths.root)
-            probe.write_bytes(b"")
+            paths.root.make_folder_durably()
+            probe.touch()
             problem = ""
         except OSError as error:
             problem = str(error)
@@ -42,7 +42,7 @@ def check_shared(paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, d
     sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
     answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
     if gang.process_index == 0:
-        probe.unlink(missing_ok=True)
+        probe.delete()
     blind = [str(process) for process, answer in enumerate(answers) if answer == "no"]
     if blind:
         raise CheckpointError(
@@ -70,7 +70,7 @@ def claim(
     if gang.process_index == 0:
         patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), deadline.clock)
         try:
-            make_folders(paths.root)
+            paths.root.make_folder_durably()
             held = lease.claim(paths, job, attempt, deadline=patience, sleep=time.sleep, start=start)
             problem = ""
         except CheckpointError as error:

@@ -11,9 +11,9 @@ thread ends. Another job waits ``PATIENCE_S`` for the holder to go, and is refus
 **same start** of the job: its processes were split, and each part takes itself for the whole. What was started again in
 the pod of the holder (same host, another process namespace) takes over at once, as only one container trains there.
 
-Where there is no lease, exactly one of several that come at once gets it: by a hard link of the whole file, which fails
-where there is one. File systems without hard links give it to the one that creates the file (``O_EXCL``), empty, and
-renames the whole one over it. A lease that stays empty is of a process that died in between, and expires as any other.
+Where there is no lease, exactly one of several that come at once gets it, by ``create`` of the store. One of several
+that take over the same lease gets it, by ``replace``. On file systems without hard links the file is empty for a
+moment; a lease that stays empty is of a process that died in between, and expires as any other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
-import secrets
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
+from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 
@@ -61,13 +60,13 @@ class Holder:
 
     @classmethod
     def here(cls, job: str, attempt: str) -> Holder:
-        return cls(job, attempt, os.uname().nodename, _process(os.getpid()))
+        return cls(job, attempt, machine.host_name(), machine.process_identity(machine.process_id()))
 
     def is_gone(self) -> bool:
         """True if it ran on this machine and runs no more; False also where that cannot be known from here."""
         here = Holder.here(self.job, self.attempt)
         same_machine = self.host == here.host and self._namespace == here._namespace  # noqa: SLF001  of this class
-        return same_machine and self.process != _process(int(self.process.split(":")[1]))
+        return same_machine and self.process != machine.process_identity(int(self.process.split(":")[1]))
 
     def was_before(self, other: Holder) -> bool:
         """True if ``other`` runs in the pod in which this one ran: only one container trains there, so this one ended.
@@ -88,7 +87,7 @@ UNNAMED = Holder("", "", "", "")
 class Lease:
     """A held lease; made by ``claim``."""
 
-    def __init__(self, path: Path, mine: Holder, start: str | None = None) -> None:
+    def __init__(self, path: StoragePath, mine: Holder, start: str | None = None) -> None:
         self._path = path
         self._mine = mine
         self._start = start
@@ -109,17 +108,19 @@ class Lease:
         self._ended.set()
         self._thread.join(_END_S)
         with contextlib.suppress(OSError):
-            if _read(self._path) == self._mine:
-                self._path.unlink()
+            found = _read(self._path)
+            if found is not None and found[0] == self._mine:
+                self._path.delete()
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
                 found = _read(self._path)
-                if found is not None and found != self._mine:
-                    self._lost_to(found)
+                if found is not None and found[0] != self._mine:
+                    self._lost_to(found[0])
                     return
-                _write(self._path, self._mine)
+                # If another process was faster, the next beat reads its name.
+                _written(self._path, self._mine, None if found is None else found[1])
             except (OSError, CheckpointError) as error:
                 logger.warning("the lease of %s was not renewed: %s", self._path.parent, error)
 
@@ -156,14 +157,14 @@ def claim(
     """
     path, mine = paths.lease(), Holder.here(job, attempt)
     told = False
-    while (found := _read(path)) is not None and not _may_be_taken(paths, path, found, mine, start):
+    while (found := _read(path)) is not None and not _may_be_taken(paths, path, found[0], mine, start):
         if deadline.passed():
-            raise CheckpointError(_in_use(paths.root, found, mine, "uses it"))
+            raise CheckpointError(_in_use(paths.root, found[0], mine, "uses it"))
         if not told:
             told = True
-            logger.warning("%s; waiting for it to end", _in_use(paths.root, found, mine, "uses it"))
+            logger.warning("%s; waiting for it to end", _in_use(paths.root, found[0], mine, "uses it"))
         sleep(_LOOK_EVERY_S)
-    if not _write(path, mine, only_if_none=found is None):
+    if not _written(path, mine, None if found is None else found[1]):
         # Somebody was faster.
         return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
     return Lease(path, mine, start)
@@ -173,19 +174,16 @@ def _is_of_start(holder: Holder, start: str | None) -> bool:
     return start is not None and holder.attempt.rpartition("-")[0] == start
 
 
-def _may_be_taken(paths: Layout, path: Path, found: Holder, mine: Holder, start: str | None) -> bool:
+def _may_be_taken(paths: Layout, path: StoragePath, found: Holder, mine: Holder, start: str | None) -> bool:
     if (found.host, found.process) == (mine.host, mine.process) or found.is_gone():
         return True
     if found.job == mine.job and (not _is_of_start(found, start) or found.was_before(mine)):
         return True
-    try:
-        beat_s = path.stat().st_mtime
-    except FileNotFoundError:
-        return True
-    return commit.file_system_now_s(paths) - beat_s > EXPIRES_S
+    entry = path.entry()
+    return entry is None or paths.root.now_s() - entry.changed_s > EXPIRES_S
 
 
-def _in_use(root: Path, by: Holder, mine: Holder, how: str) -> str:
+def _in_use(root: StoragePath, by: Holder, mine: Holder, how: str) -> str:
     if by == UNNAMED:
         return (
             f"{root}: another job has just begun to use it, or died while it did: its lease is empty. It is free when "
@@ -204,71 +202,33 @@ def _in_use(root: Path, by: Holder, mine: Holder, how: str) -> str:
     )
 
 
-def _process(pid: int) -> str:
-    """Returns namespace, number and start of a process; other text where there is none of that number."""
-    namespace = os.stat("/proc/self/ns/pid").st_ino
+def _read(path: StoragePath) -> tuple[Holder, Generation] | None:
+    """Returns who holds the lease, and the version of the file that says so; None if there is no lease."""
     try:
-        # After the name in parentheses, which may hold anything: field 22 of proc(5) is the start time.
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        started = "gone"
-    return f"{namespace}:{pid}:{started}"
-
-
-def _read(path: Path) -> Holder | None:
-    try:
-        data = path.read_bytes()
+        found = path.read()
     except FileNotFoundError:
         return None
-    if not data:
-        return UNNAMED
+    if not found.data:
+        return UNNAMED, found.generation
     try:
-        return Holder(**json.loads(data))
+        return Holder(**json.loads(found.data)), found.generation
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a lease of Gracepoint's: {error}; delete it if no job runs here"
         ) from error
 
 
-def _write(path: Path, mine: Holder, *, only_if_none: bool = False) -> bool:
-    """Writes the lease as a whole; False if there must be none, and is one. Not synced: it is worth nothing later."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        partial.write_text(json.dumps(dataclasses.asdict(mine)))
-        if only_if_none:
-            _put_first(partial, path)
-        else:
-            os.replace(partial, path)
-    except FileExistsError:
-        return False
-    finally:
-        partial.unlink(missing_ok=True)
-    return True
+def _written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
+    """Writes the lease if nobody has written it since ``found``, None for no lease; returns whether it did.
 
-
-def _put_first(partial: Path, path: Path) -> None:
-    """Gives ``partial`` the name ``path`` if nothing has it: of several processes at once, one succeeds.
-
-    Raises:
-        FileExistsError: Something has it.
-        OSError: It cannot be written there.
+    Not synced: after a crash of the machine it is worth nothing.
     """
+    data = json.dumps(dataclasses.asdict(mine)).encode()
     try:
-        os.link(partial, path)  # fails if there is one, as a rename does not
-        return
-    except FileExistsError:
-        raise
-    except OSError as error:
-        # EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EMLINK: file systems refuse hard links with many of them. If it is another
-        # problem, creating the file meets it, too.
-        logger.debug("%s: no hard link, so the lease is created: %s", path, error)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        os.fsync(descriptor)  # some file systems of object stores make the file only now
-    finally:
-        os.close(descriptor)
-    try:
-        os.replace(partial, path)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+        if found is None:
+            path.create(data)
+        else:
+            path.replace(data, found)
+    except (FileExistsError, StaleGeneration):
+        return False
+    return True

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, recovery
-from gracepoint.checkpoint.storage.posix import must_not_write
+from gracepoint.checkpoint.storage.checks import must_not_write
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
@@ -53,7 +53,7 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
     it changes (nothing in it has changed for ``QUIET_S``: its writer is dead), at the longest until
     ``deadline``.
     """
-    if not paths.root.is_dir():
+    if not paths.root.is_folder():
         return Listing((), (), (f"there is no folder {paths.root}",))
     remarks = settle(
         paths,
@@ -98,7 +98,7 @@ def settle(
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # After that look: what its writer has finished since then is committed by one of us.
         remarks = recovery.salvage(paths)
-        live = [t for t in live if t.path.is_dir()]
+        live = [t for t in live if t.path.is_folder()]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             return remarks + unknown + late
@@ -110,7 +110,7 @@ def complete_steps(paths: Layout) -> list[int]:
     return sorted(step for step in paths.steps() if why_not(paths.step(step), step) is None)
 
 
-def why_not(folder: Path, step: int) -> str | None:
+def why_not(folder: StoragePath, step: int) -> str | None:
     """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one.
 
     One that a newer Gracepoint wrote does, though it cannot be read: it is not passed over in silence.
@@ -126,11 +126,11 @@ def why_not(folder: Path, step: int) -> str | None:
             return f"{folder} holds step {manifest['step']}"
         return None
     try:
-        if not any(folder.iterdir()):
+        if not folder.children():
             return f"{folder} is empty"
     except FileNotFoundError:
         return f"{folder} went away while it was looked at"
-    if not (folder / layout.STATE_ITEM / layout.TREE_METADATA).is_file():
+    if not (folder / layout.STATE_ITEM / layout.TREE_METADATA).is_value():
         return (
             f"{folder} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
             f"{layout.STATE_ITEM}/{layout.TREE_METADATA} (Orbax's, in an item named {layout.STATE_ITEM!r})"
@@ -140,7 +140,7 @@ def why_not(folder: Path, step: int) -> str | None:
     return None
 
 
-def is_ours(folder: Path, step: int) -> bool:
+def is_ours(folder: StoragePath, step: int) -> bool:
     """True if ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a format known here."""
     try:
         manifest = commit.manifest_fields(folder)
@@ -155,7 +155,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
         reason = why_not(paths.step(step), step)
         if reason is None:
             steps.append(step)
-        elif paths.step(step).is_dir():  # else it was deleted meanwhile
+        elif paths.step(step).is_folder():  # else it was deleted meanwhile
             refused.append(reason)
     return steps, refused
 
@@ -168,24 +168,24 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
         return False  # it can never become complete
     except CheckpointTooNew:
         pass  # its own version may be at it still
-    age_s = commit.file_system_now_s(paths) - commit.last_change_s(temporary.path)
+    age_s = paths.root.now_s() - temporary.path.last_change_s()
     return age_s < QUIET_S
 
 
-def finished_by_orbax(folder: Path) -> bool:
+def finished_by_orbax(folder: StoragePath) -> bool:
     """True unless a mark, or its name, says that Orbax has not finished the checkpoint in ``folder``.
 
     Orbax makes its marks before it gives the folder its final name. Older versions, and its handlers by themselves,
     make none: then the name counts, and what is missing is found when arrays are opened.
     """
-    if _UNFINISHED in folder.name or ((folder.parent / layout.STEP_METADATA).is_file() and _unfinished(folder.parent)):
+    if _UNFINISHED in folder.name or ((folder.parent / layout.STEP_METADATA).is_value() and _unfinished(folder.parent)):
         return False
     return not _unfinished(folder)
 
 
-def _unfinished(folder: Path) -> bool:
+def _unfinished(folder: StoragePath) -> bool:
     """True if there is a mark of Orbax's that a finished checkpoint has filled in."""
-    if (folder / layout.COMMIT_SUCCESS).is_file():
+    if (folder / layout.COMMIT_SUCCESS).is_value():
         return False
     try:
         metadata = json.loads((folder / layout.STEP_METADATA).read_bytes())

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import is_whole, merge
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import check_size, must_not_write, sync_folders
+from gracepoint.checkpoint.storage.checks import check_size, must_not_write
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def salvage(paths: Layout) -> list[str]:
 
 
 @contextlib.contextmanager
-def _remarking(folder: Path, remarks: list[str]) -> Iterator[None]:
+def _remarking(folder: StoragePath, remarks: list[str]) -> Iterator[None]:
     """Lets the others be salvaged where one cannot be, and says why."""
     try:
         yield
@@ -72,7 +70,7 @@ def _remarking(folder: Path, remarks: list[str]) -> Iterator[None]:
         remarks.append(f"{folder} is not salvaged: {error}")
 
 
-def is_damaged(folder: Path) -> bool:
+def is_damaged(folder: StoragePath) -> bool:
     """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is.
 
     One that another version wrote, and this one cannot read, is not.
@@ -81,7 +79,7 @@ def is_damaged(folder: Path) -> bool:
     return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).exists()
 
 
-def _gives_way(folder: Path, replaces: str | None) -> bool:
+def _gives_way(folder: StoragePath, replaces: str | None) -> bool:
     """True if a durable save that ``replaces`` what was there when it was made may take the place of ``folder``."""
     return is_damaged(folder) or (replaces is not None and commit.standing(folder) == replaces)
 
@@ -96,7 +94,7 @@ def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -
     if not _gives_way(temporary.target, replaces):
         return False
     aside = dataclasses.replace(temporary, path=paths.aside(temporary.step, temporary.attempt, temporary.ordinal))
-    os.rename(temporary.target, aside.path)
+    temporary.target.publish(aside.path)
     if not _gives_way(aside.path, replaces):
         _put_back(aside)
         return commit.is_committed(paths, temporary)
@@ -111,13 +109,11 @@ def _put_back(aside: Temporary) -> None:
     if not (aside.path / layout.MANIFEST).exists() or is_damaged(aside.path):
         return
     try:
-        os.rename(aside.path, aside.target)
+        aside.path.publish(aside.target)
     except FileNotFoundError:
         return  # another process did
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+    except FileExistsError:
         logger.warning("%s stays where it is, as there is a folder %s", aside.path, aside.target)
         return
-    sync_folders([aside.target.parent])
+    aside.target.parent.sync()
     logger.warning("%s is %s again", aside.path, aside.target)

@@ -15,11 +15,11 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Retention:
 def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str, ordinal: int) -> None:
     """Makes trash of what ``retention`` says; folders that are not ours, or not complete, are left."""
     ours = [step for step in paths.steps() if listing.is_ours(paths.step(step), step)]
-    now_s = commit.file_system_now_s(paths)
+    now_s = paths.root.now_s()
     ages_s = {step: now_s - committed_s for step in ours if (committed_s := _committed_s(paths.step(step)))}
     damaged = frozenset(step for step in ages_s if paths.damage_mark(step).exists())
     for step in retention.to_delete(ages_s, newest_good=newest_good, damaged=damaged):
@@ -95,14 +95,14 @@ def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
     """Marks steps that a restore went back from, each with what was found; those that it could restore lose it."""
     for step, reason in steps.items():
         if listing.is_ours(paths.step(step), step):
-            paths.damage_mark(step).write_text(reason)
+            paths.damage_mark(step).put(reason.encode())
 
 
 def unmark_damaged(paths: Layout, step: int) -> None:
     """Takes the mark off a step that could be restored after all."""
     mark = paths.damage_mark(step)
     if mark.exists():  # where nothing may be written, removing nothing is an error, too
-        mark.unlink(missing_ok=True)
+        mark.delete()
 
 
 @contextlib.contextmanager
@@ -110,23 +110,21 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     """Keeps a step from being deleted by retention while it is read. Without effect where we may not write."""
     mark = paths.reading_mark(step)
     try:
-        mark.write_bytes(b"")
+        mark.touch()
     except OSError as error:
         logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            mark.unlink(missing_ok=True)
+            mark.delete()
 
 
 def _is_read(paths: Layout, step: int, now_s: float) -> bool:
-    return any(now_s - commit.last_change_s(mark) < READING_S for mark in paths.reading_marks(step))
+    return any(now_s - mark.last_change_s() < READING_S for mark in paths.reading_marks(step))
 
 
-def _committed_s(folder: Path) -> float:
+def _committed_s(folder: StoragePath) -> float:
     """Returns when a step was committed, by the file system's clock; 0 if it is gone."""
-    try:
-        return (folder / layout.COMMIT_SUCCESS).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    entry = (folder / layout.COMMIT_SUCCESS).entry()
+    return 0.0 if entry is None else entry.changed_s

@@ -1,127 +1,282 @@
-"""What the engine does with files itself: small ones durably, folders synced, sizes and checksums checked."""
+"""Checkpoints in a file system: files appear whole by a link or a rename, and are synced with their folders.
+
+Nothing here has threads or state. Keys are absolute paths.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
 import secrets
+import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.direct_io import Buffer
 
-_LOOK_EVERY_S = 0.1
-_BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom meet in Python
+logger = logging.getLogger(__name__)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes ``path`` as a whole: never seen half, on the disk on return (its folder's entry included).
+class PosixBackend:
+    """The local file system, and every file system that is mounted in it."""
 
-    Several processes may write the same path with equal contents at once, on any machines: the name that it has
-    meanwhile is drawn by lot, as host names and process ids are shared by pods in the host's network. The folder may
-    be renamed meanwhile: the file stays in it.
-    """
-    partial = f".{path.name}.partial-{secrets.token_hex(8)}"
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+    def url(self, key: str) -> str:
+        return key
+
+    def local_path(self, key: str) -> str:
+        return key
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        return {"driver": "file", "path": key}
+
+    def create(self, key: str, data: bytes) -> Generation:
+        path = Path(key)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial, dir_fd=folder)
-            raise
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+            partial.write_bytes(data)
+            _put_first(partial, path)
+            return _generation(os.stat(path))
+        finally:
+            partial.unlink(missing_ok=True)
 
+    def read(self, key: str) -> Value:
+        with Path(key).open("rb") as file:
+            return Value(file.read(), _generation(os.fstat(file.fileno())))
 
-def must_not_write(error: OSError) -> bool:
-    """True if the error says that this process may only read there."""
-    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-def make_folders(path: Path) -> None:
-    """Makes ``path`` and the folders above it that are missing, durably."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    sync_folders(folder.parent for folder in missing)
-
-
-def sync_folders(folders: Iterable[Path]) -> None:
-    """Makes the entries of ``folders`` durable."""
-    for folder in sorted(set(folders)):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
+        path = Path(key)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
-            os.fsync(descriptor)
+            partial.write_bytes(data)
+            with _locked(path.parent):
+                try:
+                    found = _generation(os.stat(path))
+                except FileNotFoundError:
+                    raise StaleGeneration(errno.ESTALE, "the file was deleted meanwhile", key) from None
+                if found != generation:
+                    raise StaleGeneration(errno.ESTALE, "another process has replaced the file", key)
+                written = _generation(os.stat(partial))
+                os.replace(partial, path)
+            return written
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def put(self, key: str, data: bytes) -> None:
+        # The temporary name is random, as host names and process ids are shared by pods in the host's network.
+        path = Path(key)
+        partial = f".{path.name}.partial-{secrets.token_hex(8)}"
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(partial, dir_fd=folder)
+                raise
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def touch(self, key: str) -> None:
+        Path(key).write_bytes(b"")
+
+    def write_large(
+        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+    ) -> int:
+        return direct_io.write_file(Path(key), data, buffer, go_on, direct=direct)
+
+    def has_direct_io(self, key: str) -> bool:
+        return direct_io.has_direct_io(Path(key))
+
+    def volume(self, key: str) -> int:
+        return os.stat(key).st_dev
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[_FileReader]:
+        descriptor = os.open(key, os.O_RDONLY)
+        try:
+            yield _FileReader(descriptor)
         finally:
             os.close(descriptor)
 
+    def entry(self, key: str) -> Entry | None:
+        try:
+            found = os.stat(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return None if stat.S_ISDIR(found.st_mode) else _entry(key, found)
 
-def folders_up_to(path: Path, top: Path) -> Iterable[Path]:
-    """Yields the folders above ``path``, from its own up to and with ``top``."""
-    for folder in path.parents:
-        yield folder
-        if folder == top:
-            return
-    raise ValueError(f"{path} is not below {top}")
+    def delete(self, key: str) -> None:
+        Path(key).unlink(missing_ok=True)
+
+    def exists(self, key: str) -> bool:
+        return os.path.lexists(key)
+
+    def is_folder(self, key: str) -> bool:
+        return os.path.isdir(key)
+
+    def is_link(self, key: str) -> bool:
+        return os.path.islink(key)
+
+    def children(self, key: str) -> list[Child]:
+        found = []
+        for path in Path(key).iterdir():
+            is_link = path.is_symlink()
+            found.append(Child(path.name, path.is_dir() and not is_link, is_link))
+        return found
+
+    def entries(self, key: str) -> list[Entry]:
+        found = []
+        for directory, _, names in os.walk(key):
+            for name in names:
+                path = os.path.join(directory, name)
+                try:
+                    status = os.lstat(path)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    found.append(_entry(os.path.relpath(path, key), status))
+        return found
+
+    def last_change_s(self, key: str) -> float:
+        try:
+            newest = os.stat(key).st_mtime
+        except FileNotFoundError:
+            return 0.0
+        for directory, _, names in os.walk(key):
+            for path in [directory, *(os.path.join(directory, name) for name in names)]:
+                try:
+                    newest = max(newest, os.lstat(path).st_mtime)
+                except FileNotFoundError:
+                    continue  # renamed or deleted: its folder's time tells
+        return newest
+
+    def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
+        Path(key).mkdir(parents=parents, exist_ok=not exclusive)
+
+    def make_folder_durably(self, key: str) -> None:
+        path = Path(key)
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        self.sync(sorted({str(folder.parent) for folder in missing}))
+
+    def delete_folder(self, key: str) -> None:
+        shutil.rmtree(key, ignore_errors=True)
+
+    def publish(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:  # Linux says so on some file systems, and EEXIST on others
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
+            raise
+
+    @contextlib.contextmanager
+    def staying(self, key: str) -> Iterator[Callable[[], bool]]:
+        # Kept open, as some file systems give a folder that nobody uses another number when it is looked at again.
+        descriptor = os.open(key, os.O_RDONLY | os.O_DIRECTORY)
+
+        def stayed() -> bool:
+            try:
+                return os.path.samestat(os.fstat(descriptor), os.stat(key))
+            except FileNotFoundError:
+                return False
+
+        try:
+            yield stayed
+        finally:
+            os.close(descriptor)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            descriptor = os.open(key, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def now_s(self, key: str) -> float:
+        # The clock of a file server dates the files there. A hidden file shows it; retention deletes what a crash left.
+        probe = Path(key) / f".gracepoint-now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
+        try:
+            probe.write_bytes(b"")
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
 
 
-def appears(path: Path, *, within_s: float, sleep: Callable[[float], object]) -> bool:
-    """Returns whether ``path`` is there, or comes to be in about ``within_s``."""
-    for _ in range(max(1, round(within_s / _LOOK_EVERY_S))):
-        if os.access(path, os.F_OK):
-            return True
-        sleep(_LOOK_EVERY_S)
-    return False
+POSIX = PosixBackend()
 
 
-def check_size(path: Path, size_bytes: int) -> None:
-    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size."""
-    try:
-        found_bytes = path.stat().st_size
-    except FileNotFoundError:
-        raise CheckpointCorrupt(f"{path} is missing") from None
-    if found_bytes != size_bytes:
-        raise CheckpointCorrupt(f"{path} has {found_bytes} bytes, expected {size_bytes}")
+class _FileReader:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.size_bytes = os.fstat(descriptor).st_size
+
+    def read_into(self, out: memoryview, offset: int) -> int:
+        return os.preadv(self._descriptor, [out], offset)
 
 
-def crc32_of(path: Path) -> int:
-    """Returns the CRC-32 of a file's contents, reading it in blocks."""
-    checksum = 0
-    buffer = bytearray(_BLOCK_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            checksum = crc32(memoryview(buffer)[:count], checksum)
-    return checksum
+def _generation(found: os.stat_result) -> Generation:
+    # A file that takes the place of another was made while that one still had its number.
+    return Generation(f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}")
 
 
-def check_contents(path: Path, size_bytes: int, checksum: int) -> None:
-    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size or checksum."""
-    check_size(path, size_bytes)
-    if crc32_of(path) != checksum:
-        raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
+def _entry(key: str, found: os.stat_result) -> Entry:
+    return Entry(key, found.st_size, _generation(found), found.st_mtime)
 
 
 @contextlib.contextmanager
-def staying(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether ``folder`` is still the folder that had this name at the beginning."""
-    # Open, as some file systems give a folder that nobody uses another number when it is looked at again.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lets one process at a time compare and replace in ``folder``. The lock of a process that dies is released."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-    def stayed() -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(folder))
-        except FileNotFoundError:
-            return False
-
     try:
-        yield stayed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            # A file system without locks: two replacements at once may both succeed, and the later one counts.
+            logger.debug("%s: no lock: %s", folder, error)
+        yield
     finally:
         os.close(descriptor)
+
+
+def _put_first(partial: Path, path: Path) -> None:
+    """Gives ``partial`` the name ``path`` if nothing has it: of several processes at once, one succeeds.
+
+    Raises:
+        FileExistsError: Something has it.
+        OSError: It cannot be written there.
+    """
+    try:
+        os.link(partial, path)  # fails if there is one, as a rename does not
+        return
+    except FileExistsError:
+        raise
+    except OSError as error:
+        # EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EMLINK: file systems refuse hard links with many of them. If it is another
+        # problem, creating the file meets it, too.
+        logger.debug("%s: no hard link, so the file is created empty and replaced: %s", path, error)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.fsync(descriptor)  # some file systems of object stores make the file only now
+    finally:
+        os.close(descriptor)
+    try:
+        os.replace(partial, path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

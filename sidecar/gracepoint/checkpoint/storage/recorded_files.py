@@ -6,17 +6,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gracepoint.checkpoint.storage.posix import crc32_of, sync_folders
+from gracepoint.checkpoint.storage.checks import crc32_of
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path, sync_folders
 
 
-def record_files(path: Path, top: Path) -> Iterator[tuple[str, int, int]]:
-    """Makes all files at and below ``path`` durable; yields the path below ``top``, size and CRC-32 of each.
+def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, int, int]]:
+    """Makes all files at and below ``where`` durable; yields the path below ``above``, size and CRC-32 of each.
 
     Nobody writes there any more.
 
     Raises:
         OSError: A file cannot be read.
     """
+    path, top = Path(where), Path(above)  # handlers write to the local file system
     files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
@@ -24,5 +26,6 @@ def record_files(path: Path, top: Path) -> Iterator[tuple[str, int, int]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(file)
-    sync_folders({path.parent, *(file.parent for file in files), *(f for f in path.rglob("*") if f.is_dir())})
+        yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(storage_path(file))
+    folders = {path.parent, *(file.parent for file in files), *(f for f in path.rglob("*") if f.is_dir())}
+    sync_folders(storage_path(folder) for folder in folders)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint import machine
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.options import WriteOptions
@@ -130,7 +130,7 @@ def compile_slices(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
             wanted.setdefault((values.sharding, values.shape, values.dtype, _shape(pull.region)), (pull, data))
     if wanted:
         started_s = time.monotonic()
-        with ThreadPoolExecutor(min(_COMPILING_THREADS, os.cpu_count() or 1), "gracepoint-compiles") as threads:
+        with ThreadPoolExecutor(min(_COMPILING_THREADS, machine.all_cores()), "gracepoint-compiles") as threads:
             list(threads.map(lambda one: jax.block_until_ready(start(one[0], one[1], options)), wanted.values()))
         logger.info("%d slices of shards were compiled in %.3f s", len(wanted), time.monotonic() - started_s)
 

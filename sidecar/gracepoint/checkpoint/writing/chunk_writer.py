@@ -6,9 +6,7 @@ compressed or kept in OCDBT. Both say what their threads do. Each file has one w
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
@@ -46,10 +45,10 @@ class ChunkWriter:
         metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, job.folder)
         return written
 
-    def warm(self, folder: Path, deadline: Deadline) -> None:
+    def warm(self, folder: StoragePath, deadline: Deadline) -> None:
         """Writes and removes a tiny array below ``folder`` in each way that saves may take, so that code, threads and
         memory are there when it counts."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.make_folder()
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
         job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {})
         try:
@@ -58,7 +57,7 @@ class ChunkWriter:
                 self._express.write(job, deadline)
             self._tensorstore.write(job, deadline)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.delete_folder()
 
 
 class _Probe:

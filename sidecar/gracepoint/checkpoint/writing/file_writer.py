@@ -17,10 +17,8 @@ import dataclasses
 import functools
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,8 @@ from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of, has_direct_io, write_file
-from gracepoint.checkpoint.storage.posix import folders_up_to, sync_folders
+from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -56,7 +54,7 @@ class FileWriter:
         self._buffers: list[Buffer] = []  # that no thread has
         self._direct: dict[int, bool] = {}  # by file system
 
-    def reserve(self, folder: Path) -> None:
+    def reserve(self, folder: StoragePath) -> None:
         """Does what a save into ``folder`` need not wait for: looks what its file system can do, touches memory.
 
         Raises:
@@ -100,10 +98,10 @@ class FileWriter:
         crew.join()
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 
-    def _has_direct_io(self, folder: Path) -> bool:
-        device = os.stat(folder).st_dev
+    def _has_direct_io(self, folder: StoragePath) -> bool:
+        device = folder.volume()
         if device not in self._direct:
-            self._direct[device] = has_direct_io(folder)
+            self._direct[device] = folder.has_direct_io()
         return self._direct[device]
 
 
@@ -114,17 +112,17 @@ class _Folders:
         direct: Whether their file system has direct I/O.
     """
 
-    def __init__(self, top: Path, *, direct: bool) -> None:
+    def __init__(self, top: StoragePath, *, direct: bool) -> None:
         self._top = top
         self.direct = direct
         self.made = {top, top.parent}  # the latter has the entry of the former
 
-    def place(self, path: str) -> Path:
+    def place(self, path: str) -> StoragePath:
         """Returns where ``path`` is, in a folder that exists."""
         place = self._top / path
         if place.parent not in self.made:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            self.made.update(folders_up_to(place, self._top))
+            place.parent.make_folder()
+            self.made.update(place.folders_up_to(self._top))
         return place
 
 
@@ -133,7 +131,7 @@ def _bytes_of(data: bytes) -> ArrayBytes:
 
 
 def _write(folders: _Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: _Crew, buffer: Buffer) -> None:
-    checksum = write_file(folders.place(path), data, buffer, crew.go_on, direct=folders.direct)
+    checksum = folders.place(path).write_large(data, buffer, crew.go_on, direct=folders.direct)
     written.files[path] = StoredFile(len(data), checksum)
 
 
@@ -155,14 +153,14 @@ def _write_chunk(
     job.source.written(chunk)
 
 
-def _sync(folder: Path, _: Buffer) -> None:
+def _sync(folder: StoragePath, _: Buffer) -> None:
     sync_folders([folder])
 
 
 class _Crew:
     """The threads of one save. What they are to do is added, waited for and closed by the thread that writes."""
 
-    def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
+    def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: StoragePath, deadline: Deadline) -> None:
         """``buffers`` is where each takes one from and gives it back."""
         self._buffers = buffers
         self._limit_bytes = limit_bytes

@@ -16,7 +16,6 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -29,7 +28,9 @@ from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.storage.posix import crc32_of, folders_up_to, sync_folders
+from gracepoint.checkpoint.storage.checks import crc32_of, size_of
+from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
+from gracepoint.checkpoint.storage.tensorstore_context import new_context
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -49,7 +50,7 @@ class TensorStoreWriter:
             "file_io_concurrency": {"limit": _CONCURRENT_WRITES},
             "file_io_locking": {"mode": "none"},
         }
-        self._context = ts.Context({**self._resources, "cache_pool": {"total_bytes_limit": 0}, "file_io_sync": True})
+        self._context = new_context({**self._resources, "cache_pool": {"total_bytes_limit": 0}, "file_io_sync": True})
 
     def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
         """Makes all files of ``job`` durable.
@@ -92,11 +93,11 @@ class TensorStoreWriter:
             written.files.update(_sizes_and_checksums(folder, store.files(written.values)))
         # TensorStore synced each file and its folder; folders above those hold the entries of new folders.
         folders = {(folder / path).parent for path in written.files}
-        sync_folders(itertools.chain.from_iterable(folders_up_to(path / "_", folder.parent) for path in folders))
+        sync_folders(itertools.chain.from_iterable((path / "_").folders_up_to(folder.parent) for path in folders))
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 
-    def _plain(self, folder: Path, deadline: Deadline) -> ts.KvStore:
-        opening = ts.KvStore.open({"driver": "file", "path": f"{folder}/"}, context=self._context)
+    def _plain(self, folder: StoragePath, deadline: Deadline) -> ts.KvStore:
+        opening = ts.KvStore.open(folder.kvstore_spec(), context=self._context)
         return opening.result(timeout=deadline.remaining_s())
 
 
@@ -117,7 +118,7 @@ class _Store:
         self._tree_numbers = job.tree_numbers if form_of(job).ocdbt else None
         self._context = context if self._tree_numbers is None else ocdbt.context(**resources)
         self._deadline = deadline
-        self._tree: Path | None = None  # None: it is not made yet, and never is outside of OCDBT
+        self._tree: StoragePath | None = None  # None: it is not made yet, and never is outside of OCDBT
         self._arrays: dict[str, ts.TensorStore] = {}
 
     @functools.cached_property
@@ -125,18 +126,18 @@ class _Store:
         opening = ts.KvStore.open(self._spec(""), context=self._context)
         return opening.result(timeout=self._deadline.remaining_s())
 
-    def files(self, chunks: Iterable[str]) -> list[Path]:
+    def files(self, chunks: Iterable[str]) -> list[StoragePath]:
         """Returns the files that this job made of ``chunks``, paths below its folder, once all writes have ended."""
         if self._tree_numbers is None:
             return [self._folder / chunk for chunk in chunks]
-        return [] if self._tree is None else [path for path in self._tree.rglob("*") if path.is_file()]
+        return [] if self._tree is None else [self._tree / entry.key for entry in self._tree.entries()]
 
     def _spec(self, path: str) -> dict[str, Any]:
         if self._tree_numbers is None:
-            return {"driver": "file", "path": f"{self._item}/{path}"}
+            return (self._item / path.rstrip("/")).kvstore_spec()
         if self._tree is None:
             # Not the folder above: if a save's was taken away, that is an error.
-            self._item.mkdir(exist_ok=True)
+            self._item.make_folder(parents=False)
             self._tree = ocdbt.new_folder(self._item, self._tree_numbers)
         return ocdbt.kvstore(self._tree, path)
 
@@ -165,7 +166,7 @@ class _InFlight:
     Added to and waited for by the thread that writes; ended by TensorStore's.
     """
 
-    def __init__(self, limit_bytes: int | None, folder: Path, deadline: Deadline) -> None:
+    def __init__(self, limit_bytes: int | None, folder: StoragePath, deadline: Deadline) -> None:
         self._limit = ByteLimiter(limit_bytes)
         self._folder = folder
         self._deadline = deadline
@@ -235,6 +236,6 @@ class _InFlight:
         )
 
 
-def _sizes_and_checksums(folder: Path, paths: Iterable[Path]) -> dict[str, StoredFile]:
+def _sizes_and_checksums(folder: StoragePath, paths: Iterable[StoragePath]) -> dict[str, StoredFile]:
     """Returns what ``paths`` hold, by path below ``folder``."""
-    return {str(path.relative_to(folder)): StoredFile(path.stat().st_size, crc32_of(path)) for path in paths}
+    return {path.below(folder): StoredFile(size_of(path), crc32_of(path)) for path in paths}

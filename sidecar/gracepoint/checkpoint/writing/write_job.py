@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 
 
@@ -43,7 +43,7 @@ class WriteJob:
             writes it. A job that writes no array has no tree.
     """
 
-    folder: Path
+    folder: StoragePath
     item: str
     specs: Mapping[int, ArraySpec]
     arrays: Sequence[int]

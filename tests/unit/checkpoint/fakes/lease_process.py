@@ -40,6 +40,7 @@ def refuse_links(error: int) -> None:
 def main(root: Path, job: str, error: int, *, die: bool) -> None:
     from gracepoint.checkpoint.format.layout import Layout
     from gracepoint.checkpoint.steps import lease
+    from gracepoint.checkpoint.storage.storage_path import storage_path
     from gracepoint.deadline import Deadline
     from gracepoint.errors import CheckpointError
 
@@ -54,7 +55,7 @@ def main(root: Path, job: str, error: int, *, die: bool) -> None:
     sys.stdin.readline()
     try:
         held = lease.claim(
-            Layout(root), job, f"{job}-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep
+            Layout(storage_path(root)), job, f"{job}-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep
         )
     except CheckpointError as refused:
         print(f"refused: {refused}", flush=True)

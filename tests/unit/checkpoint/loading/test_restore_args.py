@@ -21,6 +21,8 @@ from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, read_tree
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
 from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs, RestoreOptions
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch
 from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, rich_state, save, sharding
@@ -53,7 +55,9 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def read(folder: Path, like: Any = None, args: Any = None, **options: Any) -> Any:
-    return read_tree(folder, like, args, options=RestoreOptions(**options), deadline=Deadline.after(60, time.monotonic))
+    return read_tree(
+        storage_path(folder), like, args, options=RestoreOptions(**options), deadline=Deadline.after(60, time.monotonic)
+    )
 
 
 def one(folder: Path, name: str, args: RestoreArgs, like: Any = PLACEHOLDER) -> Any:
@@ -124,7 +128,7 @@ def test_a_sharding_over_devices_that_are_not_here_is_refused_in_words(
     monkeypatch.setattr(jax, "devices", lambda: devices[:2])
     with pytest.raises(CheckpointError, match=re.escape("devices [0, 1, 2, 3], of which [2, 3] are not here")):
         read(saved)
-    assert metadata_of(saved, Deadline.after(60, time.monotonic)).tree["w"].sharding is None
+    assert metadata_of(storage_path(saved), Deadline.after(60, time.monotonic)).tree["w"].sharding is None
 
 
 def test_all_is_restored_as_numpy_arrays_if_so_asked(saved: Path) -> None:
@@ -305,9 +309,8 @@ def test_a_placeholder_stays_and_is_not_read(rich: tuple[Path, Any], monkeypatch
 
     folder, state = rich
     opened: list[str] = []
-    read_checked = array_source.read_checked
 
-    def noted(path: Path, *rest: Any) -> None:
+    def noted(path: StoragePath, *rest: Any) -> None:
         opened.append(path.parent.name)
         read_checked(path, *rest)
 
@@ -347,7 +350,7 @@ def test_metadata_tells_all_leaves_without_reading_a_value(saved: Path, monkeypa
     from gracepoint.checkpoint.reading import array_source
 
     monkeypatch.setattr(array_source, "read_checked", lambda *_: pytest.fail("a chunk was read"))
-    found = metadata_of(saved, Deadline.after(60, time.monotonic)).tree
+    found = metadata_of(storage_path(saved), Deadline.after(60, time.monotonic)).tree
     assert found["w"] == LeafMetadata(
         "w",
         "jax.Array",

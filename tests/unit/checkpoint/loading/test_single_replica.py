@@ -30,6 +30,8 @@ from gracepoint.checkpoint.options import (
 )
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
 from gracepoint.process_group import SingleProcess
@@ -64,7 +66,7 @@ def state() -> dict[str, Any]:
 def read(folder: Path, like: Any, **replica: Any) -> Any:
     args = jax.tree.map(lambda leaf: SingleReplicaArrayRestoreArgs(sharding=leaf.sharding), like)
     options = RestoreOptions(single_replica=SingleReplica(**replica))
-    return read_tree(folder, like, args, options=options, deadline=Deadline.after(60, time.monotonic))
+    return read_tree(storage_path(folder), like, args, options=options, deadline=Deadline.after(60, time.monotonic))
 
 
 @pytest.mark.parametrize("primary", [0, 1])
@@ -86,9 +88,8 @@ def test_all_replicas_have_the_primary_one_s_values_bit_for_bit(tmp_path: Path, 
 def test_only_the_primary_replica_reads_and_each_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path, options=RAW), 1, {"w": placed(np.arange(16.0).reshape(4, 4).astype(np.float32), "x", "y")})
     opened: list[str] = []
-    read_checked = array_source.read_checked
 
-    def noted(path: Path, *rest: Any) -> None:
+    def noted(path: StoragePath, *rest: Any) -> None:
         opened.append(path.name)
         read_checked(path, *rest)
 
@@ -122,7 +123,7 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
 def test_values_are_cast_and_cut_before_they_are_handed_over(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, {"w": placed(np.arange(16.0, dtype=np.float32).reshape(4, 4), "y")})
     args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), dtype=jnp.bfloat16, shape=(6, 2), strict=False)
-    found = read_tree(tmp_path / "1", None, {"w": args}, deadline=Deadline.after(60, time.monotonic))
+    found = read_tree(storage_path(tmp_path / "1"), None, {"w": args}, deadline=Deadline.after(60, time.monotonic))
     expected = np.zeros((6, 2))
     expected[:4] = np.arange(16.0).reshape(4, 4)[:, :2]
     assert found["w"].dtype == jnp.bfloat16
@@ -133,7 +134,7 @@ def test_leaves_of_one_replica_and_others_may_be_mixed(tmp_path: Path) -> None:
     saved = {"one": placed(np.arange(4.0), "y"), "all": placed(np.arange(4.0), ("x", "y")), "count": 3}
     save(engine(tmp_path), 1, saved)
     args = {"one": SingleReplicaArrayRestoreArgs(), "all": ArrayRestoreArgs(sharding=sharding())}
-    found = read_tree(tmp_path / "1", saved, args, deadline=Deadline.after(60, time.monotonic))
+    found = read_tree(storage_path(tmp_path / "1"), saved, args, deadline=Deadline.after(60, time.monotonic))
     assert found["one"].sharding == sharding("y")
     assert found["all"].sharding == sharding()
     assert found["count"] == 3
@@ -173,7 +174,10 @@ def test_a_sharding_must_be_given(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, {"w": placed(np.arange(4.0), "y")})
     with pytest.raises(CheckpointError, match="leaf 'w': give a sharding, by which one replica reads it for all"):
         read_tree(
-            tmp_path / "1", None, {"w": SingleReplicaArrayRestoreArgs()}, deadline=Deadline.after(60, time.monotonic)
+            storage_path(tmp_path / "1"),
+            None,
+            {"w": SingleReplicaArrayRestoreArgs()},
+            deadline=Deadline.after(60, time.monotonic),
         )
 
 
@@ -204,13 +208,13 @@ def test_the_replica_over_whose_devices_a_sharding_is_given_reads(tmp_path: Path
     args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), single_replica_sharding=replica_sharding(replica, "y"))
     (target,) = [
         target_of(leaf, None, args)
-        for leaf in open_tree(tmp_path / "1", Deadline.after(60, time.monotonic)).leaves.values()
+        for leaf in open_tree(storage_path(tmp_path / "1"), Deadline.after(60, time.monotonic)).leaves.values()
     ]
     assert isinstance(target.placement, OnOneReplica)
     part = target.placement.put({region: np.zeros(4, np.float32) for region in target.placement.regions})
     reading = {device for arrays in part.values() for array in arrays for device in array.devices()}
     assert reading == set(sharding().mesh.devices[replica].flat)
-    found = read_tree(tmp_path / "1", like, args, deadline=Deadline.after(60, time.monotonic))
+    found = read_tree(storage_path(tmp_path / "1"), like, args, deadline=Deadline.after(60, time.monotonic))
     assert_same(found, like)
 
 
@@ -227,7 +231,7 @@ def test_a_sharding_of_one_replica_that_is_none_is_refused(tmp_path: Path, given
     save(engine(tmp_path, options=RAW), 1, like)
     args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), single_replica_sharding=given())
     with pytest.raises(InvalidSharding, match=message):
-        read_tree(tmp_path / "1", like, args, deadline=Deadline.after(60, time.monotonic))
+        read_tree(storage_path(tmp_path / "1"), like, args, deadline=Deadline.after(60, time.monotonic))
 
 
 def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path) -> None:

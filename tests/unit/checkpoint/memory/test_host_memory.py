@@ -16,6 +16,7 @@ import psutil
 import pytest
 from jax.experimental.layout import Format, Layout
 
+from gracepoint import machine
 from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, api
 from gracepoint.checkpoint.format.array_spec import as_bytes
 from gracepoint.checkpoint.memory import host_memory
@@ -48,7 +49,7 @@ def test_container_limit_leaves_out_reclaimable_page_cache(tmp_path: Path) -> No
             f"{group}/memory.stat": "anon 300\ninactive_file 250\nactive_file 50\n",
         },
     )
-    assert min(host_memory.left_by_pool(tmp_path).values()) == 400
+    assert min(machine.left_by_pool(tmp_path).values()) == 400
 
 
 def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
             "sys/fs/cgroup/kubepods/pod1/memory.current": "100\n",
         },
     )
-    assert min(host_memory.left_by_pool(tmp_path).values()) == 400
+    assert min(machine.left_by_pool(tmp_path).values()) == 400
 
 
 def test_a_container_that_sees_its_group_as_the_root_is_understood(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_container_that_sees_its_group_as_the_root_is_understood(tmp_path: Pat
             "sys/fs/cgroup/memory.current": "100\n",
         },
     )
-    assert min(host_memory.left_by_pool(tmp_path).values()) == 400
+    assert min(machine.left_by_pool(tmp_path).values()) == 400
 
 
 def test_groups_of_the_first_version_are_understood(tmp_path: Path) -> None:
@@ -87,16 +88,16 @@ def test_groups_of_the_first_version_are_understood(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/pod1/memory.usage_in_bytes": "100\n",
         },
     )
-    assert min(host_memory.left_by_pool(tmp_path).values()) == 400
+    assert min(machine.left_by_pool(tmp_path).values()) == 400
 
 
 def test_without_a_group_the_machine_s_memory_counts(tmp_path: Path) -> None:
     write(tmp_path, {"proc/meminfo": MEMINFO.format(7)})
-    assert host_memory.left_by_pool(tmp_path) == {"machine": 7 * 1024}
+    assert machine.left_by_pool(tmp_path) == {"machine": 7 * 1024}
 
 
 def test_what_nothing_tells_of_is_not_known_and_not_zero(tmp_path: Path) -> None:
-    assert host_memory.left_by_pool(tmp_path) == {}
+    assert machine.left_by_pool(tmp_path) == {}
     host_memory.check_fits(1 << 60, None, gang=SingleProcess(), key="k", left=dict)
 
 

@@ -22,6 +22,7 @@ from gracepoint.checkpoint.reading import array_source, parallel_reader, read_gr
 from gracepoint.checkpoint.reading.array_source import touched
 from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, read_all
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, save, sharding
@@ -201,7 +202,7 @@ def test_a_restore_out_of_time_says_which_leaf_and_how_long(tmp_path: Path, monk
 
     monkeypatch.setattr(array_source, "read_checked", lambda path, *_: late() if path.parent.name == "w" else None)
     with pytest.raises(CheckpointError, match=r"1: leaf 'w' was not read within 7\.0 s"):
-        read_tree(tmp_path / "1", {"w": np.ones(4)}, deadline=Deadline.after(7.0, time.monotonic))
+        read_tree(storage_path(tmp_path / "1"), {"w": np.ones(4)}, deadline=Deadline.after(7.0, time.monotonic))
 
 
 # --- real files
@@ -234,7 +235,9 @@ def test_each_format_is_restored_into_each_sharding(tmp_path: Path, options: Wri
             name: jax.ShapeDtypeStruct((64, 64), leaf.dtype, sharding=sharding(*spec)) for name, leaf in state().items()
         }
         for limit_bytes in (None, 1 << 13):
-            found = read_tree(tmp_path / "1", like, options=RestoreOptions(limit_bytes=limit_bytes), deadline=soon())
+            found = read_tree(
+                storage_path(tmp_path / "1"), like, options=RestoreOptions(limit_bytes=limit_bytes), deadline=soon()
+            )
             np.testing.assert_array_equal(found["w"], W)
             np.testing.assert_array_equal(found["one"], W + 1)
             np.testing.assert_array_equal(found["half"], W.astype(jax.numpy.bfloat16))
@@ -251,7 +254,7 @@ def test_damage_in_a_part_of_a_chunk_that_nobody_needs_is_found(tmp_path: Path, 
     part = {"w": ArrayRestoreArgs(sharding=sharding(), shape=(2, 64), strict=False)}
     like = {"w": jax.ShapeDtypeStruct((64, 64), np.float32), "count": ...}
     with pytest.raises(CheckpointCorrupt, match="/w/|leaf 'w'"):
-        read_tree(tmp_path / "1", like, part, deadline=soon())
+        read_tree(storage_path(tmp_path / "1"), like, part, deadline=soon())
 
 
 def test_a_cut_file_of_an_ocdbt_tree_is_found(tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ def test_a_cut_file_of_an_ocdbt_tree_is_found(tmp_path: Path) -> None:
     largest = max((tmp_path / "1" / "default").glob("ocdbt.process_0/d/*"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.raises(CheckpointCorrupt, match="has .* bytes, expected"):
-        read_tree(tmp_path / "1", {"w": W}, deadline=soon())
+        read_tree(storage_path(tmp_path / "1"), {"w": W}, deadline=soon())
 
 
 def test_tensorstore_reads_no_chunk_twice_either(tmp_path: Path) -> None:
@@ -273,7 +276,7 @@ def test_tensorstore_reads_no_chunk_twice_either(tmp_path: Path) -> None:
         }
     ).result()
     store.write(W).result()
-    arrays = array_source.StoredArrays(tmp_path, {"w": store})
+    arrays = array_source.StoredArrays(storage_path(tmp_path), {"w": store})
     regions: list[Box] = [((row, row + 16), (0, 64)) for row in range(0, 64, 16)]
     found: dict[Box, Any] = {}
     before = _bytes_read()
@@ -297,4 +300,4 @@ def test_one_damaged_chunk_of_many_is_named(tmp_path: Path) -> None:
     save(engine(tmp_path, options=FORMATS["raw files"]), 1, state())
     flip_bit(chunk_files(tmp_path, 1, "w")[2])
     with pytest.raises(CheckpointCorrupt, match=r"default/w/1\.0: its contents do not fit its checksum"):
-        read_tree(tmp_path / "1", state(), deadline=soon())
+        read_tree(storage_path(tmp_path / "1"), state(), deadline=soon())

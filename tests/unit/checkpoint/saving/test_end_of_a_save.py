@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
@@ -117,7 +117,7 @@ def test_save_whose_folder_was_removed_fails(tmp_path: Path, monkeypatch: pytest
     def interrupted(self: chunk_writer.ChunkWriter, job: WriteJob, deadline: Deadline) -> Any:
         if job.folder.name.startswith("4."):
             # As for a process that was stopped for more than an hour: a later start has cleared its folder away.
-            job.folder.rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
+            Path(job.folder).rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
         return real(self, job, deadline)
 
     monkeypatch.setattr(chunk_writer.ChunkWriter, "write", interrupted)
@@ -139,7 +139,7 @@ def test_any_number_of_writers_may_write_one_small_file_at_once(tmp_path: Path) 
         start.wait(10)
         try:
             for _ in range(20):
-                write_durably(path, b"contents")
+                storage_path(path).put(b"contents")
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -164,5 +164,5 @@ def test_a_small_file_goes_where_its_folder_is_renamed_to_meanwhile(
         real(*arguments, **options)
 
     monkeypatch.setattr(os, "replace", replaced)
-    write_durably(folder / "mark", b"contents")
+    storage_path(folder / "mark").put(b"contents")
     assert {file.name: file.read_bytes() for file in renamed.iterdir()} == {"mark": b"contents"}

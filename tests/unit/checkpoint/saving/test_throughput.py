@@ -12,7 +12,7 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.posix import write_durably
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 
 NAME = ".gracepoint-throughput"
@@ -20,13 +20,13 @@ WRITTEN_S = 30.0
 
 
 def known(root: Path, process_count: int = 1) -> Throughput:
-    throughput = Throughput(root / NAME, writes=False, process_count=process_count)
+    throughput = Throughput(storage_path(root / NAME), writes=False, process_count=process_count)
     throughput.read()
     return throughput
 
 
 def test_the_median_of_the_latest_saves_of_each_way_counts(tmp_path: Path) -> None:
-    throughput = Throughput(tmp_path / NAME, writes=True)
+    throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     for duration_s in (1.0, 1.0, 1.0, 2.0, 4.0, 5.0, 4.0):
         throughput.learn(Way.SNAPSHOT, 100, duration_s)
     throughput.learn(Way.STREAMED, 100, 0.5)
@@ -37,7 +37,7 @@ def test_the_median_of_the_latest_saves_of_each_way_counts(tmp_path: Path) -> No
 
 
 def test_fewer_processes_are_expected_slower_and_more_no_faster(tmp_path: Path) -> None:
-    Throughput(tmp_path / NAME, writes=True, process_count=4).learn(Way.SNAPSHOT, 100, 1.0)
+    Throughput(storage_path(tmp_path / NAME), writes=True, process_count=4).learn(Way.SNAPSHOT, 100, 1.0)
     assert [known(tmp_path, count).snapshot_bytes_per_s for count in (2, 4, 8)] == [50.0, 100.0, 100.0]
 
 
@@ -82,7 +82,7 @@ def test_an_engine_that_was_not_asked_to_remember_leaves_no_file(tmp_path: Path)
 )
 def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / NAME).write_bytes(data)
-    throughput = Throughput(tmp_path / NAME, writes=True)
+    throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.read()
     assert f"{tmp_path / NAME} cannot be read" in caplog.text
     assert throughput.streamed_bytes_per_s is None
@@ -93,12 +93,14 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, ca
 def test_after_an_emergency_nobody_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
 
-    def slow(path: Path, data: bytes) -> None:
-        hangs.wait(WRITTEN_S)
-        write_durably(path, data)
+    put = StoragePath.put
 
-    monkeypatch.setattr("gracepoint.checkpoint.saving.throughput.write_durably", slow)
-    throughput = Throughput(tmp_path / NAME, writes=True)
+    def slow(path: StoragePath, data: bytes) -> None:
+        hangs.wait(WRITTEN_S)
+        put(path, data)
+
+    monkeypatch.setattr(StoragePath, "put", slow)
+    throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
     assert throughput.streamed_bytes_per_s == 50.0
     assert not (tmp_path / NAME).exists()
@@ -108,7 +110,7 @@ def test_after_an_emergency_nobody_waits_for_the_storage(tmp_path: Path, monkeyp
 
 
 def test_a_file_that_cannot_be_written_fails_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    throughput = Throughput(tmp_path / "no folder" / NAME, writes=True)
+    throughput = Throughput(storage_path(tmp_path / "no folder" / NAME), writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
     throughput.finish(WRITTEN_S)
     assert throughput.streamed_bytes_per_s == 50.0
@@ -116,22 +118,22 @@ def test_a_file_that_cannot_be_written_fails_no_save(tmp_path: Path, caplog: pyt
 
 
 def test_only_the_process_that_is_to_writes_the_file(tmp_path: Path) -> None:
-    Throughput(tmp_path / NAME, writes=False).learn(Way.STREAMED, 100, 2.0)
+    Throughput(storage_path(tmp_path / NAME), writes=False).learn(Way.STREAMED, 100, 2.0)
     assert not (tmp_path / NAME).exists()
 
 
 def test_nothing_is_learnt_from_a_state_without_bytes(tmp_path: Path) -> None:
-    throughput = Throughput(tmp_path / NAME, writes=True)
+    throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.learn(Way.STREAMED, 0, 1.0)
     assert throughput.streamed_bytes_per_s is None
 
 
 def test_the_file_is_left_alone_where_old_probes_are_cleared_away(tmp_path: Path) -> None:
-    throughput = Throughput(tmp_path / NAME, writes=True)
+    throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.learn(Way.SNAPSHOT, 100, 2.0)
     (tmp_path / ".gracepoint-probe.job-0-a.0").write_bytes(b"")
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
-    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=1.0)
+    commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=1.0)
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     assert json.loads((tmp_path / NAME).read_text())["version"] == 1

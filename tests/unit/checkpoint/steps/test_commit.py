@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import latest_step, small_files
+from gracepoint.checkpoint import latest_step
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
+from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -49,7 +51,7 @@ def engine_closed(checkpointer: StepCheckpointer) -> Iterator[StepCheckpointer]:
 
 def set_age(folder: Path, age_s: float) -> None:
     """Makes all of ``folder`` look unchanged for ``age_s``."""
-    now_s = commit.file_system_now_s(Layout(folder.parent))
+    now_s = storage_path(folder.parent).now_s()
     for directory, _, names in os.walk(folder):
         for path in (directory, *(os.path.join(directory, name) for name in names)):
             os.utime(path, (now_s - age_s, now_s - age_s))
@@ -89,7 +91,7 @@ def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
 def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "default/w/0.0").write_bytes(b"")
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
     assert not (tmp_path / "4").exists()
 
@@ -97,7 +99,7 @@ def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path)
 def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "done.process_1.json").write_text("{}")
-    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(tmp_path))[0]
+    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(storage_path(tmp_path)))[0]
     assert not (tmp_path / "4").exists()
 
 
@@ -109,7 +111,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     def run() -> None:
         start.wait(10)
         try:
-            recovery.salvage(Layout(tmp_path))
+            recovery.salvage(Layout(storage_path(tmp_path)))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -126,7 +128,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
 def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="other"), 4, small_state(1)))
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert f"{folder} is left" in remarks[0]
     assert folder.exists()
     restored = restore(tmp_path, small_state())
@@ -201,10 +203,10 @@ def test_a_done_record_that_does_not_say_what_it_replaces_replaces_nothing(tmp_p
     path = tmp_path / "best"
     checkpoint.save(path, small_state(1))
     record = fail_to_commit(path, 2) / layout.done_record(0)
-    assert commit.done_records(record.parent)
+    assert commit.done_records(storage_path(record.parent))
     body = re.sub(rb', "replaces": "[^"]+"', b"", record.read_bytes()).rpartition(b', "checksum": ')[0]
     record.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
-    found = commit.done_records(record.parent)
+    found = commit.done_records(storage_path(record.parent))
     assert found is not None
     assert found[0].replaces is None
     assert_same(checkpoint.restore(path, small_state()), small_state(1))
@@ -239,7 +241,7 @@ def test_disk_failure_during_recovery_raises(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(commit, "finalize", fails)
     with pytest.raises(OSError, match=re.escape(os.strerror(number))):
-        recovery.salvage(Layout(tmp_path))
+        recovery.salvage(Layout(storage_path(tmp_path)))
 
 
 def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
@@ -250,14 +252,14 @@ def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
     is_marked(tmp_path / "4")
     real = commit.discard
 
-    def discard(folder: Path, trash: Path) -> None:
+    def discard(folder: StoragePath, trash: StoragePath) -> None:
         monkeypatch.setattr(commit, "discard", real)
         real(folder, trash)
-        commit.empty_trash(Layout(tmp_path))  # as every start does
+        commit.empty_trash(Layout(storage_path(tmp_path)))  # as every start does
         save(engine(tmp_path, attempt="other"), 4, small_state(9))
 
     monkeypatch.setattr(commit, "discard", discard)
-    (remark,) = recovery.salvage(Layout(tmp_path))
+    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
     assert f"{left} is left" in remark
     restored = restore(tmp_path, small_state())
     assert restored is not None
@@ -267,12 +269,10 @@ def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
 def test_a_step_that_gets_its_name_back_has_it_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 4, small_state())
     (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
-    synced: list[tuple[list[Path], bool]] = []
-    monkeypatch.setattr(
-        recovery, "sync_folders", lambda folders: synced.append((list(folders), (tmp_path / "4").is_dir()))
-    )
-    assert recovery.salvage(Layout(tmp_path)) == []
-    assert synced == [([tmp_path], True)]
+    synced: list[tuple[StoragePath, bool]] = []
+    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
+    assert recovery.salvage(Layout(storage_path(tmp_path))) == []
+    assert synced == [(storage_path(tmp_path), True)]
 
 
 @pytest.mark.parametrize("what", ["another process does so too", "another step has it by now", "the disk fails"])
@@ -286,12 +286,12 @@ def test_a_step_that_cannot_be_given_its_name_back(
     def fails(old: Path, new: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    def meanwhile(folder: Path) -> bool:
+    def meanwhile(folder: StoragePath) -> bool:
         found = real(folder)
         if what == "the disk fails":
             monkeypatch.setattr(os, "rename", fails)
         elif what == "another process does so too":
-            folder.rename(tmp_path / "4")
+            Path(folder).rename(tmp_path / "4")
         else:
             save(engine(tmp_path, attempt="other"), 4, small_state())
         return found
@@ -299,9 +299,9 @@ def test_a_step_that_cannot_be_given_its_name_back(
     monkeypatch.setattr(recovery, "is_damaged", meanwhile)
     if what == "the disk fails":
         with pytest.raises(OSError, match="Input/output error"):
-            recovery.salvage(Layout(tmp_path))
+            recovery.salvage(Layout(storage_path(tmp_path)))
     else:
-        assert recovery.salvage(Layout(tmp_path)) == []
+        assert recovery.salvage(Layout(storage_path(tmp_path))) == []
         assert (tmp_path / "4" / layout.MANIFEST).is_file()
         assert "again" not in caplog.text, "this process has done nothing"
 
@@ -361,7 +361,7 @@ def test_durable_save_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     for process in range(2):
         make_newer(folder / layout.done_record(process))
     set_age(folder, 3700)
-    (remark,) = recovery.salvage(Layout(tmp_path))
+    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "is not salvaged" in remark
     assert "newer Gracepoint" in remark
     assert restore(tmp_path, small_state(), attempt="job-1-b") is None
@@ -373,7 +373,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     looks = iter([True, False])  # damaged at first, and by then the other's
     monkeypatch.setattr(recovery, "is_damaged", lambda folder: next(looks, False))
-    remarks = recovery.salvage(Layout(tmp_path))
+    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "there is a folder for step 4 already" in remarks[0]
     assert (tmp_path / "4" / layout.MANIFEST).is_file(), "at once, and not at the next start"
     assert_same(in_two(tmp_path)[0].state, small_state(9))
@@ -400,10 +400,10 @@ def test_good_step_moved_by_a_dead_process_gets_its_name_back(
     monkeypatch.setattr(recovery, "is_damaged", dying)
     if died == "before it looked again":
         with pytest.raises(SystemExit):
-            recovery.salvage(Layout(tmp_path))
+            recovery.salvage(Layout(storage_path(tmp_path)))
         assert not (tmp_path / "4").exists()
     else:
-        (remark,) = recovery.salvage(Layout(tmp_path))
+        (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
         assert "there is a folder for step 4 already" in remark
         shutil.rmtree(tmp_path / "4")
     monkeypatch.setattr(recovery, "is_damaged", real)
@@ -414,19 +414,19 @@ def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> No
     aside = tmp_path / "4.gracepoint-aside.job-0-a.1"
     aside.mkdir()
     (aside / "theirs").touch()
-    assert recovery.salvage(Layout(tmp_path)) == []
+    assert recovery.salvage(Layout(storage_path(tmp_path))) == []
     assert (aside / "theirs").exists()
 
 
 def temporary_of(root: Path) -> layout.Temporary:
     """The one save that is not committed."""
-    (found,) = Layout(root).temporaries()
+    (found,) = Layout(storage_path(root)).temporaries()
     return found
 
 
 def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0,))
-    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
     assert not commit.finalize(paths, temporary, replace=False)
     leave_uncommitted(tmp_path, 4, (1,))
     assert commit.finalize(paths, temporary, replace=False)
@@ -436,12 +436,10 @@ def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
 
 def test_a_committed_step_has_its_name_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    synced: list[tuple[list[Path], bool]] = []
-    monkeypatch.setattr(
-        commit, "sync_folders", lambda folders: synced.append((list(folders), (tmp_path / "4").is_dir()))
-    )
-    assert commit.finalize(Layout(tmp_path), temporary_of(tmp_path), replace=False)
-    assert synced == [([tmp_path], True)]
+    synced: list[tuple[StoragePath, bool]] = []
+    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
+    assert commit.finalize(Layout(storage_path(tmp_path)), temporary_of(tmp_path), replace=False)
+    assert synced == [(storage_path(tmp_path), True)]
 
 
 @pytest.mark.parametrize(("ours", "becomes"), [(True, "trash"), (False, "aside")], ids=["ours", "foreign"])
@@ -450,18 +448,18 @@ def test_what_a_save_replaces_becomes_trash_if_it_is_ours(tmp_path: Path, ours: 
     temporary = temporary_of(tmp_path)
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / (layout.MANIFEST if ours else "theirs")).touch()
-    assert commit.finalize(Layout(tmp_path), temporary, replace=True)
+    assert commit.finalize(Layout(storage_path(tmp_path)), temporary, replace=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", f"4.gracepoint-{becomes}.job-0-a.1"]
 
 
 def test_what_becomes_trash_does_so_durably_whoever_did_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, trash = tmp_path / "4", tmp_path / "4.gracepoint-trash.job-0-a.1"
     folder.mkdir()
-    synced: list[tuple[list[Path], bool]] = []
-    monkeypatch.setattr(commit, "sync_folders", lambda folders: synced.append((list(folders), trash.is_dir())))
+    synced: list[tuple[StoragePath, bool]] = []
+    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, trash.is_dir())))
     for _ in range(2):
-        commit.discard(folder, trash)
-    assert synced == [([tmp_path], True)] * 2
+        commit.discard(storage_path(folder), storage_path(trash))
+    assert synced == [(storage_path(tmp_path), True)] * 2
 
 
 def test_step_names_a_handler_per_item_and_a_path_only_one(tmp_path: Path) -> None:
@@ -478,7 +476,7 @@ def test_step_names_a_handler_per_item_and_a_path_only_one(tmp_path: Path) -> No
 
 def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) -> None:
     left = leave_uncommitted(tmp_path, 4, (0, 1))
-    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
     assert commit.finalize(paths, temporary, replace=True)
     committed = (tmp_path / "4").stat().st_ino
     shutil.copytree(tmp_path / "4", left)  # as if it had been committed while this process was at it
@@ -488,16 +486,16 @@ def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) 
 
 
 def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Path) -> None:
-    assert commit.standing(tmp_path / "4") is None
+    assert commit.standing(storage_path(tmp_path / "4")) is None
     (tmp_path / "4").mkdir()
-    assert commit.standing(tmp_path / "4") == ""
+    assert commit.standing(storage_path(tmp_path / "4")) == ""
     save(engine(tmp_path), 5, small_state())
-    assert commit.standing(tmp_path / "5") == "job-0-a.1"
+    assert commit.standing(storage_path(tmp_path / "5")) == "job-0-a.1"
     has_a_cut_manifest(tmp_path / "5")
-    assert commit.standing(tmp_path / "5") == ""
+    assert commit.standing(storage_path(tmp_path / "5")) == ""
     save(engine(tmp_path), 6, small_state())
     make_newer(tmp_path / "6" / layout.MANIFEST)
-    assert commit.standing(tmp_path / "6") is None
+    assert commit.standing(storage_path(tmp_path / "6")) is None
 
 
 @pytest.mark.parametrize("by", ["one who commits it", "one who gives it up"])
@@ -505,12 +503,12 @@ def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
     real = commit._complete
 
-    def meanwhile(folder: Path, *about: Any) -> None:
+    def meanwhile(folder: StoragePath, *about: Any) -> None:
         real(folder, *about)
-        folder.rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
+        Path(folder).rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
 
     monkeypatch.setattr(commit, "_complete", meanwhile)
     if by == "one who commits it":
@@ -523,8 +521,8 @@ def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
 def test_trash_that_another_process_deletes_at_the_same_time_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Layout, "trashed", lambda paths: [tmp_path / "4.gracepoint-trash.job-0-a.1"])
-    commit.empty_trash(Layout(tmp_path))
+    monkeypatch.setattr(Layout, "trashed", lambda paths: [storage_path(tmp_path / "4.gracepoint-trash.job-0-a.1")])
+    commit.empty_trash(Layout(storage_path(tmp_path)))
 
 
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:
@@ -554,7 +552,7 @@ def test_records_that_miss_a_chunk_are_refused(tmp_path: Path) -> None:
     from gracepoint.checkpoint.format.manifest import merge
 
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
-    records = commit.done_records(folder)
+    records = commit.done_records(storage_path(folder))
     assert records is not None
     merge(records)
     for record in records:
@@ -581,7 +579,7 @@ class Clock:
 
 def list_steps(root: Path, clock: Clock, timeout_s: float = 60.0) -> catalog.Listing:
     return catalog.list_steps(
-        Layout(root), attempt="job-1-b", deadline=Deadline.after(timeout_s, clock), sleep=clock.sleep
+        Layout(storage_path(root)), attempt="job-1-b", deadline=Deadline.after(timeout_s, clock), sleep=clock.sleep
     )
 
 
@@ -660,8 +658,8 @@ def test_what_a_crash_left_goes_once_it_is_older_than_is_kept(
     now_s = 2_000_000_000  # by the file system's clock
     for path in (left, *left.rglob("*")):
         os.utime(path, (now_s - age_s, now_s - age_s))
-    monkeypatch.setattr(commit, "file_system_now_s", lambda paths: float(now_s))
-    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+    monkeypatch.setattr(StoragePath, "now_s", lambda path: float(now_s))
+    commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=3600)
     assert left.exists() is not goes
 
 
@@ -671,18 +669,18 @@ def test_a_save_changed_last_when_anything_in_it_did(tmp_path: Path, young: str)
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (1000, 1000))
     os.utime(folder / young, (2000, 2000))
-    assert commit.last_change_s(folder) == 2000
-    assert commit.last_change_s(tmp_path / "gone") == 0
+    assert storage_path(folder).last_change_s() == 2000
+    assert storage_path(tmp_path / "gone").last_change_s() == 0
 
 
 def test_where_a_crash_left_nothing_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_uncommitted(tmp_path, 4, (0,), attempt="job-1-b")
 
-    def asked(paths: Layout) -> float:
+    def asked(path: StoragePath) -> float:
         raise AssertionError("the clock is asked by writing a file")
 
-    monkeypatch.setattr(commit, "file_system_now_s", asked)
-    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+    monkeypatch.setattr(StoragePath, "now_s", asked)
+    commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=3600)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -699,9 +697,9 @@ def test_what_another_process_deletes_at_the_same_time_is_no_error(
     if kind == "folder":
         left.mkdir()
         set_age(left, 3700)
-    monkeypatch.setattr(commit.shutil, "rmtree", rmtree)  # type: ignore[attr-defined]
-    monkeypatch.setattr(Layout, "hidden", lambda paths: [left])
-    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr(Layout, "hidden", lambda paths: [storage_path(left)])
+    commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=3600)
     assert not left.exists()
 
 
@@ -737,18 +735,18 @@ def leave_done_records(folder: Path, count: int) -> None:
 
 
 def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 1 + 2 * small_files.CONCURRENT_READS
+    count = 1 + 2 * read_many.CONCURRENT_READS
     leave_done_records(tmp_path, count)
-    together = threading.Barrier(small_files.CONCURRENT_READS)
-    real = Path.read_bytes
+    together = threading.Barrier(read_many.CONCURRENT_READS)
+    real = StoragePath.read_bytes
 
-    def read_bytes(path: Path) -> bytes:
+    def read_bytes(path: StoragePath) -> bytes:
         if path.name != layout.done_record(0):
             together.wait(30)  # breaks if they come one after the other
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    records = commit.done_records(tmp_path)
+    monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
+    records = commit.done_records(storage_path(tmp_path))
     assert records is not None
     assert [record.process_index for record in records] == list(range(count))
 
@@ -757,24 +755,24 @@ def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: py
 def test_done_records_are_none_while_one_is_missing(tmp_path: Path, missing: int) -> None:
     leave_done_records(tmp_path, 100)
     (tmp_path / layout.done_record(missing)).unlink()
-    assert commit.done_records(tmp_path) is None
+    assert commit.done_records(storage_path(tmp_path)) is None
 
 
 def test_no_more_done_records_are_read_when_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_done_records(tmp_path, 1000)
     (tmp_path / layout.done_record(1)).unlink()
-    read: list[Path] = []
-    real = Path.read_bytes
+    read: list[StoragePath] = []
+    real = StoragePath.read_bytes
     rest = threading.Event()
 
-    def read_bytes(path: Path) -> bytes:
+    def read_bytes(path: StoragePath) -> bytes:
         read.append(path)
         if path.name not in (layout.done_record(0), layout.done_record(1)):
             rest.wait(0.01)
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert commit.done_records(tmp_path) is None
+    monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
+    assert commit.done_records(storage_path(tmp_path)) is None
     assert len(read) < 500
 
 
@@ -787,7 +785,7 @@ def test_done_records_are_read_where_the_system_gives_no_thread(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    records = commit.done_records(tmp_path)
+    records = commit.done_records(storage_path(tmp_path))
     assert records is not None
     assert len(records) == 40
 
@@ -797,4 +795,4 @@ def test_a_done_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / layout.done_record(7)).unlink()
     (tmp_path / layout.done_record(7)).mkdir()
     with pytest.raises(IsADirectoryError):
-        commit.done_records(tmp_path)
+        commit.done_records(storage_path(tmp_path))

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,8 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
+from gracepoint.checkpoint.storage.backend import Generation
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
@@ -52,7 +53,7 @@ def held() -> Iterator[list[Lease]]:
 def claim(root: Path, job: str, held: list[Lease], *, attempt: str = "0", patience_s: float = 0.0) -> Lease:
     time = Time()
     found = lease.claim(
-        Layout(root), job, f"{job}-{attempt}", deadline=Deadline.after(patience_s, time), sleep=time.sleep
+        Layout(storage_path(root)), job, f"{job}-{attempt}", deadline=Deadline.after(patience_s, time), sleep=time.sleep
     )
     held.append(found)
     return found
@@ -60,8 +61,8 @@ def claim(root: Path, job: str, held: list[Lease], *, attempt: str = "0", patien
 
 def put(root: Path, holder: Holder, *, age_s: float = 0.0) -> Path:
     """Leaves another's lease."""
-    path = Layout(root).lease()
-    lease._write(path, holder)
+    path = Path(Layout(storage_path(root)).lease())
+    storage_path(path).put(json.dumps(dataclasses.asdict(holder)).encode())
     then_s = path.stat().st_mtime - age_s
     os.utime(path, (then_s, then_s))
     return path
@@ -85,7 +86,7 @@ def test_directory_of_another_job_is_refused_and_the_job_is_named(tmp_path: Path
 def test_a_later_attempt_of_the_same_job_takes_over_at_once(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, ELSEWHERE)
     claim(tmp_path, "job-b", held, attempt="1")
-    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == "job-b-1"
+    assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["attempt"] == "job-b-1"
 
 
 SPLIT = dataclasses.replace(ELSEWHERE, attempt="uid-0-aaaa", job="uid")
@@ -94,7 +95,9 @@ SPLIT = dataclasses.replace(ELSEWHERE, attempt="uid-0-aaaa", job="uid")
 def claim_of_start(root: Path, held: list[Lease], start: str, *, patience_s: float = 0.0) -> Lease:
     time = Time()
     deadline = Deadline.after(patience_s, time)
-    found = lease.claim(Layout(root), "uid", f"{start}-bbbb", deadline=deadline, sleep=time.sleep, start=start)
+    found = lease.claim(
+        Layout(storage_path(root)), "uid", f"{start}-bbbb", deadline=deadline, sleep=time.sleep, start=start
+    )
     held.append(found)
     return found
 
@@ -126,7 +129,7 @@ def test_lease_of_the_same_job_is_taken_over_when_its_holder_ended(
 ) -> None:
     put(tmp_path, holder, age_s=age_s)
     claim_of_start(tmp_path, held, start)
-    assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == f"{start}-bbbb"
+    assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["attempt"] == f"{start}-bbbb"
 
 
 def test_loser_of_the_directory_to_another_cluster_is_told(
@@ -161,7 +164,7 @@ def test_job_waits_for_another_that_is_ending_and_logs_once(
             path.unlink(missing_ok=True)
 
     deadline = Deadline.after(lease.PATIENCE_S, time)
-    held.append(lease.claim(Layout(tmp_path), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
+    held.append(lease.claim(Layout(storage_path(tmp_path)), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
     assert 20 < time.now_s < 22
     (said,) = (record.getMessage() for record in caplog.records)
     assert "another job uses it: job-b" in said
@@ -174,9 +177,10 @@ def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
 
 def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path, held: list[Lease]) -> None:
     code = (
-        "import sys; from pathlib import Path; from gracepoint.checkpoint.steps import lease;"
+        "import sys; from gracepoint.checkpoint.storage.storage_path import storage_path;"
+        "from gracepoint.checkpoint.steps import lease;"
         "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
-        "import time; lease.claim(Layout(Path(sys.argv[1])), 'job-b', 'job-b-0',"
+        "import time; lease.claim(Layout(storage_path(sys.argv[1])), 'job-b', 'job-b-0',"
         "deadline=Deadline.after(0, time.monotonic), sleep=time.sleep);"
         "print('held', flush=True); sys.stdin.read()"
     )
@@ -198,7 +202,7 @@ def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
     second = claim(tmp_path, "job-a", held)
     mine.release()
-    assert Layout(tmp_path).lease().exists(), "which is another lease of the same process by now"
+    assert Layout(storage_path(tmp_path)).lease().exists(), "which is another lease of the same process by now"
     path = put(tmp_path, ELSEWHERE)
     second.release()
     assert path.exists()
@@ -209,14 +213,13 @@ def test_the_holder_keeps_giving_signs_of_life(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     beaten = threading.Event()
-    real = lease._write
+    real = StoragePath.replace
 
-    def write(*arguments: Any, **options: Any) -> bool:
-        if not options:
-            beaten.set()
-        return real(*arguments, **options)
+    def replace(path: StoragePath, data: bytes, generation: Generation) -> Generation:
+        beaten.set()
+        return real(path, data, generation)
 
-    monkeypatch.setattr(lease, "_write", write)
+    monkeypatch.setattr(StoragePath, "replace", replace)
     claim(tmp_path, "job-a", held)
     assert beaten.wait(30)
 
@@ -254,7 +257,7 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
     looked = threading.local()
     real = lease._read
 
-    def read(path: Path) -> Holder | None:
+    def read(path: StoragePath) -> tuple[Holder, Generation] | None:
         found = real(path)
         if not hasattr(looked, "first"):
             looked.first = found
@@ -292,9 +295,9 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
     path = put(tmp_path, ELSEWHERE)
     real = lease._read
 
-    def read(path: Path) -> Holder | None:
+    def read(path: StoragePath) -> tuple[Holder, Generation] | None:
         found = real(path)
-        path.unlink(missing_ok=True)
+        path.delete()
         return found
 
     with monkeypatch.context() as patch:
@@ -305,32 +308,33 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
 
 def test_a_process_that_never_releases_its_lease_can_end(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from gracepoint.checkpoint.steps import lease;"
+        "import sys, time; from gracepoint.checkpoint.storage.storage_path import storage_path;"
+        "from gracepoint.checkpoint.steps import lease;"
         "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
-        "lease.claim(Layout(Path(sys.argv[1])), 'job-b', 'job-b-0',"
+        "lease.claim(Layout(storage_path(sys.argv[1])), 'job-b', 'job-b-0',"
         "deadline=Deadline.after(0, time.monotonic), sleep=time.sleep)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
-    assert Layout(tmp_path).lease().exists()
+    assert Layout(storage_path(tmp_path)).lease().exists()
 
 
 def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     monkeypatch.setattr(lease, "_END_S", 30.0)
     beating = threading.Event()
-    real = lease._write
+    real = lease._written
 
-    def write(path: Path, mine: Holder, **options: Any) -> bool:
-        if not options:
+    def written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
+        if found is not None:
             beating.set()
             assert mine_now[0]._ended.wait(30), "the release"
             for _ in range(20):  # the time in which a release that does not wait removes the file
                 if not path.exists():
                     break
                 time.sleep(0.01)
-        return real(path, mine, **options)
+        return real(path, mine, found)
 
-    monkeypatch.setattr(lease, "_write", write)
+    monkeypatch.setattr(lease, "_written", written)
     mine_now: list[Lease] = []
     mine_now.append(claim(tmp_path, "job-a", []))
     assert beating.wait(30)
@@ -353,13 +357,15 @@ def test_failed_lease_claim_leaves_the_disk_unchanged(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            lease.claim(Layout(tmp_path), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep)
+            lease.claim(
+                Layout(storage_path(tmp_path)), "job-a", "0", deadline=Deadline.after(0.0, Time()), sleep=Time().sleep
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Lease]) -> None:
-    Layout(tmp_path).lease().write_text("something")
+    Layout(storage_path(tmp_path)).lease().put(b"something")
     with pytest.raises(CheckpointError, match="is not a lease of Gracepoint's"):
         claim(tmp_path, "job-a", held)

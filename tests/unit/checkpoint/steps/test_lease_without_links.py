@@ -18,6 +18,7 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 from tests.unit.checkpoint.fakes import lease_process
@@ -62,7 +63,9 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def claim(root: Path) -> Lease:
-    return lease.claim(Layout(root), "job-x", "job-x-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep)
+    return lease.claim(
+        Layout(storage_path(root)), "job-x", "job-x-0", deadline=Deadline.after(0.0, time.monotonic), sleep=time.sleep
+    )
 
 
 @pytest.mark.long
@@ -74,7 +77,7 @@ def test_one_of_several_that_come_at_once_gets_the_directory(tmp_path: Path, err
         said = [line_of(process) for process in processes]
         (winner,) = [index for index, line in enumerate(said) if line == "held"]
         assert all(line.startswith("refused: ") for index, line in enumerate(said) if index != winner), said
-        assert json.loads(Layout(tmp_path).lease().read_bytes())["job"] == f"job-{winner}"
+        assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["job"] == f"job-{winner}"
         assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -82,7 +85,7 @@ def test_lease_without_a_name_is_free_when_it_expires(tmp_path: Path) -> None:
     with claimers(tmp_path, 1, errno.EPERM, "die") as (process,):
         tell(process)
         assert process.wait(30) == 9
-    path = Layout(tmp_path).lease()
+    path = Path(Layout(storage_path(tmp_path)).lease())
     assert path.read_bytes() == b""
     with pytest.raises(CheckpointError, match="its lease is empty"):
         claim(tmp_path)

@@ -15,6 +15,7 @@ from gracepoint.checkpoint import ArrayHandler, ParamInfo
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 
@@ -51,7 +52,7 @@ def test_save_committed_during_listing_is_not_foreign(tmp_path: Path, meanwhile:
         (tmp_path / name).write_text("")
     (tmp_path / "others").mkdir()
     meanwhile(lambda: temporary.rename(step), tmp_path)
-    assert Layout(tmp_path).strangers() == ["7", "8", "notes", "others"]
+    assert Layout(storage_path(tmp_path)).strangers() == ["7", "8", "notes", "others"]
     assert step.is_dir()
 
 
@@ -59,7 +60,7 @@ def test_what_is_deleted_as_it_is_looked_at_is_in_nobodys_way(tmp_path: Path, me
     target = tmp_path / "a"
     target.mkdir()
     meanwhile(target.rmdir, target, before=True)
-    assert restore_path.why_not_to(target, force=True) is None
+    assert restore_path.why_not_to(storage_path(target), force=True) is None
     assert not target.exists()
 
 
@@ -73,18 +74,18 @@ def test_foreign_folder_deleted_meanwhile_stops_no_commit(tmp_path: Path, meanwh
 
     with pytest.raises(SystemExit):
         save(engine(tmp_path, Dying()), 3, small_state())
-    paths = Layout(tmp_path)
+    paths = Layout(storage_path(tmp_path))
     (durable,) = paths.temporaries()
     meanwhile(target.rmdir, target, before=True)
     assert commit.finalize(paths, durable, replace=True)
     assert paths.steps() == [3]
-    assert commit.read_manifest(target) is not None
+    assert commit.read_manifest(storage_path(target)) is not None
 
 
 def test_save_committed_during_recovery_is_not_reported_as_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = Layout(tmp_path)
+    paths = Layout(storage_path(tmp_path))
     committed = paths.temporary(5, "job-0-a", 1)
     monkeypatch.setattr(paths, "temporaries", lambda: [committed])
     with caplog.at_level(logging.WARNING):

@@ -17,6 +17,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
 
@@ -149,19 +150,19 @@ def test_a_step_that_can_be_restored_after_all_counts_again(tmp_path: Path) -> N
     chunk = chunk_files(tmp_path, 5, "w")[0]
     flip_bit(chunk)
     assert restore(tmp_path, small_state(), attempt="job-6") is not None
-    assert Layout(tmp_path).damage_mark(5).read_text().endswith("its contents do not fit its checksum")
+    assert Layout(storage_path(tmp_path)).damage_mark(5).read_bytes().endswith(b"its contents do not fit its checksum")
     flip_bit(chunk)  # a disk that was away is back
     restored = restore(tmp_path, small_state(), attempt="job-7")
     assert restored is not None
     assert restored.step == 5
-    assert not Layout(tmp_path).damage_mark(5).exists()
+    assert not Layout(storage_path(tmp_path)).damage_mark(5).exists()
 
 
 def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.executor.wait_until_finished(30)
-    with retention.reading(Layout(tmp_path), 1):
+    with retention.reading(Layout(storage_path(tmp_path)), 1):
         checkpointer.save_in_background(2, small_state(), {})
         checkpointer.executor.wait_until_finished(30)
         assert (tmp_path / "1").is_dir()
@@ -170,13 +171,13 @@ def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) ->
     assert steps(tmp_path) == ["3"]
 
 
-def marks_while_reading(root: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> list[list[Path]]:
+def marks_while_reading(root: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> list[list[StoragePath]]:
     """The marks on step 1 at each look of ``module`` into a checkpoint."""
-    marks: list[list[Path]] = []
+    marks: list[list[StoragePath]] = []
     real = stored_tree.open_tree
 
     def looked_at(*arguments: Any) -> Any:
-        marks.append(Layout(root).reading_marks(1))
+        marks.append(Layout(storage_path(root)).reading_marks(1))
         return real(*arguments)
 
     monkeypatch.setattr(f"gracepoint.checkpoint.{module}.open_tree", looked_at)
@@ -190,7 +191,7 @@ def test_a_restore_marks_what_it_reads_and_nothing_is_left_of_that(
     marks = marks_while_reading(tmp_path, monkeypatch, "loading.restore_step")
     assert restore(tmp_path, small_state()) is not None
     assert [len(found) for found in marks] == [1]
-    assert Layout(tmp_path).hidden() == []
+    assert Layout(storage_path(tmp_path)).hidden() == []
 
 
 @pytest.mark.parametrize("path", ["1", "1/default"])
@@ -201,7 +202,7 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
     marks = marks_while_reading(tmp_path, monkeypatch, "loading.restore_tree")
     api.restore(tmp_path / path, small_state())
     assert [len(found) for found in marks] == [1]
-    assert Layout(tmp_path).hidden() == []
+    assert Layout(storage_path(tmp_path)).hidden() == []
 
 
 def test_step_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +210,7 @@ def test_step_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pyt
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     real = commit.manifest_fields
 
-    def gone(folder: Path) -> Any:
+    def gone(folder: StoragePath) -> Any:
         if folder.name == "1" and folder.exists():
             shutil.rmtree(folder)
         return real(folder)
@@ -228,7 +229,7 @@ def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> 
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.executor.wait_until_finished(30)
-    mark = Layout(tmp_path).reading_mark(1)
+    mark = Path(Layout(storage_path(tmp_path)).reading_mark(1))
     mark.touch()
     old_s = mark.stat().st_mtime - retention.READING_S - 1
     os.utime(mark, (old_s, old_s))
@@ -287,7 +288,7 @@ def test_save_succeeds_when_no_thread_can_delete_trash(tmp_path: Path, monkeypat
     for step in (1, 2):
         checkpointer.save_in_background(step, small_state(), {})
     checkpointer.close(30)
-    assert (Layout(tmp_path).steps(), len(Layout(tmp_path).trashed())) == ([2], 1)
+    assert (Layout(storage_path(tmp_path)).steps(), len(Layout(storage_path(tmp_path)).trashed())) == ([2], 1)
     monkeypatch.undo()
     restore(tmp_path, small_state())
     assert steps(tmp_path) == ["2"]
@@ -297,12 +298,12 @@ def test_step_deleted_by_another_process_is_left_out(tmp_path: Path, monkeypatch
     checkpointer = engine(tmp_path)
     for step in (1, 2, 3):
         save(checkpointer, step, small_state())
-    real = commit.file_system_now_s
+    real = StoragePath.now_s
 
-    def now_s(paths: Layout) -> float:  # between the list of steps and their ages
+    def now_s(path: StoragePath) -> float:  # between the list of steps and their ages
         shutil.rmtree(tmp_path / "2", ignore_errors=True)
-        return real(paths)
+        return real(path)
 
-    monkeypatch.setattr(commit, "file_system_now_s", now_s)
-    retention.apply(Layout(tmp_path), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
+    monkeypatch.setattr(StoragePath, "now_s", now_s)
+    retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
     assert steps(tmp_path) == ["1", "3"]

@@ -28,6 +28,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.file_writer import THREADS, FileWriter
@@ -60,7 +61,9 @@ class Given:
 
 
 def job(folder: Path, source: Any) -> WriteJob:
-    return WriteJob(folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"})
+    return WriteJob(
+        storage_path(folder), "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"}
+    )
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
@@ -230,7 +233,7 @@ def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(file_writer, "Buffer", Counted)
     writer = FileWriter(WriteOptions())
-    writer.reserve(tmp_path)
+    writer.reserve(storage_path(tmp_path))
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         writer.write(job(tmp_path / str(number), Given([random_bytes(1 << 20)] * 20)), soon())
@@ -249,7 +252,7 @@ def test_memory_is_reserved_only_for_a_writer_that_is_used(
         return made[-1]
 
     monkeypatch.setattr(file_writer, "Buffer", make)
-    ChunkWriter(WriteOptions(express=express)).warm(tmp_path / "probe", soon())
+    ChunkWriter(WriteOptions(express=express)).warm(storage_path(tmp_path / "probe"), soon())
     assert len(made) == (THREADS if express else 0)
     assert not list(tmp_path.iterdir())
 
@@ -287,7 +290,7 @@ def test_a_deadline_that_passes_stops_the_threads_between_two_blocks(
         return real(descriptor, data, offset)
 
     writer = FileWriter(WriteOptions())
-    writer.reserve(tmp_path)
+    writer.reserve(storage_path(tmp_path))
     monkeypatch.setattr(os, "pwrite", late)
     with pytest.raises(SaveFailed, match=r"only \d+ of \d+ files were written to .* within 50\.0 s"):
         writer.write(job(tmp_path, Given([random_bytes(8 * BLOCK_BYTES)])), Deadline.after(50, lambda: clock_s[0]))
@@ -322,7 +325,7 @@ def test_a_save_that_is_cancelled_waits_for_no_write_and_begins_none(
         return real(descriptor, data, offset)
 
     writer, deadline, outcome = FileWriter(WriteOptions()), soon(), []
-    writer.reserve(tmp_path)
+    writer.reserve(storage_path(tmp_path))
     monkeypatch.setattr(os, "pwrite", held)
 
     def save() -> None:

@@ -18,6 +18,7 @@ from gracepoint.checkpoint.format import ocdbt
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -109,7 +110,7 @@ def test_any_number_of_processes_may_merge_at_once(tmp_path: Path, monkeypatch: 
 
     def merge() -> None:
         try:
-            ocdbt.merge(left / "default", 2)
+            ocdbt.merge(storage_path(left / "default"), 2)
         except BaseException as error:  # noqa: BLE001 - raised by the test
             errors.append(error)
 
@@ -129,7 +130,7 @@ def test_any_number_of_processes_may_salvage_at_once(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(ocdbt, "merge", _broken)
         outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang, options=WriteOptions(use_ocdbt=True)), 1, state))
-    remarks = in_gang(4, lambda gang: recovery.salvage(Layout(tmp_path)))
+    remarks = in_gang(4, lambda gang: recovery.salvage(Layout(storage_path(tmp_path))))
     assert not any("not salvaged" in remark for found in remarks for remark in found), remarks
     restored = restore(tmp_path, state)
     assert restored is not None
@@ -144,13 +145,13 @@ def test_a_tree_that_cannot_be_merged_is_damage(tmp_path: Path, monkeypatch: pyt
     (left,) = tmp_path.glob("1.gracepoint-tmp.*")
     flip_bit(left / "default" / "ocdbt.process_0" / "manifest.ocdbt")
     with pytest.raises(CheckpointCorrupt, match="cannot be merged"):
-        ocdbt.merge(left / "default", 1)
+        ocdbt.merge(storage_path(left / "default"), 1)
 
 
 def test_slices_of_a_replicated_leaf_are_written_by_all_processes(tmp_path: Path) -> None:
     state = {"w": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
     in_gang(4, lambda gang: save(engine(tmp_path, gang), 1, state))
-    records = commit.done_records(tmp_path / "1")
+    records = commit.done_records(storage_path(tmp_path / "1"))
     assert records is not None
     written = [
         [path for path in record.files if path.startswith("default/w/") and "." not in path] for record in records

@@ -16,6 +16,7 @@ import pytest
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
@@ -41,7 +42,9 @@ CHUNK = Chunk(0, "w/0", ((0, 4),), mine=True, bytes=16)
 
 
 def job(folder: Path, chunks: Sequence[Chunk], tree_numbers: Sequence[int]) -> WriteJob:
-    return WriteJob(folder, "default", {0: SPEC}, [0] if chunks else [], Given(chunks), {"small": b"x"}, tree_numbers)
+    return WriteJob(
+        storage_path(folder), "default", {0: SPEC}, [0] if chunks else [], Given(chunks), {"small": b"x"}, tree_numbers
+    )
 
 
 def write(folder: Path, chunks: Sequence[Chunk], tree_numbers: Sequence[int]) -> WrittenFiles:

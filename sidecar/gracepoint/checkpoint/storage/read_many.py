@@ -11,7 +11,8 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path
+
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 CONCURRENT_READS = 32
 
 
-def read_all(paths: Sequence[Path]) -> list[bytes] | None:
+def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
     """Returns the contents of all files in order, or None if one is missing: no more are begun then.
 
     Raises:
@@ -46,7 +47,7 @@ def read_all(paths: Sequence[Path]) -> list[bytes] | None:
 class _Work:
     """What is read, and what came of it. ``found`` has an entry of its own for each path; the rest is only ever set."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[StoragePath]) -> None:
         self._paths = paths
         self._next = itertools.count()  # one call takes one number, whichever thread makes it
         self.found: dict[int, bytes] = {}

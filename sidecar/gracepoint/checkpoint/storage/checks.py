@@ -1,0 +1,105 @@
+"""Compares stored values with what is known of them, and waits for them to appear.
+
+Nothing here has threads or state.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import CheckpointCorrupt
+
+_LOOK_EVERY_S = 0.1
+_BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom meet in Python
+# What is read at once by ``read_checked``: it is in a core's cache when its checksum is computed.
+_HOT_BYTES = 1 << 20
+
+
+def must_not_write(error: OSError) -> bool:
+    """Returns whether the error says that this process may only read there."""
+    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def appears(path: StoragePath, *, within_s: float, sleep: Callable[[float], object]) -> bool:
+    """Returns whether ``path`` exists, or comes to exist in about ``within_s``."""
+    for _ in range(max(1, round(within_s / _LOOK_EVERY_S))):
+        if path.exists():
+            return True
+        sleep(_LOOK_EVERY_S)
+    return False
+
+
+def check_size(path: StoragePath, size_bytes: int) -> None:
+    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size."""
+    entry = path.entry()
+    if entry is None:
+        raise CheckpointCorrupt(f"{path} is missing")
+    if entry.bytes != size_bytes:
+        raise CheckpointCorrupt(f"{path} has {entry.bytes} bytes, expected {size_bytes}")
+
+
+def size_of(path: StoragePath) -> int:
+    """Returns the size of a value.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    entry = path.entry()
+    if entry is None:
+        raise FileNotFoundError(errno.ENOENT, "expected a file, found none", str(path))
+    return entry.bytes
+
+
+def crc32_of(path: StoragePath) -> int:
+    """Returns the CRC-32 of a value, reading it in blocks."""
+    checksum = offset = 0
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    with path.open() as reader:
+        while count := reader.read_into(buffer, offset):
+            checksum = crc32(buffer[:count], checksum)
+            offset += count
+    return checksum
+
+
+def check_contents(path: StoragePath, size_bytes: int, checksum: int) -> None:
+    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size or checksum."""
+    check_size(path, size_bytes)
+    if crc32_of(path) != checksum:
+        raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
+
+
+def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryview) -> None:
+    """Reads all of ``path`` into ``out``.
+
+    Args:
+        path: Of the value.
+        size_bytes: Its size, as it was recorded.
+        expected: Its CRC-32, as it was recorded.
+        out: Memory of that size.
+
+    Raises:
+        CheckpointCorrupt: The value is missing, or has another size or checksum; names the path.
+    """
+    try:
+        opening = path.open()
+        with opening as reader:
+            if reader.size_bytes != size_bytes:
+                raise CheckpointCorrupt(f"{path} has {reader.size_bytes} bytes, expected {size_bytes}")
+            if size_bytes != len(out):
+                raise CheckpointCorrupt(
+                    f"{path} has {size_bytes} bytes, expected {len(out)} by its array's type and shape"
+                )
+            position = checksum = 0
+            while position < len(out):
+                count = reader.read_into(out[position : position + _HOT_BYTES], position)
+                if count == 0:
+                    raise CheckpointCorrupt(f"{path} has {position} bytes, expected {size_bytes}")
+                checksum = crc32(out[position : position + count], checksum)
+                position += count
+    except FileNotFoundError:
+        raise CheckpointCorrupt(f"{path} is missing") from None
+    if checksum != expected:
+        raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

@@ -1,0 +1,226 @@
+"""A location in a store: the back end, and the key of a value or a folder there.
+
+All modules of the engine name locations by ``StoragePath`` and reach the store through it. ``storage_path`` alone makes
+one from what a user gives. Paths are immutable and have no state of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
+from gracepoint.checkpoint.storage.posix import POSIX
+from gracepoint.errors import SettingsError
+from gracepoint.machine import LocalPath as LocalPath
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+    from gracepoint.checkpoint.storage.direct_io import Buffer
+
+#: What users give as a location.
+UserPath = str | os.PathLike[str]
+
+
+class StoragePath:
+    """A location in a store.
+
+    Attributes:
+        backend: The store.
+        key: The complete key in the store, without a slash at its end.
+    """
+
+    __slots__ = ("backend", "key")
+
+    def __init__(self, backend: Backend, key: str) -> None:
+        self.backend = backend
+        self.key = key
+
+    def __truediv__(self, name: str) -> StoragePath:
+        """Returns the location of ``name`` in this folder; the folder itself for an empty name."""
+        if not name:
+            return self
+        return StoragePath(self.backend, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return self.backend.url(self.key)
+
+    def __repr__(self) -> str:
+        return f"StoragePath({str(self)!r})"
+
+    def __fspath__(self) -> str:
+        return self.backend.local_path(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoragePath) and (self.backend, self.key) == (other.backend, other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __lt__(self, other: StoragePath) -> bool:
+        return self.key.split("/") < other.key.split("/")
+
+    @property
+    def name(self) -> str:
+        """The last name; empty at the top of the store."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StoragePath:
+        """The folder above; the top of the store is above itself."""
+        above, slash, _ = self.key.rpartition("/")
+        return StoragePath(self.backend, above or slash)
+
+    def with_name(self, name: str) -> StoragePath:
+        return self.parent / name
+
+    def below(self, top: StoragePath) -> str:
+        """Returns the key relative to ``top``.
+
+        Raises:
+            ValueError: It is not below ``top``.
+        """
+        prefix = f"{top.key.rstrip('/')}/" if top.key else ""
+        if self.backend is not top.backend or not self.key.startswith(prefix):
+            raise ValueError(f"{self} is not below {top}")
+        return self.key.removeprefix(prefix)
+
+    def folders_up_to(self, top: StoragePath) -> Iterator[StoragePath]:
+        """Yields the folders above this location, from its own up to and with ``top``.
+
+        Raises:
+            ValueError: It is not below ``top``.
+        """
+        folder = self
+        while folder != folder.parent:
+            folder = folder.parent
+            yield folder
+            if folder == top:
+                return
+        raise ValueError(f"{self} is not below {top}")
+
+    def for_users(self) -> LocalPath:
+        """Returns the location as public results hold it."""
+        return LocalPath(str(self))
+
+    def kvstore_spec(self) -> dict[str, Any]:
+        """Returns TensorStore's spec of the values in this folder."""
+        return self.backend.kvstore_spec(f"{self.key}/")
+
+    # What ``Backend`` says of each.
+
+    def create(self, data: bytes) -> Generation:
+        return self.backend.create(self.key, data)
+
+    def read(self) -> Value:
+        return self.backend.read(self.key)
+
+    def read_bytes(self) -> bytes:
+        return self.backend.read(self.key).data
+
+    def replace(self, data: bytes, generation: Generation) -> Generation:
+        return self.backend.replace(self.key, data, generation)
+
+    def put(self, data: bytes) -> None:
+        self.backend.put(self.key, data)
+
+    def touch(self) -> None:
+        self.backend.touch(self.key)
+
+    def write_large(self, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
+        return self.backend.write_large(self.key, data, buffer, go_on, direct=direct)
+
+    def has_direct_io(self) -> bool:
+        return self.backend.has_direct_io(self.key)
+
+    def volume(self) -> int:
+        return self.backend.volume(self.key)
+
+    def open(self) -> AbstractContextManager[Reader]:
+        return self.backend.open(self.key)
+
+    def entry(self) -> Entry | None:
+        return self.backend.entry(self.key)
+
+    def is_value(self) -> bool:
+        return self.backend.entry(self.key) is not None
+
+    def delete(self) -> None:
+        self.backend.delete(self.key)
+
+    def exists(self) -> bool:
+        return self.backend.exists(self.key)
+
+    def is_folder(self) -> bool:
+        return self.backend.is_folder(self.key)
+
+    def is_link(self) -> bool:
+        return self.backend.is_link(self.key)
+
+    def children(self) -> list[Child]:
+        return self.backend.children(self.key)
+
+    def entries(self) -> list[Entry]:
+        return self.backend.entries(self.key)
+
+    def last_change_s(self) -> float:
+        return self.backend.last_change_s(self.key)
+
+    def make_folder(self, *, parents: bool = True, exclusive: bool = False) -> None:
+        self.backend.make_folder(self.key, parents=parents, exclusive=exclusive)
+
+    def make_folder_durably(self) -> None:
+        self.backend.make_folder_durably(self.key)
+
+    def delete_folder(self) -> None:
+        self.backend.delete_folder(self.key)
+
+    def publish(self, target: StoragePath) -> None:
+        self.backend.publish(self.key, target.key)
+
+    def staying(self) -> AbstractContextManager[Callable[[], bool]]:
+        return self.backend.staying(self.key)
+
+    def sync(self) -> None:
+        self.backend.sync([self.key])
+
+    def now_s(self) -> float:
+        return self.backend.now_s(self.key)
+
+
+def sync_folders(folders: Iterable[StoragePath]) -> None:
+    """Makes durable which names are directly below ``folders``, each once."""
+    for folder in sorted(set(folders)):
+        folder.sync()
+
+
+def storage_path(path: UserPath | StoragePath) -> StoragePath:
+    """Returns the location that a user gave: an absolute path, a ``file://`` URI, or ``memory://`` in one process.
+
+    Raises:
+        SettingsError: It is another kind of URI, or not absolute.
+    """
+    if isinstance(path, StoragePath):
+        return path
+    text = os.fspath(path)
+    local = text
+    if "://" in text:
+        parts = urlsplit(text)
+        if parts.scheme == "memory":
+            from gracepoint.checkpoint.storage.memory import MEMORY  # it needs TensorStore
+
+            return StoragePath(MEMORY, unquote(f"{parts.netloc}{parts.path}").strip("/"))
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise SettingsError(
+                f"checkpoint directory {text!r}: expected a path or a file:///path URI on a file system that "
+                f"all processes share; {parts.scheme}:// is not supported"
+            )
+        local = unquote(parts.path)
+    found = Path(local)
+    if not found.is_absolute():
+        raise SettingsError(f"checkpoint directory {text!r}: expected an absolute path")
+    return StoragePath(POSIX, str(found))

@@ -1,0 +1,125 @@
+"""What this process asks of its machine: who it is, and how many cores and how much memory it has.
+
+Nothing here has threads or state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+#: A path of the local file system, as users give and get it.
+LocalPath = Path
+
+
+def host_name() -> str:
+    """Returns the name of the machine; in a pod, the pod's."""
+    return os.uname().nodename
+
+
+def process_id() -> int:
+    """Returns the number of this process in its namespace."""
+    return os.getpid()
+
+
+def process_identity(pid: int) -> str:
+    """Returns namespace, number and start of a process; other text where there is no process of that number."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    try:
+        # After the name in parentheses, which may hold anything: field 22 of proc(5) is the start time.
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "gone"
+    return f"{namespace}:{pid}:{started}"
+
+
+def available_cores() -> int:
+    """Returns how many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def all_cores() -> int:
+    """Returns how many cores the machine has."""
+    return os.cpu_count() or 1
+
+
+def available_memory_bytes() -> int:
+    """Returns how much memory of the machine is free."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def environment() -> Mapping[str, str]:
+    """Returns the environment variables."""
+    return os.environ
+
+
+def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
+    """Returns how many bytes can still be had of each pool that this process takes memory from.
+
+    They are the machine and each of this process's control groups that has a limit, by names that are the same in all
+    processes that share them. Empty where nothing tells.
+
+    Args:
+        root: Of the file system that ``proc`` and ``sys/fs/cgroup`` are looked for in.
+    """
+    machine = _machine_name(root)
+    left = {machine: _of_machine_name(root / "proc/meminfo")}
+    for group in _groups(root):
+        if (left_bytes := _of_group(group)) is not None:
+            left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # which a container's own view does not change
+    return {pool: left_bytes for pool, left_bytes in left.items() if left_bytes is not None}
+
+
+def _machine_name(root: Path) -> str:
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "machine"
+
+
+def _groups(root: Path) -> list[Path]:
+    """Returns the folders of this process's control groups, in version 2 or 1 of their file system."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        mount = {"": root / "sys/fs/cgroup", "memory": root / "sys/fs/cgroup/memory"}.get(controllers)
+        if mount is not None:
+            own = mount / path.strip("/")
+            # In a container its own group is often the root of what it sees, whatever its path is called.
+            found += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
+    return found
+
+
+def _of_group(group: Path) -> int | None:
+    limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
+    used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+    if limit is None or used is None:
+        return None
+    cached = _fields(group / "memory.stat")
+    return max(0, limit - used + cached.get("inactive_file", 0) + cached.get("active_file", 0))
+
+
+def _of_machine_name(meminfo: Path) -> int | None:
+    available_kib = _fields(meminfo).get("MemAvailable:")
+    return None if available_kib is None else available_kib * 1024
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # not there, or "max"
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    words = (line.split() for line in lines)
+    return {name: int(value) for name, value, *_ in (w for w in words if len(w) > 1) if value.isdigit()}

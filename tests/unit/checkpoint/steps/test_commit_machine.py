@@ -1,0 +1,88 @@
+"""No crash and no meeting of processes loses a durable save. What is wrong on purpose is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps.retention import Retention
+from tests.unit.checkpoint.steps.commit_machine import EVENTS, MOMENTS_OF_A_SAVE, CommitMachine
+from tests.unit.checkpoint.storage.volatile import VolatileBackend
+
+SETTINGS = settings(
+    max_examples=150,
+    stateful_step_count=12,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+# A failure is wanted here, and nobody reads its smallest example.
+WRONG = settings(SETTINGS, max_examples=1000, phases=[Phase.generate], print_blob=False)
+
+
+def test_no_crash_loses_a_durable_save() -> None:
+    run_state_machine_as_test(CommitMachine, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_that_is_saved_again_is_never_lost(event: str, processes: int) -> None:
+    for moment in range(MOMENTS_OF_A_SAVE):
+        machine = CommitMachine()
+        machine.save(step=3, processes=1, event="nothing", moment=0)
+        machine.save(step=3, processes=processes, event=event, moment=moment)
+
+
+class LateManifestBackend(VolatileBackend):
+    """The manifest is synced only after the folder has its final name."""
+
+    def put(self, key: str, data: bytes) -> None:
+        if key.endswith(f"/{layout.MANIFEST}"):
+            with self._operation("put", key):
+                self._new(key, data)
+        else:
+            super().put(key, data)
+
+    def publish(self, source: str, target: str) -> None:
+        super().publish(source, target)
+        self.sync([target])
+
+
+class LateManifest(CommitMachine):
+    backend_type = LateManifestBackend
+
+
+def test_a_rename_before_the_manifest_is_synced_is_found() -> None:
+    with pytest.raises(AssertionError, match="is lost"):
+        run_state_machine_as_test(LateManifest, settings=WRONG)
+
+
+def test_a_retention_that_deletes_the_newest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest(self: Retention, ages_s: Mapping[int, float], **_: Any) -> list[int]:
+        return [max(ages_s)] if len(ages_s) > self.keep_last else []
+
+    monkeypatch.setattr(Retention, "to_delete", newest)
+    with pytest.raises(AssertionError, match="is lost"):
+        run_state_machine_as_test(CommitMachine, settings=WRONG)
+
+
+def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = recovery.salvage
+
+    def clearing(paths: Layout) -> list[str]:
+        remarks = real(paths)
+        for temporary in paths.temporaries():  # whether or not somebody still writes there
+            commit.discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+        return remarks
+
+    monkeypatch.setattr(recovery, "salvage", clearing)
+    with pytest.raises((AssertionError, FileNotFoundError)):
+        run_state_machine_as_test(CommitMachine, settings=WRONG)
