@@ -2,8 +2,8 @@
 
 The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server.py``), a
 third one runs the channel (``channel/server_thread.py``), and some more watch the cluster (``watches/threads.py``). The
-process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other than 0. No
-answer or failure of the API server ends it. It writes no files.
+process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
+than 0. No answer or failure of the API server ends it. It writes no files.
 """
 
 from __future__ import annotations
