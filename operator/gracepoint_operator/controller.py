@@ -6,14 +6,14 @@ the only one that touches ``World``, subscribers, receipts. Calls to the API run
 loop:
 
 * ``feed`` -> ``World``, and in the loop's next round ``decide`` -> ``Deliverer``: without an await, once for all
-  events that waited, as a thousand pods that start at once are a thousand events of one JobSet;
+  events that waited, as a thousand pods that start at once are a thousand events of one workload;
 * ``Sweeper.run``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
-  and then, and of a kind as soon as its watch may have missed something; after it every JobSet goes through ``decide``;
+  and then, and of a kind as soon as its watch may have missed something; after it ``decide`` runs for every workload;
 * ``_tick``: once a second, for what only time brings about: epochs under way that expire, those that were held back,
-  requests for JobSets that do not come; and for hints to pods that have connected, which may be a thousand at once;
+  requests for workloads that do not come; and for hints to pods that have connected, which may be a thousand at once;
 * ``Pruner.run``: now and then deletes records that ended long ago;
 * ``loop_lag.measure``: how late this loop is;
-* ``_check``: one task for each JobSet whose deleted pod is suspect; ends with its answer.
+* ``_check``: one task for each workload whose deleted pod is suspect; ends with its answer.
 
 ``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
 """
@@ -57,6 +57,7 @@ from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from gracepoint_operator.workloads import BY_PLACE
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ TICK_S = 1.0
 _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
-#: For so long a JobSet may be on its way that somebody asked something for: both may be of one file.
+#: For so long a workload may be on its way that somebody asked something for: both may be of one file.
 _WORKLOAD_COMES_S = 5.0
 
 
@@ -123,8 +124,8 @@ class Controller:
         self._pruner = GarbageCollector(api, self.world, lambda: self.ready, metrics, clock, kept)
         self._requests = RequestWriter(api, metrics, write_interval_s)
         self._checks: dict[str, asyncio.Task[None]] = {}
-        self._held_back: set[str] = set()  # JobSets with an epoch that has to wait; decided about again each second
-        self._affected: set[str] = set()  # JobSets to be decided about in the loop's next round
+        self._held_back: set[str] = set()  # workloads with an epoch that has to wait; decided about again each second
+        self._affected: set[str] = set()  # workloads to be decided about in the loop's next round
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(api, self.world, self.watches, self._drop, self._recollection.recall, self._after_sweep)
 
@@ -190,7 +191,7 @@ class Controller:
         """Forgets an object and all that is kept for it."""
         place = self.world.place(uid)
         self.subscribers.forget(uid)  # if it is a pod
-        self._policies.forget(uid)  # if it is a JobSet
+        self._policies.forget(uid)  # if it is a workload
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._receipts.forget(place[1:])
             self._recorder.forget(place[1:])
@@ -208,7 +209,7 @@ class Controller:
         meta = body["metadata"]
         if kind is kinds.POLICIES:
             self._policies.touch(meta["namespace"], meta["name"])
-        elif kind is kinds.JOBSETS:
+        elif kind in BY_PLACE:
             self._policies.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
 
     def _react(self, workload_uids: Iterable[str]) -> None:
@@ -216,7 +217,7 @@ class Controller:
             try:
                 self._decide(uid)
             except Exception:
-                log.exception("a JobSet could not be decided about", extra=about(workload_uid=uid))
+                log.exception("a workload could not be decided about", extra=about(workload_uid=uid))
 
     def _decide(self, uid: str) -> None:
         now, waits = self._clock(), False

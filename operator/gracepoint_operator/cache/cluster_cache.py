@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, dis
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Job, Node, Pod, Workload, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.kube.objects import Node, Pod, read_node
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -29,10 +30,11 @@ from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 
 class ClusterCache:
-    """The objects that were seen, indexed by JobSet.
+    """The objects that were seen, indexed by workload.
 
     Args:
         clock: Seconds since the epoch.
@@ -63,20 +65,20 @@ class ClusterCache:
         self._versions = ResourceVersions(clock)
         self._checked: set[str] = set()
         self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
-        self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
+        self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
             kinds.NODE_CLAIMS: self._put_node_claim,
             kinds.KUEUE_WORKLOADS: self._put_kueue_workload,
             kinds.PODS: self._put_pod,
             kinds.JOBS: self._put_job,
-            kinds.JOBSETS: self._put_workload,
+            **{place: functools.partial(self._put_workload, known) for place, known in BY_PLACE.items()},
             kinds.POLICIES: self._put_policy,
             kinds.PREEMPTIONS: self._put_preemption,
         }
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
-        """Takes an object in; returns the UIDs of the JobSets that it may matter to.
+        """Takes an object in; returns the UIDs of the workloads that it may matter to.
 
         Args:
             kind: One of those that are watched (``refresh.SELECTORS``).
@@ -120,7 +122,7 @@ class ClusterCache:
         return self._places.get(uid)
 
     def drop(self, uid: str, version: int = 0) -> set[str]:
-        """Forgets an object that is gone; returns the UIDs of the JobSets that it may matter to.
+        """Forgets an object that is gone; returns the UIDs of the workloads that it may matter to.
 
         Args:
             uid: The object's.
@@ -151,7 +153,7 @@ class ClusterCache:
                 return set()
             discard(self._jobs_of, job.workload_uid, uid)
             return {job.workload_uid}
-        if kind is kinds.JOBSETS:
+        if kind in BY_PLACE:
             self.workloads.pop(uid, None)
             return {uid}
         if (kind, namespace, name) in self._places.values():
@@ -197,7 +199,7 @@ class ClusterCache:
         self._archive.put_epoch(epoch)
 
     def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
-        """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
+        """The workload's epochs, oldest first; only those in its namespace, where that is told."""
         return self._archive.epochs_of(workload_uid, namespace)
 
     def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
@@ -214,21 +216,20 @@ class ClusterCache:
         ]
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
-        """The pod of a JobSet, where it is known."""
+        """The pod of a workload, where it is known."""
         return self.pods.get(self._pod_uids.get((namespace, name), ""))
 
     def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
-        """True if the pod may be of a known JobSet, by its name: JobSet begins its Jobs' names with its own, and a Job
-        its pods'."""
-        names = (workload.name for workload in self.workloads.values() if workload.namespace == namespace)
-        return any(pod_name.startswith(f"{name}-") for name in names)
+        """True if the pod may be of a known workload, by its name."""
+        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
+        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
 
     def see_eviction(self, pod: Pod) -> None:
         """Somebody asked to evict the pod, just now."""
         self._sightings.see_attempt(pod.uid, evictions.mark(pod.uid))
 
     def doom(self, workload_uid: str) -> None:
-        """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
+        """The workload's namespace is being deleted, and everything in it will be, in any order."""
         if workload_uid in self.workloads:
             self._doomed.add(workload_uid)
 
@@ -237,28 +238,28 @@ class ClusterCache:
         self._archive.drop_unmade(epoch_key)
 
     def mark_gone(self, workload_uid: str) -> None:
-        """The API was asked for this JobSet, and it is not there."""
+        """The API was asked for this workload, and it is not there."""
         self._archive.mark_gone(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
-        """Job and JobSet of these deleted pods were looked at afresh."""
+        """Job and workload of these deleted pods were looked at afresh."""
         self._checked |= set(pod_uids) & self.pods.keys()
 
     def workload_uids(self) -> set[str]:
-        """Every JobSet with anything to decide about."""
+        """Every workload with anything to decide about."""
         return self.workloads.keys() | self.disrupted_workload_uids()
 
     def homeless_requests(self) -> list[PreemptionAsk]:
-        """Requests that nobody has answered, for JobSets that are not known."""
+        """Requests that nobody has answered, for workloads that are not known."""
         waiting = (request for request in self.requests.values() if request.is_open and request.status.phase is None)
         return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
 
     def disrupted_workload_uids(self) -> set[str]:
-        """The JobSets with an epoch under way."""
+        """The workloads with an epoch under way."""
         return self._archive.disrupted_workload_uids()
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
-        """The epochs of known JobSets that were made within so many seconds, or began within these and are not made.
+        """The epochs of known workloads that were made within so many seconds, or began within these and are not made.
 
         Args:
             within_s: The same in every call.
@@ -324,7 +325,7 @@ class ClusterCache:
 
     def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         meta = body["metadata"]
-        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] in list(BY_NAME)), "")
         self._markings.see(On.WORKLOAD, body, listed=listed)
         self._markings.attach(meta["uid"], owner)
         return {owner} & self.workloads.keys()
@@ -362,9 +363,9 @@ class ClusterCache:
         self._jobs_of[job.workload_uid].add(job.uid)
         return {job.workload_uid}
 
-    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        workload = read_jobset(body)
-        self._markings.see(On.JOB_SET, body, listed=listed)
+    def _put_workload(self, known: WorkloadType, body: Mapping[str, Any], listed: bool) -> set[str]:
+        workload = known.read(body)
+        self._markings.see(On(known.name), body, listed=listed)
         self.workloads[workload.uid] = workload
         return {workload.uid}
 

@@ -1,4 +1,4 @@
-"""The Preemptions that are known, records and requests, by the JobSets that they are about. No locks: see ``world``."""
+"""The known Preemptions, records and requests, by the workloads they are about. No locks: see ``cluster_cache``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PreemptionStore:
         self.epochs: dict[Key, PreemptionRecord] = {}
         self.requests: dict[Key, PreemptionAsk] = {}
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
-        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by JobSet, which may not be there
+        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
         self._latest: set[Key] = set()  # at least those of the last while
         self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` were first asked for that are not made
-        self._without_workload: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
+        self._without_workload: set[str] = set()  # UIDs of workloads of which the API says that they are not there
 
     def put_epoch(self, epoch: PreemptionRecord) -> None:
         self.epochs[epoch.key] = epoch
@@ -42,14 +42,14 @@ class PreemptionStore:
             self._under_way.add(epoch.key)
 
     def put_request(self, request: PreemptionAsk) -> Key:
-        """Returns which JobSet it is for: namespace and name."""
+        """Returns which workload it is for: namespace and name."""
         self.requests[request.key] = request
         wanted = (request.namespace, request.spec.workload.name)
         self._requests_for[wanted].add(request.key)
         return wanted
 
     def drop_epoch(self, key: Key) -> str | None:
-        """Returns the UID of the JobSet that it was about; None where it was not known."""
+        """Returns the UID of the workload that it was about; None where it was not known."""
         epoch = self.epochs.pop(key, None)
         if epoch is None:
             return None
@@ -67,7 +67,7 @@ class PreemptionStore:
             self.drop_epoch(key)
 
     def drop_request(self, key: Key) -> Key | None:
-        """Returns which JobSet it was for; None where it was not known."""
+        """Returns which workload it was for; None where it was not known."""
         request = self.requests.pop(key, None)
         if request is None:
             return None
@@ -76,19 +76,19 @@ class PreemptionStore:
         return wanted
 
     def epochs_of(self, workload_uid: str, namespace: str | None) -> list[PreemptionRecord]:
-        """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
+        """The workload's epochs, oldest first; only those in its namespace, where that is told."""
         epochs = (self.epochs[key] for key in self._epochs_of.get(workload_uid, ()))
         return sorted(
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
     def requests_for(self, workload: Key) -> tuple[PreemptionAsk, ...]:
-        """What somebody asked for the JobSet of that namespace and name, oldest first."""
+        """What somebody asked for the workload of that namespace and name, oldest first."""
         found = (self.requests[key] for key in self._requests_for.get(workload, ()))
         return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
-        """The JobSets with an epoch under way."""
+        """The workloads with an epoch under way."""
         return {self.epochs[key].spec.workload.uid for key in self._under_way}
 
     def latest(self, now: float, within_s: float) -> list[PreemptionRecord]:
@@ -107,7 +107,7 @@ class PreemptionStore:
         return [self.epochs[key] for key in self._latest]
 
     def mark_gone(self, workload_uid: str) -> None:
-        """The API was asked for this JobSet, and it is not there."""
+        """The API was asked for this workload, and it is not there."""
         if workload_uid in self._epochs_of:
             self._without_workload.add(workload_uid)
 

@@ -4,7 +4,7 @@
   was deleted while a watch had lost its place, which no watch ever announces. It also finds that the API server has
   gone back to an older state, as after etcd was restored from a backup: then versions that were seen before are higher
   than the newest ones.
-* ``look_afresh`` reads one JobSet, its namespace and some Jobs. A watch shows the past, and watches of different
+* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows the past, and watches of different
   kinds show different pasts; a read that begins after an event sees whatever caused that event.
 """
 
@@ -21,9 +21,9 @@ from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, WorkloadIdentity
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
     kinds.POLICIES: None,
-    kinds.JOBSETS: names.LABEL_POLICY,
-    kinds.JOBS: names.JOBSET_LABEL_UID,
+    **dict.fromkeys(BY_PLACE, names.LABEL_POLICY),
+    kinds.JOBS: MEMBER_LABEL,
     kinds.NODES: None,
     kinds.NODE_CLAIMS: None,
     kinds.KUEUE_WORKLOADS: None,
-    kinds.PODS: names.JOBSET_LABEL_UID,
+    kinds.PODS: MEMBER_LABEL,
 }
 
 
@@ -131,22 +131,23 @@ def put(
 
 
 async def look_afresh(
-    api: KubeClient, world: ClusterCache, workload: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: KubeClient, world: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
-    """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
+    """Reads the workload and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
-    A JobSet that lost the label by which it is watched is known again then, until the next sweep.
+    A workload that lost the label by which it is watched is known again then, until the next sweep.
 
-    The namespace too: one that is being deleted takes its pods, Jobs and JobSets with it in any order, but says so
+    The namespace too: one that is being deleted takes its pods, Jobs and workloads with it in any order, but says so
     before the first of them goes.
 
     Raises:
         kube.KubeError: The API server cannot be asked; nothing was noted then.
     """
+    kind = BY_NAME[workload.kind].kind
     try:
-        body = await api.get(kinds.JOBSETS, workload.namespace, workload.name)
+        body = await api.get(kind, workload.namespace, workload.name)
         with contextlib.suppress(Unreadable):  # it is there; what was known of it stays
-            world.put(kinds.JOBSETS, body, listed=True, fresh=True)
+            world.put(kind, body, listed=True, fresh=True)
         is_there = body["metadata"]["uid"] == workload.uid and world.why_unreadable(workload.uid) is not None
         gone = [] if is_there or workload.uid in world.workloads else [workload.uid]
     except client.NotFound:

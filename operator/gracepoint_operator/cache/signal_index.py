@@ -1,6 +1,6 @@
 """Which marks of the disruption catalogue are on the objects that are known. No locks: see ``world``.
 
-Some objects matter only for what they belong to: Karpenter's NodeClaim for a node, Kueue's Workload for a JobSet. Of
+Some objects matter only for what they belong to: Karpenter's NodeClaim for a node, Kueue's Workload for a workload. Of
 those nothing is kept but their marks and that.
 """
 
@@ -27,7 +27,7 @@ class SignalIndex:
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._sightings = sightings
         self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
-        self._attached: dict[str, set[str]] = {}  # node's name or JobSet's UID -> UIDs
+        self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
         self._attached_to: dict[str, str] = {}
 
     def see(self, on: On, body: Mapping[str, Any], *, listed: bool) -> tuple[Mark, ...]:
@@ -43,7 +43,7 @@ class SignalIndex:
         return found
 
     def attach(self, uid: str, to: str) -> str:
-        """An object (NodeClaim, Workload) belongs to a node, by name, or a JobSet, by UID; returns to which before."""
+        """Notes that an object belongs to a node, by name, or a workload, by UID; returns its owner before."""
         before = self._detach(uid)
         self._attached_to[uid] = to
         self._attached.setdefault(to, set()).add(uid)
@@ -59,7 +59,7 @@ class SignalIndex:
         return tuple(mark for uid in uids for mark in self._marks.get(uid, ()))
 
     def attached_to(self, owners: Iterable[str]) -> set[str]:
-        """The UIDs of what is attached to these nodes, by name, and JobSets, by UID."""
+        """The UIDs of what is attached to these nodes, by name, and workloads, by UID."""
         if not self._attached_to:  # most clusters have neither kind
             return set()
         return {uid for owner in owners if owner for uid in self._attached.get(owner, ())}
