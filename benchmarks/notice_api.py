@@ -21,7 +21,7 @@ from gracepoint_operator.resources.crds import definitions
 from tests.testcluster import addons, parts, pki
 from tests.testcluster.shell import log_tail, run, wait_until
 
-DEFINITIONS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+DEFINITIONS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 _READY_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 

@@ -42,7 +42,7 @@ from gracepoint_operator.webhooks.served import CRD_NAME
 log = logging.getLogger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
-_JOBSET_API_S = 60.0
+_WORKLOAD_API_S = 60.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
@@ -110,18 +110,18 @@ class Admission:
         return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """Read live: a policy and its first JobSet are often applied together."""
+        """Read live: a policy and its first workload are often applied together."""
         try:
             return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
         except client.NotFound:
             return None
 
-    async def served_jobset(self, *, afresh: bool = False) -> Served:
-        """Read again now and then, as JobSet is upgraded while the operator runs."""
+    async def served_workload_api(self, *, afresh: bool = False) -> Served:
+        """Reads again now and then, as the workload's API may be upgraded while the operator runs."""
         now = time.monotonic()
         if self._served is None or afresh or now >= self._served_until:
             self._served = served(await self._api.get(kinds.CRDS, None, CRD_NAME))
-            self._served_until = now + _JOBSET_API_S
+            self._served_until = now + _WORKLOAD_API_S
         return self._served
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:

@@ -4,7 +4,7 @@ The token says the pod's UID; the API server says whether the token is good, and
 is remembered for some seconds, so that a gang's reports do not each cost one; that the pod is there and alive
 is asked of our own view every time, and first. The receipts of those whose stream is open cost none (``channel``).
 
-So whoever wants to cost the API server something must name a living pod of a JobSet, and gets one review at a
+So whoever wants to cost the API server something must name a living pod of a workload, and gets one review at a
 time for it; all together get ``_REVIEWS_AT_ONCE``, which leaves threads of ``Kube`` to everything else. Bad
 tokens are remembered too. Lives on the core's event loop: a caller that waits for its turn holds up nobody.
 """
@@ -23,6 +23,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.workloads import ANY_NAME
 
 _REMEMBER_S = 15.0
 _REMEMBER_BAD_S = 5.0
@@ -39,8 +40,8 @@ class AuthenticationFailure(StrEnum):
     NO_TOKEN = "no_token"
     BAD_TOKEN = "bad_token"  # not authenticated, expired, or for another audience
     NOT_A_POD = "not_a_pod"  # good, but not bound to a pod
-    OTHER_POD = "other_pod"  # the body speaks for another pod, namespace, JobSet or attempt
-    UNKNOWN_POD = "unknown_pod"  # no such pod of a JobSet is alive
+    OTHER_POD = "other_pod"  # the body speaks for another pod, namespace, workload or attempt
+    UNKNOWN_POD = "unknown_pod"  # no such pod of a workload is alive
     STOPPED_SESSION = "stopped_session"  # a newer session of the same pod is there
     UNKNOWN_PREEMPTION = "unknown_preemption"
     BAD_MESSAGE = "bad_message"
@@ -117,10 +118,10 @@ class Authenticator:
         """
         pod = self._cache.pods.get(pod_uid)
         if pod is None or pod.finished:
-            raise _unknown_pod(pod_uid, "a running pod of a JobSet")
+            raise _unknown_pod(pod_uid, f"a running pod of a {ANY_NAME}")
         workload = self._cache.workloads.get(pod.workload_uid)
         if workload is not None and workload.namespace != pod.namespace:
-            raise _unknown_pod(pod_uid, "a pod in the namespace of the JobSet that its label names")
+            raise _unknown_pod(pod_uid, f"a pod in the namespace of the {ANY_NAME} that its label names")
         return pod
 
     async def _review(self, token: str, pod_uid: str) -> Identity:

@@ -19,7 +19,8 @@ from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscr
 from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
-from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.kube.fields import format_time
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
@@ -45,7 +46,7 @@ class Notifier:
 
     Attributes:
         ready: True once the world is known; until then nobody is served.
-        joined: UIDs of JobSets with new subscribers, until somebody takes them out: these have missed all hints.
+        joined: UIDs of workloads with new subscribers, until somebody takes them out: these have missed all hints.
     """
 
     def __init__(

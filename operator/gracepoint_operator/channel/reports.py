@@ -30,6 +30,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _LAST_WORD_S = 1.0  # the gang has better to do than to wait for an API server t
 
 
 class UnknownPreemption(Exception):
-    """A message names a preemption that is not there, or not of the pod's JobSet."""
+    """A message names a preemption that is not there, or not of the pod's workload."""
 
 
 class ReportHandler:
@@ -172,7 +173,7 @@ class ReportHandler:
         except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if epoch.spec.workload.uid != pod.workload_uid:
-            raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's JobSet")
+            raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's {ANY_NAME}")
         return epoch
 
     async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
@@ -200,7 +201,7 @@ class ReportHandler:
         return begun
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
-        """The pod's gang after a fresh look at its JobSet and its Job; None where the JobSet is not known."""
+        """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
         workload = self._cache.workloads.get(pod.workload_uid)
         if workload is None:
             return None
@@ -208,7 +209,7 @@ class ReportHandler:
         return self._cache.gang(pod.workload_uid)
 
     def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
-        """A new epoch of which the gang alone knows; None where its JobSet is gone, or has no policy any more."""
+        """A new epoch of which the gang alone knows; None if its workload is gone, or has no policy any more."""
         if gang.workload is None or gang.policy is None:
             return None
         # A report's stages count from the notice, of which nothing else is known.

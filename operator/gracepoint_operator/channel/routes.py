@@ -25,7 +25,17 @@ from pydantic import ValidationError
 
 from gracepoint.errors import WireError
 from gracepoint.wire import names
-from gracepoint.wire.messages import Acknowledgement, Forecast, Frame, Hello, Message, Report, Resumption, Subscription
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Frame,
+    Hello,
+    Message,
+    Report,
+    Resumption,
+    Subscription,
+    json_key,
+)
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier
@@ -177,7 +187,7 @@ class Channel:
         else:
             pod = await self._admit(authorization, message.pod_uid, message.session)
         if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
-            raise _mismatch("jobset_uid", message.workload_uid, pod.workload_uid)
+            raise _mismatch(json_key("workload_uid"), message.workload_uid, pod.workload_uid)
         await self._reports.take(pod, message)
 
     async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
@@ -187,7 +197,7 @@ class Channel:
         for field, found, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
-            ("jobset_uid", hello.workload_uid, pod.workload_uid),
+            (json_key("workload_uid"), hello.workload_uid, pod.workload_uid),
             ("restart_attempt", hello.restart_attempt, pod.restart_attempt),
         ):
             if found != expected:

@@ -1,4 +1,4 @@
-"""Posts the Events that tell a preemption's story to people: on its JobSet, and on the Preemption itself.
+"""Posts the Events that tell a preemption's story to people: on its workload, and on the Preemption itself.
 
 Called by the recorder's tasks, after the write that made it news. An Event's name is made of what it says, so that one
 which is posted again, by a twin or after a restart, is the same Event; and begins with its place in the story, as
@@ -15,10 +15,11 @@ from gracepoint.wire import names
 from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.resources import Preemption
+from gracepoint_operator.workloads import BY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class EventRecorder:
         """
         workload = epoch.spec.workload
         preemption = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, epoch.name, uid)
-        for regarding in (("jobset.x-k8s.io/v1alpha2", "JobSet", workload.name, workload.uid), preemption):
+        api_version = BY_NAME[workload.kind].kind.api_version
+        for regarding in ((api_version, workload.kind, workload.name, workload.uid), preemption):
             try:
                 await self._api.create(kinds.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
             except client.AlreadyExists:

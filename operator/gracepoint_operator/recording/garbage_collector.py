@@ -22,6 +22,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import Preemption, PreemptionRequest
 from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class GarbageCollector:
         namespace, name = item.key
         try:
             body = await self._api.get(kinds.PREEMPTIONS, namespace, name)
-            if not _has_ended(body) or (item.unless_lives is not None and await self._lives(*item.unless_lives)):
+            if not _has_ended(body) or (item.unless_lives is not None and await self._lives(item.unless_lives)):
                 return False
             await self._api.delete(kinds.PREEMPTIONS, body)
         except client.NotFound:
@@ -116,10 +117,12 @@ class GarbageCollector:
         log.info("preemption deleted", extra=about(preemption=name, namespace=namespace, reason=item.reason))
         return True
 
-    async def _lives(self, namespace: str, name: str, uid: str) -> bool:
-        """Asked of the API: a JobSet that lost its label is not watched any more, and may get it again."""
+    async def _lives(self, workload: WorkloadIdentity) -> bool:
+        """Asks the API: a workload that lost its label is not watched any more, and may get it again."""
+        kind = BY_NAME[workload.kind].kind
         try:
-            return bool((await self._api.get(kinds.JOBSETS, namespace, name))["metadata"]["uid"] == uid)
+            body = await self._api.get(kind, workload.namespace, workload.name)
+            return bool(body["metadata"]["uid"] == workload.uid)
         except client.NotFound:
             return False
 

@@ -58,7 +58,7 @@ def count_receipts(metrics: Metrics, before: PreemptionRecord, after: Preemption
 
 def _was_false_alarm(epoch: PreemptionRecord, *, pods_live: bool) -> bool:
     """True if what the signals said did not happen. A rehearsal says nothing, and one that gave way to a disruption
-    that asks for more, or whose JobSet ended first, was none."""
+    that asks for more, or whose workload ended first, was none."""
     if epoch.is_rehearsal:
         return False
     return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)

@@ -43,7 +43,7 @@ class PolicyWriter:
         self._api = api
         self._cache = cache
         self._clock = clock
-        self._forecasts: dict[str, WorkloadForecast] = {}  # JobSet UID -> newest that came to this replica
+        self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, and it is not written yet
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
@@ -87,7 +87,7 @@ class PolicyWriter:
             self.touch(*policy)
 
     def forget(self, workload_uid: str) -> None:
-        """The JobSet is gone."""
+        """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
 
     async def close(self, timeout_s: float) -> None:

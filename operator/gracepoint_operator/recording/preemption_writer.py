@@ -28,6 +28,7 @@ from gracepoint_operator.recording.acknowledgements import Acknowledgements
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica
+from gracepoint_operator.workloads import BY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class PreemptionWriter:
         """The object as the API has it; made, if it was not there. 409 means that the twin was first."""
         if epoch.created_at is not None:
             return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+        workload = epoch.workload
         body = {
             "apiVersion": _API_VERSION,
             "kind": Preemption.kind_name,
@@ -161,8 +163,7 @@ class PreemptionWriter:
                 "name": epoch.name,
                 "labels": {
                     names.LABEL_POLICY: epoch.spec.policy.name,
-                    names.JOBSET_LABEL_NAME: epoch.spec.workload.name,
-                    names.JOBSET_LABEL_UID: epoch.spec.workload.uid,
+                    **BY_NAME[workload.kind].record_labels(workload.name, workload.uid),
                 },
             },
             "spec": epoch.spec.to_json(),

@@ -15,6 +15,7 @@ from gracepoint_operator import controller
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
@@ -297,7 +298,7 @@ def others_were_told(api: MemoryApi, number: int, *, jobset: bool = True) -> Non
     if jobset:
         body = objects.jobset(uid=f"uid-jobset-{number}")
         body["metadata"]["name"] = f"other-{number}"
-        api.add(kinds.JOBSETS, body)
+        api.add(JOBSETS, body)
 
 
 async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryApi, clock: Clock) -> None:
@@ -398,7 +399,7 @@ async def test_two_replicas_that_decide_at_once_make_one_object_and_one_event(ap
 async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
-        api.add(kinds.JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
+        api.add(JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
         await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the fresh look")
         assert await frames(subscriber) == []
@@ -436,7 +437,7 @@ async def test_a_gang_that_learnt_by_sigterm_gets_a_record_and_is_not_told(api: 
 
 async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+        api.add(JOBSETS, objects.jobset(restarts=1))
         await replica.report(Phase.COMMITTED, preemption="")
         assert replica.core.cache.preemptions.epochs == {}
 
@@ -473,7 +474,7 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
         clock.move(8)
-        replica.see(kinds.JOBSETS, objects.jobset(restarts=1))
+        replica.see(JOBSETS, objects.jobset(restarts=1))
         replica.drop(kinds.JOBS, objects.job())
         replica.see(kinds.JOBS, objects.job(attempt=1))
         for index in (0, 1):
@@ -549,7 +550,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
         gone = f"GET /api/v1/namespaces/{NAMESPACE}"
         await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
-        replica.see(kinds.JOBSETS, objects.jobset())  # its status changes while it is still there
+        replica.see(JOBSETS, objects.jobset())  # its status changes while it is still there
         replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
         await until(lambda: replica.core.cache.pods["uid-pod-1-0"].deletion_at, "the watch")
         assert await frames(subscriber) == []
@@ -642,7 +643,7 @@ async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gon
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
         await asyncio.sleep(0.1)
         assert fits(api)["reason"] == "TooSlow"
-        replica.drop(kinds.JOBSETS, objects.jobset())
+        replica.drop(JOBSETS, objects.jobset())
         await until(lambda: fits(api)["reason"] == "NoForecast", "the condition")
 
 
@@ -650,7 +651,7 @@ async def test_a_jobset_that_is_older_than_its_policy_is_named_on_it(api: Memory
     async with running(api, clock) as replica:
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
         assert condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "True"
-        replica.see(kinds.JOBSETS, objects.jobset(injected=False))
+        replica.see(JOBSETS, objects.jobset(injected=False))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "False", "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "Injected")
         assert found["reason"] == "CreatedBeforePolicy"
@@ -735,7 +736,7 @@ async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on
         await replica.phase("Noticed")
         bare = objects.jobset()
         del bare["metadata"]["labels"][names.LABEL_POLICY]
-        replica.core.feed(kinds.JOBSETS, "DELETED", api.add(kinds.JOBSETS, bare))
+        replica.core.feed(JOBSETS, "DELETED", api.add(JOBSETS, bare))
         await until(
             lambda: (jobset := replica.core.cache.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
             "a fresh look at the JobSet",
@@ -743,7 +744,7 @@ async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on
         replica.taint("node-2")
         await until(lambda: replica.preemptions[0]["spec"]["nodes"] == ["node-1", "node-2"], "the other node to join")
         assert replica.preemptions[0]["status"]["phase"] == "Noticed"
-        replica.drop(kinds.JOBSETS, bare)
+        replica.drop(JOBSETS, bare)
         body = await replica.phase("Retracted")
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
 
@@ -774,7 +775,7 @@ async def test_a_record_whose_maker_died_before_its_first_status_is_filled_in_by
 
 async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300))
-    api.remove(kinds.JOBSETS, objects.jobset())
+    api.remove(JOBSETS, objects.jobset())
     async with running(api, clock) as replica:
         body = await replica.phase("Retracted")
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
@@ -787,7 +788,7 @@ async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_i
     clock.move(10)
     api.remove(kinds.JOBS, objects.job())
     api.add(kinds.JOBS, objects.job(attempt=1))
-    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+    api.add(JOBSETS, objects.jobset(restarts=1))
     for index in (0, 1):
         api.remove(kinds.PODS, objects.pod(index))
         api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))

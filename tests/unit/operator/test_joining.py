@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 
-from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.workloads import read_pod
 from tests.unit.operator import objects
 from tests.unit.operator.objects import NOW
 

@@ -16,11 +16,12 @@ from gracepoint_operator.channel.authentication import AuthenticationFailure, Au
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import policy_status
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.workloads import read_pod
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import NAMESPACE, NOW, Clock
@@ -296,7 +297,7 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, cache, _ = gate
-    cache.put(kinds.JOBSETS, objects.jobset(), listed=True)
+    cache.put(JOBSETS, objects.jobset(), listed=True)
     foreign = objects.pod(8)
     foreign["metadata"]["namespace"] = "team-b"
     cache.put(kinds.PODS, foreign, listed=True)

@@ -12,7 +12,8 @@ from gracepoint.wire.messages import Acknowledgement, Phase, StageTiming
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.kube.fields import format_time
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, NOW, Clock
@@ -429,7 +430,7 @@ async def test_a_report_that_is_sent_again_by_a_lost_gang_of_a_deleted_jobset_is
 ) -> None:
     monkeypatch.setattr(reports, "_TWIN_S", 0.05)
     async with running(api, clock) as replica:
-        api.remove(kinds.JOBSETS, objects.jobset())  # the watch has not said so yet
+        api.remove(JOBSETS, objects.jobset())  # the watch has not said so yet
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED)
         assert replica.preemptions == []
