@@ -50,7 +50,7 @@ from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.observability import loop_lag
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
@@ -118,7 +118,7 @@ class Controller:
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
         self._clock = clock
-        self._acknowledgements = Acknowledgements()
+        self._acknowledgements = AcknowledgementLog()
         self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, write_interval_s)
         self._preemption_writer = PreemptionWriter(
             api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s

@@ -21,7 +21,7 @@ class Receipt:
     acknowledged_at: float | None = None
 
 
-class Acknowledgements:
+class AcknowledgementLog:
     """By preemption (namespace, name) and pod UID. The first notice and the first acknowledgement count."""
 
     def __init__(self) -> None:

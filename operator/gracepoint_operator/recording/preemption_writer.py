@@ -24,7 +24,7 @@ from gracepoint_operator.model.preemption import PreemptionRecord, joined_status
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica
@@ -56,7 +56,7 @@ class PreemptionWriter:
         self,
         api: KubeClient,
         cache: ClusterCache,
-        acknowledgements: Acknowledgements,
+        acknowledgements: AcknowledgementLog,
         policy_writer: PolicyWriter,
         metrics: Metrics,
         clock: Callable[[], float],

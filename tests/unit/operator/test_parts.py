@@ -19,7 +19,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator import objects
@@ -308,7 +308,7 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
 
 
 async def test_a_latency_is_observed_once_however_often_a_pod_reconnects() -> None:
-    receipts, pod = Acknowledgements(), read_pod(objects.pod())
+    receipts, pod = AcknowledgementLog(), read_pod(objects.pod())
     assert [receipts.told(KEY, pod, at) for at in (1.0, 9.0)] == [True, False]
     assert [receipts.acknowledged(KEY, pod, at) for at in (2.0, 9.0)] == [True, False]
     assert receipts.told_at(KEY, pod.uid) == 1.0

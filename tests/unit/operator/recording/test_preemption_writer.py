@@ -346,8 +346,8 @@ async def test_the_choice_and_what_it_cost_are_recorded_also_after_the_record_ex
 
 @pytest.fixture
 def no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
-    monkeypatch.setattr(reports, "_TWIN_POLL_S", 0.01)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_POLL_S", 0.01)
 
 
 @pytest.mark.usefixtures("no_twin")
@@ -428,7 +428,7 @@ async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: H
 async def test_a_report_that_is_sent_again_by_a_lost_gang_of_a_deleted_jobset_is_refused(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
     async with running(api, clock) as replica:
         api.remove(JOBSETS, objects.jobset())  # the watch has not said so yet
         with pytest.raises(UnknownPreemption):
