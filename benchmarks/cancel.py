@@ -25,7 +25,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 
 from benchmarks.checkpoint_process import large_state
-from gracepoint.checkpoint import StepCheckpointer, WriteOptions
+from gracepoint.checkpoint import WriteOptions
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.process_group import SingleProcess
 
 _DIRECTORY = Path(__file__).parents[1] / "build" / "benchmarks"
@@ -82,11 +83,11 @@ def _stop_saves(root: Path, state: object, express: bool, repeats: int) -> list[
     turns = []
     for step in range(1, repeats + 1):
         checkpointer.save_in_background(step, state, {})
-        while (newest := checkpointer.newest_snapshot) is None or newest.done_bytes == 0:
+        while (newest := checkpointer.executor.newest_snapshot) is None or newest.done_bytes == 0:
             time.sleep(_LOOK_S)
         began_s = time.monotonic()
-        checkpointer.stop("it is measured how long that takes")
-        while checkpointer.is_saving(after_s=_LOOK_S):
+        checkpointer.executor.stop("it is measured how long that takes")
+        while checkpointer.executor.is_busy(_LOOK_S):
             pass
         ended_s = time.monotonic()
         while _is_written_to(root):

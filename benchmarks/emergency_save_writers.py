@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import checkpoint_engines
-from gracepoint.checkpoint import StepCheckpointer, WriteOptions
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.process_groups import JoinedGroup
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
 
 EXPRESS = "express writer"
@@ -164,9 +165,7 @@ def make(name: str, root: Path, joined: JoinedGroup) -> Saves:
 
 def mine_bytes(state: Any, joined: JoinedGroup) -> int:
     """Returns how many bytes this process writes of ``state``."""
-    planner = SavePlanner(
-        joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS, processes=joined.processes
-    )
+    planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_OPTIONS, processes=joined.processes)
     return sum(chunk.bytes for chunk in planner.plan(state)[1].plan.chunks if chunk.mine)
 
 

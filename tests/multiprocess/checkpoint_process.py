@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.writing import chunk_writer, file_writer
 from gracepoint.errors import GracepointError
@@ -240,7 +240,7 @@ def do_background(engine: StepCheckpointer, gang: ProcessGroup, root: str, step:
     for _ in range(3):
         state["layers"] = overwrite(state["layers"])
     jax.block_until_ready(state["layers"])
-    engine.wait_until_finished(30)
+    engine.executor.wait_until_finished(30)
     print(f"saved {step}", flush=True)
 
 

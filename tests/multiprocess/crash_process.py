@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import AsyncCheckpointer, StepCheckpointer
+from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -100,7 +101,7 @@ def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -
 def do_background(engine: StepCheckpointer, step: int) -> None:
     mark(f"begun {step}")
     engine.save_in_background(step, make_state(step), {})
-    engine.wait_until_finished(TIMEOUT_S)
+    engine.executor.wait_until_finished(TIMEOUT_S)
     mark(f"committed {step}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -59,6 +60,64 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target.relative_to(ROOT)), link
 
 
+#: Hosts, API groups and files of tests that look like modules.
+NOT_MODULES = ("gracepoint.dev", "gracepoint.test")
+FOLDERS = ("sidecar", "operator", "tests", "charts", "crds", "docs", "demo", "benchmarks", "examples", "changelog.d")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_modules_and_names_that_pages_mention_exist(page: Path) -> None:
+    for name in re.findall(
+        r"(?<![\w./@-])(?:gracepoint|gracepoint_operator|benchmarks|tests|demo)(?:\.\w+)+", text(page)
+    ):
+        if not name.startswith(NOT_MODULES) and not name.endswith(".md"):
+            assert resolves(name), name
+
+
+def resolves(name: str) -> bool:
+    """True if the dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_paths_that_pages_mention_exist(page: Path) -> None:
+    for path in re.findall(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`", text(page)):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
+    page = text(Path("ARCHITECTURE.md"))
+    for heading, folder in (
+        ("room of the library", "sidecar/gracepoint"),
+        ("room of `checkpoint`", "sidecar/gracepoint/checkpoint"),
+        ("room of the operator", "operator/gracepoint_operator"),
+    ):
+        table = page.partition(f"| {heading}")[2].partition("\n\n")[0]
+        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+        rooms = {init.parent.name for init in (ROOT / folder).glob("*/__init__.py")}
+        assert rooms <= named, rooms - named
+        for name in named:
+            assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_rows_of_tables_are_short_enough_to_be_read_in_a_terminal(page: Path) -> None:
+    for number, line in enumerate(text(page).splitlines(), start=1):
+        if line.startswith("|"):
+            assert len(line) <= 200, f"{page}:{number} has {len(line)} characters"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = text(Path("docs/README.md"))
     missing = [p.name for p in (ROOT / "docs").glob("*.md") if f"]({p.name})" not in index and p.name != "README.md"]
@@ -106,7 +165,7 @@ def closed(schema: Any) -> Any:
     return made
 
 
-def test_the_example_jobset_is_admitted_under_the_example_policy_and_finds_its_claim() -> None:
+def test_example_jobset_is_admitted_and_finds_its_claim() -> None:
     jobset, policy, claim = (yaml.safe_load(text(Path(f"examples/{n}.yaml"))) for n in ("jobset", "policy", "claim"))
     assert jobset["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
     result = release_contract(jobset, CheckpointPolicy.of(policy).spec)
@@ -124,7 +183,7 @@ def settings_rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
-def test_the_table_of_settings_has_every_argument_of_attach_with_its_variable_and_default() -> None:
+def test_settings_table_has_every_argument_of_attach() -> None:
     rows = settings_rows()
     assert set(rows) == set(inspect.signature(gracepoint.attach).parameters)
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}

@@ -61,11 +61,11 @@ async def sweep(
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
 ) -> Swept:
-    """Lists kinds into ``world``. A kind that the cluster does not have yet has no objects.
+    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
 
     Args:
         api: The API server.
-        world: Gets what is there.
+        cache: Stores what is listed.
         drop: Called with the UID of each object that no longer exists.
         watches: Has the version up to which each kind was watched. Is told of failures.
         wanted: The kinds to list.

@@ -111,7 +111,7 @@ class OfWorkload(Model):
         return WORKLOAD_KIND
 
 
-class ConditionStatus(StrEnum):
+class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -227,8 +227,9 @@ class Resource(Model):
             except ValidationError as error:
                 first = error
                 continue
-            read._unknown = tuple(found)
-            _say_once(cls.kind_name, f"{read.metadata.get('namespace')}/{read.metadata.get('name')}", read._unknown)
+            read._unknown = tuple(found)  # noqa: SLF001  made here
+            name = f"{read.metadata.get('namespace')}/{read.metadata.get('name')}"
+            _say_once(cls.kind_name, name, tuple(found))
             return read
         raise first
 

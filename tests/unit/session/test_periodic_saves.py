@@ -8,14 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving import save_in_flight
+from gracepoint.checkpoint.saving import save_executor
 from gracepoint.checkpoint.storage.posix import write_durably
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
 
 
 class Preempted:
@@ -35,7 +43,7 @@ class Preempted:
 
 
 @pytest.mark.parametrize("stuck_asks_first", [False, True])
-def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_the_emergency_is_saved(
+def test_stuck_storage_of_one_process_keeps_saves_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck_asks_first: bool
 ) -> None:
     stuck, goes_on, first = threading.Event(), threading.Event(), threading.Event()
@@ -47,7 +55,7 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
         write_durably(path, data)
 
     monkeypatch.setattr("gracepoint.checkpoint.saving.save_operation.write_durably", hang)
-    monkeypatch.setattr(save_in_flight, "_STOPPED_ENDS_S", 0.01)
+    monkeypatch.setattr(save_executor, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
@@ -70,7 +78,7 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
         assert stuck.wait(30)
         monkeypatch.setattr(checkpointer, "is_begun_by_all", ask)
         saves.save_if_due(2, small_state(2), dict)
-        newest = checkpointer.newest_snapshot
+        newest = checkpointer.executor.newest_snapshot
         assert asked == [(not is_stuck, not stuck_asks_first)]
         return None if newest is None else newest.step, save(checkpointer, 3, small_state(3)).step
 
@@ -97,7 +105,7 @@ class AtSyncPoint:
         pytest.param((10, 10), (10, 9), id="the same step at other sync points"),
     ],
 )
-def test_a_process_that_is_at_another_step_is_found_at_the_periodic_save_and_no_process_waits_for_it(
+def test_process_at_another_step_is_found_at_the_periodic_save(
     tmp_path: Path, steps: tuple[int, int], sync_points: tuple[int, int]
 ) -> None:
     begun = threading.Event()
@@ -113,7 +121,7 @@ def test_a_process_that_is_at_another_step_is_found_at_the_periodic_save_and_no_
             saves.save_if_due(steps[me], small_state(), dict)
         finally:
             begun.set()
-        checkpointer.wait_until_finished(30)
+        checkpointer.executor.wait_until_finished(30)
 
     first, second = outcomes_in_gang(2, run)
     both = (

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.deadline import Deadline
@@ -30,6 +31,8 @@ from gracepoint.errors import (
     CheckpointTooNew,
     SaveFailed,
     SettingsError,
+    from_word,
+    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
@@ -151,7 +154,7 @@ def restore(
     attempt: str,
     deadline: Deadline,
     sleep: Callable[[float], object],
-    options: RestoreOptions = DEFAULTS,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
 ) -> Any:
     """Restores the checkpoint at ``path`` in all processes, or in none. Collective.
 
@@ -180,9 +183,9 @@ def restore(
         word = json.dumps(_found(paths, path, attempt, deadline, sleep))
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
-        raise _ERRORS[kind](found)
+        raise from_word(kind)(found)
     reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    with donating.telling(like), reading:
+    with donation.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (
@@ -211,14 +214,6 @@ def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-_ERRORS = {
-    "not found": CheckpointNotFound,
-    "corrupt": CheckpointCorrupt,
-    "too new": CheckpointTooNew,
-    "error": CheckpointError,
-}
-
-
 def _found(
     paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
@@ -233,10 +228,8 @@ def _found(
             logger.info("restore: %s", remark)
         return "folder", str(folder_of(path))
     except CheckpointNotFound as error:
-        return "not found", "; ".join([str(error), *remarks])
-    except CheckpointCorrupt as error:
-        return "corrupt", str(error)
-    except CheckpointTooNew as error:
-        return "too new", str(error)
+        return to_word(error), "; ".join([str(error), *remarks])
+    except (CheckpointCorrupt, CheckpointTooNew) as error:
+        return to_word(error), str(error)
     except (OSError, CheckpointError) as error:
-        return "error", f"process 0 could not look at {path}: {error}"
+        return to_word(CheckpointError()), f"process 0 could not look at {path}: {error}"

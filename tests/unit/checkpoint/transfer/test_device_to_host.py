@@ -26,8 +26,9 @@ from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
 from gracepoint.checkpoint.transfer.device_to_host import Pull
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.deadline import Deadline
+from gracepoint.process_group import SingleProcess
 from tests import accelerators
-from tests.unit.checkpoint.support import assert_same, engine, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
 CHUNK_BYTES = 1 << 10
 WAYS = {
@@ -145,7 +146,7 @@ def test_no_slice_is_compiled_in_a_save_that_was_prepared(
     assert any(pull.region != pull.shard.index for pull, _ in started)
 
 
-def test_a_device_that_has_no_memory_for_slices_is_saved_all_the_same(
+def test_device_without_memory_for_slices_is_saved(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> Any:
@@ -162,9 +163,7 @@ def test_a_device_that_has_no_memory_for_slices_is_saved_all_the_same(
     assert_same(restored.state, saved)
 
 
-def test_what_a_device_has_in_the_hosts_memory_is_not_brought_to_it_to_be_sliced(
-    way: str, tmp_path: Path, started: list[tuple[Pull, Any]]
-) -> None:
+def test_host_memory_of_a_device_is_sliced_in_place(way: str, tmp_path: Path, started: list[tuple[Pull, Any]]) -> None:
     offloaded = SingleDeviceSharding(devices(way)[0], memory_kind="pinned_host")
     saved = {"w": jax.device_put(np.arange(1 << 12, dtype=np.float32), offloaded)}
     save(engine(tmp_path, options=WAYS[way]), 1, saved)
@@ -183,7 +182,7 @@ def limit_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_bytes_from_devices_count_until_they_are_written(way: str, limit_bytes: int) -> None:
     options, in_memory, most = WAYS[way], 0, 0
-    planner = SavePlanner(0, 1, options)
+    planner = SavePlanner(SingleProcess(), "job-0-a", options)
     leaves, prepared = planner.plan(state(way))
     transfer = Transfer(leaves, prepared.specs, prepared.plan, options, None)
     unwritten: list[Chunk] = []
@@ -237,7 +236,7 @@ def test_every_writer_makes_room_as_it_writes(
 def test_what_is_in_host_memory_waits_for_no_room(limit_bytes: int) -> None:
     options = WriteOptions(target_chunk_bytes=CHUNK_BYTES)
     saved = {"w": jnp.arange(1 << 14, dtype=jnp.float32), "n": np.arange(1 << 14)}
-    leaves, prepared = SavePlanner(0, 1, options).plan(saved)
+    leaves, prepared = SavePlanner(SingleProcess(), "job-0-a", options).plan(saved)
     transfer = Transfer(leaves, prepared.specs, prepared.plan, options, None)
     chunks = [chunk for chunk, _ in transfer.chunks(Deadline.after(0.0, time.monotonic))]
     assert sum(chunk.bytes for chunk in chunks) == 3 << 16

@@ -15,7 +15,7 @@ from gracepoint.checkpoint.steps import listing
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import limits
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, outcomes_in_gang, restore, save
 
 DISK_BYTES = 24 << 20
 STATE_BYTES = 4 << 20
@@ -53,7 +53,7 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
         checkpointer = engine(disk, gang, attempt="job-1-b", options=WRITERS[writer])
         if in_background:
             checkpointer.save_in_background(2, state(2), {})
-            checkpointer.wait_until_finished(30)
+            checkpointer.executor.wait_until_finished(30)
         else:
             save(checkpointer, 2, state(2))
 

@@ -1,0 +1,176 @@
+"""What a training run asks for when it starts: a state of a certain form, restored or made anew."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading.leaf_request import ANYWHERE, LeafRequest, as_like
+from gracepoint.checkpoint.loading.single_replica import check_sharding
+from gracepoint.checkpoint.options import (
+    DEFAULT_REPLICA,
+    RestoreArgs,
+    RestoreOptions,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+)
+from gracepoint.errors import CheckpointNotFound, InvalidSharding, SettingsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What ``Session.restore`` was asked for.
+
+    Attributes:
+        like: The form that is restored.
+        init: Makes the first state; None: ``like`` is it.
+        restore_args: Of the leaves.
+        options: Of reading.
+    """
+
+    like: Any
+    init: Callable[[], Any] | None
+    restore_args: Any
+    options: RestoreOptions
+
+    def telling(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that adds to errors that the arrays of ``like`` were deleted."""
+        return donation.telling(self.like)
+
+    def first_state(self) -> Any:
+        """Returns the state to begin with where there is no checkpoint.
+
+        Raises:
+            CheckpointNotFound: There is none.
+            SettingsError: ``init`` made another one than ``like`` says.
+        """
+        if self.init is not None:
+            state = self.init()
+            check_made_alike(state, self.like)
+            return state
+        if is_abstract(self.like):
+            raise CheckpointNotFound(
+                "there is no checkpoint to restore, and like has no values to begin with: give init=, which makes the "
+                "first state"
+            )
+        return self.like
+
+
+def asked(like: Any, init: Callable[[], Any] | None, single_replica: bool | SingleReplica, *, donate: bool) -> Asked:
+    """Returns what the arguments of ``Session.restore`` ask for.
+
+    Raises:
+        InvalidSharding: No array can be read by one replica for all.
+        SettingsError: The arguments contradict each other.
+    """
+    if like is None and init is None:
+        raise SettingsError("restore(): expected like= (a state, or its form) or init= (makes one), found neither")
+    if init is not None and has_arrays(like):
+        raise SettingsError(
+            "restore(): like has arrays, and init would make them a second time: give one of both, or a like of "
+            "jax.ShapeDtypeStruct leaves"
+        )
+    if like is None:
+        assert init is not None
+        like = form_of(init)
+    replica = DEFAULT_REPLICA if isinstance(single_replica, bool) else single_replica
+    restore_args = by_one_replica(like, replica) if single_replica else None
+    return Asked(like, init, restore_args, RestoreOptions(single_replica=replica, donate=donate))
+
+
+def form_of(init: Callable[[], Any]) -> Any:
+    """Returns the form of the state that ``init`` makes, with ``jax.ShapeDtypeStruct`` for arrays, and makes none.
+
+    Raises:
+        SettingsError: The shardings cannot be told from it; names the first leaf. With one device there is no choice.
+    """
+    form = jax.eval_shape(init)
+    if jax.device_count() == 1:
+        return form
+    for path, leaf in jax.tree_util.tree_flatten_with_path(form)[0]:
+        if not _names_devices(leaf.sharding):
+            raise SettingsError(
+                f"restore(init=...): expected to learn the sharding of state{jax.tree_util.keystr(path)} from init, "
+                "found none. Give init as jax.jit(..., out_shardings=...), or give like= with jax.ShapeDtypeStruct "
+                "leaves that have shardings"
+            )
+    return form
+
+
+def check_made_alike(state: Any, form: Any) -> None:
+    """Makes sure that what ``init`` has made would be restored as it is.
+
+    Raises:
+        SettingsError: It is not as ``like`` says; names the leaf.
+    """
+    made, expected = jax.tree.structure(state), jax.tree.structure(form)
+    if made != expected:
+        raise SettingsError(f"restore(): init made another tree than like: expected {expected}, found {made}")
+    expected_leaves = jax.tree.leaves(form)
+    for (path, leaf), like in zip(jax.tree_util.tree_flatten_with_path(state)[0], expected_leaves, strict=True):
+        found, wanted = as_like("", leaf), as_like("", like)
+        if _kind(found) != _kind(wanted) or not _lie_alike(found, wanted):
+            raise SettingsError(
+                f"restore(): init made state{jax.tree_util.keystr(path)} in another way than like says: expected "
+                f"{wanted}, found {found}. The next start would restore it as like says"
+            )
+
+
+def is_abstract(like: Any) -> bool:
+    """True if some leaf is a ``jax.ShapeDtypeStruct``, which has no values."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(like))
+
+
+def has_arrays(like: Any) -> bool:
+    """True if some leaf is a ``jax.Array``, which takes memory of devices."""
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(like))
+
+
+def by_one_replica(like: Any, replica: SingleReplica) -> Any:
+    """Returns arguments by which one replica reads, for all, each array that is replicated along the replicas' axis.
+
+    All other leaves are read by every process that needs them.
+
+    Raises:
+        InvalidSharding: There is no such array; says why the first array is none.
+    """
+    why: list[InvalidSharding] = []
+
+    def args_of(path: Any, leaf: Any) -> RestoreArgs:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return RestoreArgs()
+        try:
+            check_sharding(replica, f"state{jax.tree_util.keystr(path)}", as_like("", leaf).sharding)
+        except InvalidSharding as error:
+            why.append(error)
+            return RestoreArgs()
+        return SingleReplicaArrayRestoreArgs()
+
+    args = jax.tree_util.tree_map_with_path(args_of, like)
+    if not any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in jax.tree.leaves(args)):
+        reason = str(why[0]) if why else "the state has no arrays"
+        raise InvalidSharding(f"restore(single_replica=...): no array can be read by one replica for all: {reason}")
+    return args
+
+
+def _names_devices(sharding: Any) -> bool:
+    if sharding is None:
+        return False
+    mesh = getattr(sharding, "mesh", None)
+    return not isinstance(mesh, jax.sharding.AbstractMesh)
+
+
+def _kind(wanted: LeafRequest) -> tuple[Any, ...]:
+    return wanted.restore_type, wanted.shape, wanted.dtype, wanted.key_impl
+
+
+def _lie_alike(found: LeafRequest, wanted: LeafRequest) -> bool:
+    """True if the shardings are the same, or one says nothing."""
+    if found.sharding in (None, ANYWHERE) or wanted.sharding in (None, ANYWHERE):
+        return True
+    return bool(found.sharding.is_equivalent_to(wanted.sharding, len(found.shape)))
