@@ -36,7 +36,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import in_gang, outcomes_in_gang
+from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
 
 
 @dataclasses.dataclass
