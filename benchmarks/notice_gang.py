@@ -17,6 +17,7 @@ from gracepoint.wire import names
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.workloads.jobset import JOBSETS
 
 NAMESPACE = "big"
 POLICY = "policy"
@@ -26,7 +27,7 @@ GRACE_S = 120
 _PODS_A_NODE = 4
 _ACCOUNT = "trainer"
 _ACCOUNTS = Kind("/api/v1", "serviceaccounts")
-_TOKENS = Kind(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{_ACCOUNT}", "token", namespaced=False)
+_TOKENS = Kind(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{_ACCOUNT}", "token")
 _JOB = "train-workers-0"
 
 
@@ -44,7 +45,7 @@ async def make(api: KubeClient, count: int, folder: Path) -> list[Member]:
     await api.create(kinds.NAMESPACES, None, {"metadata": {"name": NAMESPACE}})
     await api.create(_ACCOUNTS, NAMESPACE, {"metadata": {"name": _ACCOUNT}})
     await api.create(kinds.POLICIES, NAMESPACE, _policy())
-    jobset = await api.create(kinds.JOBSETS, NAMESPACE, _jobset(count))
+    jobset = await api.create(JOBSETS, NAMESPACE, _jobset(count))
     workload_uid = str(jobset["metadata"]["uid"])
     await api.create(kinds.JOBS, NAMESPACE, _job(count, workload_uid))
     await _all(_make_node(api, index) for index in range(-(-count // _PODS_A_NODE)))

@@ -1,1 +1,1 @@
-"""The Gracepoint operator: sees disruptions of JobSets and tells the library in their pods."""
+"""The Gracepoint operator: sees disruptions of gangs and tells the library in their pods."""

@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preemption-history-limit",
         type=int,
         default=Limits.history,
-        help="how many Preemptions that have ended are kept of one JobSet's name",
+        help="how many Preemptions that have ended are kept of one workload's name",
     )
     parser.add_argument("--namespace", default="", help="the operator's own namespace")
     parser.add_argument("--sightings", default="", help="a ConfigMap there, in which is kept since when signs are seen")

@@ -6,15 +6,16 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 
 * ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``decide`` -> ``Notifier``, without an await between
   the two. All events that wait are handled at once: a thousand pods that start together are a thousand events of one
-  JobSet;
+  workload;
 * ``Sweeper.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
-  something. Nothing is decided, and nobody is served, before the first list. After each one every JobSet is decided
+  something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
   about;
 * ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
-  requests for JobSets that do not exist, and hints to pods that have connected;
+  requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
 * ``loop_lag.measure``: measures how late this loop is;
-* ``_check``: one task for each JobSet with a deleted pod whose cause is unclear. It ends with the API server's answer.
+* ``_check``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
+  answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
 """
@@ -49,7 +50,7 @@ from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.observability import loop_lag
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
@@ -58,6 +59,7 @@ from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from gracepoint_operator.workloads import BY_PLACE
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ TICK_S = 1.0
 _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
-#: A request may arrive before its JobSet, because both may be in one file. It is not refused before this time is over.
+#: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
 
 
@@ -119,7 +121,7 @@ class Controller:
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
         self._clock = clock
-        self._acknowledgements = Acknowledgements()
+        self._acknowledgements = AcknowledgementLog()
         self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, write_interval_s)
         self._preemption_writer = PreemptionWriter(
             api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
@@ -144,9 +146,9 @@ class Controller:
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._checks: dict[str, asyncio.Task[None]] = {}  # by the JobSet's UID
-        self._held_back: set[str] = set()  # UIDs of JobSets with a preemption that has to wait; decided each second
-        self._affected: set[str] = set()  # UIDs of JobSets to be decided about in the loop's next iteration
+        self._checks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+        self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
+        self._affected: set[str] = set()  # UIDs of workloads to be decided about in the loop's next iteration
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(
             api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
@@ -211,7 +213,7 @@ class Controller:
         place = self.cache.place(uid)
         # UIDs are unique across kinds, so this does nothing for an object of another kind.
         self.subscribers.forget(uid)  # a pod
-        self._policy_writer.forget(uid)  # a JobSet
+        self._policy_writer.forget(uid)  # a workload
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])
@@ -229,18 +231,18 @@ class Controller:
         meta = body["metadata"]
         if kind is kinds.POLICIES:
             self._policy_writer.touch(meta["namespace"], meta["name"])
-        elif kind is kinds.JOBSETS:
+        elif kind in BY_PLACE:
             self._policy_writer.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
 
     def _react(self, workload_uids: Iterable[str]) -> None:
-        """Decides about these JobSets."""
+        """Decides about these workloads."""
         if workload_uids is self._affected:
             self._affected = set()  # what is added from now on is decided in the next iteration
         for uid in workload_uids:
             try:
                 self._decide(uid)
             except Exception:
-                log.exception("a JobSet could not be decided about", extra=about(workload_uid=uid))
+                log.exception("a workload could not be decided about", extra=about(workload_uid=uid))
 
     def _decide(self, uid: str) -> None:
         now, waits = self._clock(), False

@@ -1,14 +1,14 @@
-"""The operator's HTTP servers, and the thread that the core runs on.
+"""The operator's HTTP servers, and the thread that the controller runs on.
 
-Three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks; a NetworkPolicy can tell the two
-apart), and plain HTTP for probes and metrics. The last two are served on the core's event loop. The channel has a
-thread and a loop of its own (``server_thread``), as every pod can reach it: what pods do there does not delay an
-answer to the API server.
+There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a port of their own so
+that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. The last two are served on the
+controller's event loop. The channel has a thread and a loop of its own (``channel.server_thread``), because every pod
+can reach it: what pods do there does not delay an answer to the API server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
-or until a part of it or the channel's thread fails: then ``on_failure`` is called, so that the process ends rather than
-live on without ears. Certificates are read again when their files change, by each of the two threads for itself; new
-connections get the new one.
+or until a part of it or the channel's thread fails. Then ``on_failure`` is called, so that the process ends: it must
+not live on when it can no longer be reached. Each of the two threads reads its certificate again when the files
+change. New connections get the new certificate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gracepoint_operator.webhooks.served import CRD_NAME
 log = logging.getLogger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
-_JOBSET_API_S = 60.0
+_WORKLOAD_API_S = 60.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
 _CLOSE_CONNECTIONS_S = 1.0
@@ -110,18 +110,18 @@ class Admission:
         return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """Read live: a policy and its first JobSet are often applied together."""
+        """Read live: a policy and its first workload are often applied together."""
         try:
             return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
         except client.NotFound:
             return None
 
-    async def served_jobset(self, *, afresh: bool = False) -> Served:
-        """Read again now and then, as JobSet is upgraded while the operator runs."""
+    async def served_workload_api(self, *, afresh: bool = False) -> Served:
+        """Reads again now and then, as the workload's API may be upgraded while the operator runs."""
         now = time.monotonic()
         if self._served is None or afresh or now >= self._served_until:
             self._served = served(await self._api.get(kinds.CRDS, None, CRD_NAME))
-            self._served_until = now + _JOBSET_API_S
+            self._served_until = now + _WORKLOAD_API_S
         return self._served
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
@@ -133,20 +133,20 @@ class Admission:
 
 
 class Server:
-    """The core and all ports on a thread of their own.
+    """The controller and all ports, on a thread of their own.
 
     Args:
-        core: Runs on the server's loop.
+        core: The controller, which runs on the server's loop.
         api: For the webhooks.
         metrics: Shown on the health port.
         certificates: For both HTTPS ports.
-        webhook_token: What the webhooks' paths are made of.
+        webhook_token: The secret in the webhooks' paths.
         service_url: Where pods reach the channel.
-        https_port: The channel's; 0 lets the kernel choose.
-        webhook_port: The webhooks'; 0 lets the kernel choose.
-        health_port: 0 lets the kernel choose.
-        host: Address to listen on.
-        limits: For connections to the channel whose callers have not shown who they are.
+        https_port: Port of the channel. 0: the kernel chooses one.
+        webhook_port: Port of the webhooks. 0: the kernel chooses one.
+        health_port: Port of probes and metrics. 0: the kernel chooses one.
+        host: Address to listen on. None: all addresses.
+        limits: Limits for connections to the channel whose callers are not authenticated.
 
     Attributes:
         https_port, webhook_port, health_port: The ports that are listened on, once started.
@@ -217,7 +217,7 @@ class Server:
             asyncio.run(self._run())
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # whatever it is: the process must not live on without its server
+        except BaseException as error:  # any error: the process must not live on without its server
             self._failure = error
             log.exception("the server failed")
             on_failure()
@@ -233,7 +233,7 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
-            await asyncio.sleep(0)  # the core takes objects from its first step on
+            await asyncio.sleep(0)  # the controller accepts objects from its first step on
             self._listening.set()
 
     def _is_quiet(self) -> bool:
@@ -262,7 +262,7 @@ class Server:
     async def _listen(
         self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
     ) -> int:
-        # No access log: the webhooks' paths are nobody's business.
+        # No access log, because the webhooks' paths are secret.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
         await runner.setup()
         runners.append(runner)
@@ -270,14 +270,14 @@ class Server:
         return int(runner.addresses[0][1])
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """Answered by the core's own loop. An API server that cannot be reached is no reason to begin anew."""
+        """Answered on the controller's loop. A restart would not help when the API server cannot be reached."""
         hanging = self._core.watches.hanging()
         if hanging:
             return web.Response(status=503, text=f"no request for {HANGS_AFTER_S:.0f} s from: {', '.join(hanging)}")
         return web.Response(text="ok")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """With the age of each watch, which decides nothing: a replica that serves is better than none."""
+        """Also shows the age of each watch, which does not change the status: an old view is better than none."""
         ready = self._core.ready
         said = ["ok" if ready else "the cluster is not known yet"]
         ages = sorted((kind.plural, age_s) for kind, age_s in self._core.watches.ages().items())

@@ -16,6 +16,7 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.testcluster.api_server import ApiServer
 
 Body = dict[str, Any]
@@ -47,7 +48,7 @@ class Gang:
         await self.api.create(kinds.POLICIES, self.name, self.policy())
         labels = {names.LABEL_POLICY: "careful"}
         jobset = await self.api.create(
-            kinds.JOBSETS,
+            JOBSETS,
             self.name,
             {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -89,7 +90,7 @@ class Gang:
                 self.server.kubectl("delete", "pod", self.pod(index), f"--namespace={self.name}", "--force")
             self.server.kubectl("delete", "job", "train-workers-0", f"--namespace={self.name}", "--cascade=background")
         self.attempt = attempt
-        await self.api.merge_status(kinds.JOBSETS, self.name, "train", {"status": _jobset_status(attempt)})
+        await self.api.merge_status(JOBSETS, self.name, "train", {"status": _jobset_status(attempt)})
         labels = {
             names.JOBSET_LABEL_UID: self.workload_uid,
             names.JOBSET_LABEL_NAME: "train",
@@ -170,7 +171,7 @@ class Replica:
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
-        for kind in (kinds.NODES, kinds.JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
+        for kind in (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
             bodies = (await self.api.list(kind)).items
             for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})

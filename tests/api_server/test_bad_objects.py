@@ -13,7 +13,7 @@ from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import PlainFormatter
 from tests.api_server.gang import Gang, running, told, until
 
-_CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+_CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"
 

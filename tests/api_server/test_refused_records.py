@@ -6,8 +6,8 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube.kinds import Kind
 from tests.api_server.gang import Body, Gang, running, told, until
 
-_VALIDATING = Kind("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
-_BINDINGS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", namespaced=False)
+_VALIDATING = Kind("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies")
+_BINDINGS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
 _MESSAGE = "no Preemptions in this namespace, says the platform team"
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 
 Json = dict[str, Any]
 NAMESPACE = "default"
-CRDS = kinds.Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+CRDS = kinds.Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 WAIT_S = 30.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
 
 @pytest.mark.parametrize("how", [How.ERROR_EVENT, How.CUT_JSON, How.ANSWER_404, How.ANSWER_401])
 def test_what_kopf_does_not_retry_makes_it_begin_anew(
-    api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, how: How
+    api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, how: How, caplog: pytest.LogCaptureFixture
 ) -> None:
     api_server.create(node("stays"), node("goes"))
     with replica(kubeconfig) as running:
@@ -105,6 +106,9 @@ def test_what_kopf_does_not_retry_makes_it_begin_anew(
         running.knows_nodes("stays")
         api_server.create(node("later"))
         running.knows_nodes("later", "stays")
+    gc.collect()
+    left = [str(record.exc_info) for record in caplog.records if record.name == "asyncio" and record.exc_info]
+    assert left == [], "finalizers must not format tracebacks: that breaks code that is being parsed"
 
 
 def test_a_replica_that_starts_in_an_outage_is_ready_after_it(

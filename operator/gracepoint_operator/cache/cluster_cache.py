@@ -1,16 +1,18 @@
-"""What this replica knows of the cluster: the one place of state, rebuildable from the watches.
+"""What this replica knows of the cluster. All of it can be rebuilt from the watches.
 
-Owned by the core's event loop: every method is called there and nowhere else, so there is no lock and no
-await. kopf's handlers, which run in another thread, only hand raw objects over (``core.Core.feed``).
+The controller's event loop owns the cache: every method is called there, so there is no lock and no await. kopf's
+handlers run in other threads and only hand objects over (``Controller.feed``).
 
-Beside the objects themselves it is remembered since when what may be a signal is seen (``sightings``), and
-which version of each object that was (``versions``).
+Beside the objects, the cache keeps when possible signals were first seen (``first_seen``), the version of each object
+(``versions``), the preemptions and requests (``preemptions``), and what cannot be read (``left_out``). Callers use
+these parts themselves.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, dis
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Job, Node, Pod, Workload, read_job, read_jobset, read_node, read_pod
+from gracepoint_operator.kube.objects import Node, Pod, read_node
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -28,15 +30,16 @@ from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 
 class ClusterCache:
-    """The objects that were seen, indexed by JobSet.
+    """The objects of the cluster, indexed by workload.
 
     Args:
         clock: Seconds since the epoch.
-        rows: The disruption catalogue, in the order in which rows are tried.
-        left_out: Is told what cannot be read.
+        rows: The disruption catalogue, in the order in which its rows are tried.
+        left_out: Keeps what cannot be read. None: a new one, which counts nothing.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class ClusterCache:
         self._clock = clock
         self.left_out = LeftOut() if left_out is None else left_out
         self.nodes: dict[str, Node] = {}
-        self.disrupted_nodes: set[str] = set()  # names; kept, as it is asked for each pod that is made
+        self.disrupted_nodes: set[str] = set()  # names; kept up to date because each new pod needs it
         self.pods: dict[str, Pod] = {}
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
@@ -60,20 +63,20 @@ class ClusterCache:
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
         self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
-        self._doomed: set[str] = set()  # UIDs of JobSets whose namespace is being deleted
+        self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
         self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
             kinds.NODES: self._put_node,
             kinds.NODE_CLAIMS: self._put_node_claim,
             kinds.KUEUE_WORKLOADS: self._put_kueue_workload,
             kinds.PODS: self._put_pod,
             kinds.JOBS: self._put_job,
-            kinds.JOBSETS: self._put_workload,
+            **{place: functools.partial(self._put_workload, known) for place, known in BY_PLACE.items()},
             kinds.POLICIES: self._put_policy,
             kinds.PREEMPTIONS: self._put_preemption,
         }
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
-        """Stores an object. Returns the UIDs of the JobSets that it may matter to.
+        """Stores an object. Returns the UIDs of the workloads that it may matter to.
 
         An object that cannot be read is left out, and the version that was known before stays in force (``left_out``).
         A policy or a preemption also cannot be read if it does not have this version's schema.
@@ -107,7 +110,7 @@ class ClusterCache:
         return affected
 
     def unreadable_policies(self) -> dict[Key, str]:
-        """The policies of which the newest version cannot be read, and why."""
+        """The policies whose newest version cannot be read, with the reason."""
         return {self._places[uid][1:]: why for uid, why in self.left_out.objects(kinds.POLICIES).items()}
 
     def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
@@ -115,11 +118,11 @@ class ClusterCache:
         return self._places.get(uid)
 
     def drop(self, uid: str, version: int = 0) -> set[str]:
-        """Forgets an object that is gone; returns the UIDs of the JobSets that it may matter to.
+        """Removes an object that was deleted. Returns the UIDs of the workloads that it may matter to.
 
         Args:
-            uid: The object's.
-            version: Its resourceVersion when it went; 0 where that is not known.
+            uid: The object's UID.
+            version: Its resourceVersion when it was deleted. 0 if that is not known.
         """
         self.versions.drop(uid, version)
         self.first_seen.forget(uid)
@@ -146,11 +149,11 @@ class ClusterCache:
                 return set()
             discard(self._jobs_of, job.workload_uid, uid)
             return {job.workload_uid}
-        if kind is kinds.JOBSETS:
+        if kind in BY_PLACE:
             self.workloads.pop(uid, None)
             return {uid}
         if (kind, namespace, name) in self._places.values():
-            return set()  # made anew under its name before the news of the old one's deletion came
+            return set()  # a new object of this name came before the deletion of the old one
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
             return self._of_policy((namespace, name))
@@ -160,7 +163,7 @@ class ClusterCache:
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self) -> dict[str, float]:
-        """Since when those signs are there which concern a pod and of which the API does not tell that."""
+        """When the marks that concern a pod were first seen, for those whose time the API server does not tell."""
         nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.workloads.keys()
         about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
         about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
@@ -173,11 +176,11 @@ class ClusterCache:
         return {uid for uid, place in self._places.items() if place[0] is kind}
 
     def versions_of(self, kind: kinds.Kind) -> dict[str, int]:
-        """The known objects of a kind: UID -> resourceVersion, 0 where that is not known."""
+        """The resourceVersions of the known objects of a kind, by UID. 0 if a version is not known."""
         return {uid: self.versions.of(uid) for uid in self.uids(kind)}
 
     def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
-        """The pods of the gang that were there when the epoch began; none once its next life has begun."""
+        """The pods of the gang at the start of the epoch. Empty once the workload has been restarted."""
         workload = self.workloads.get(epoch.spec.workload.uid)
         if workload is None:
             return []
@@ -190,30 +193,29 @@ class ClusterCache:
         ]
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
-        """The pod of a JobSet, where it is known."""
+        """The pod of a workload, or None if it is not known."""
         return self.pods.get(self._pod_uids.get((namespace, name), ""))
 
     def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
-        """True if the pod may be of a known JobSet, by its name: JobSet begins its Jobs' names with its own, and a Job
-        its pods'."""
-        names = (workload.name for workload in self.workloads.values() if workload.namespace == namespace)
-        return any(pod_name.startswith(f"{name}-") for name in names)
+        """True if the pod may be of a known workload, by its name."""
+        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
+        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
 
     def doom(self, workload_uid: str) -> None:
-        """The JobSet's namespace is being deleted, and everything in it will be, in any order."""
+        """The workload's namespace is being deleted, and everything in it is going to be, in any order."""
         if workload_uid in self.workloads:
             self._doomed.add(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
-        """Job and JobSet of these deleted pods were looked at afresh."""
+        """Job and workload of these deleted pods were read from the API server."""
         self._checked |= set(pod_uids) & self.pods.keys()
 
     def workload_uids(self) -> set[str]:
-        """Every JobSet with anything to decide about."""
+        """Every workload for which there is something to decide."""
         return self.workloads.keys() | self.preemptions.disrupted_workload_uids()
 
     def homeless_requests(self) -> list[PreemptionAsk]:
-        """Requests that nobody has answered, for JobSets that are not known."""
+        """Open requests without an answer whose workloads are not known."""
         waiting = (
             request
             for request in self.preemptions.requests.values()
@@ -222,7 +224,7 @@ class ClusterCache:
         return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
-        """The epochs of known JobSets that were made within so many seconds, or began within these and are not made.
+        """The epochs of known workloads that were made within so many seconds, or began within these and are not made.
 
         Args:
             within_s: The same in every call.
@@ -235,7 +237,7 @@ class ClusterCache:
         return workload is not None and workload.namespace == epoch.namespace
 
     def gang(self, workload_uid: str) -> GangSnapshot:
-        """The view on which is decided."""
+        """What the decisions about a workload are based on."""
         workload = self.workloads.get(workload_uid)
         namespace = workload.namespace if workload is not None else None
         if workload is not None and workload_uid in self._doomed:
@@ -252,7 +254,7 @@ class ClusterCache:
         requests = () if workload is None else self.preemptions.requests_for((workload.namespace, workload.name))
         marked = {workload_uid, *pod_uids, *(request.uid for request in requests)}
         marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
-        # By the pods' own word, as a NodeClaim outlives its node.
+        # By the node names in the pods, because a NodeClaim outlives its node.
         marked |= self._signal_index.attached_to([workload_uid, *(pod.node for pod in pods)])
         return GangSnapshot(
             workload_uid=workload_uid,
@@ -288,7 +290,7 @@ class ClusterCache:
 
     def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         meta = body["metadata"]
-        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] == "JobSet"), "")
+        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] in list(BY_NAME)), "")
         self._signal_index.see(On.WORKLOAD, body, listed=listed)
         self._signal_index.attach(meta["uid"], owner)
         return {owner} & self.workloads.keys()
@@ -326,9 +328,9 @@ class ClusterCache:
         self._jobs_of[job.workload_uid].add(job.uid)
         return {job.workload_uid}
 
-    def _put_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        workload = read_jobset(body)
-        self._signal_index.see(On.JOB_SET, body, listed=listed)
+    def _put_workload(self, known: WorkloadType, body: Mapping[str, Any], listed: bool) -> set[str]:
+        workload = known.read(body)
+        self._signal_index.see(On(known.name), body, listed=listed)
         self.workloads[workload.uid] = workload
         return {workload.uid}
 
@@ -357,7 +359,7 @@ class ClusterCache:
         """The marks on everything that the pod depends on."""
         node = self.nodes.get(pod.node)
         attached = self._signal_index.attached_to([pod.node, pod.workload_uid])
-        # Of the pod's namespace, or of none: anybody may write any owner.
+        # Only of the pod's namespace or of none, because anybody may write any owner.
         attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
         uids = [pod.uid, pod.workload_uid, *sorted(attached)]
         uids += [] if node is None else [node.uid]

@@ -1,11 +1,10 @@
-"""Looking at the API instead of waiting for its watches: at start, now and then, and where order matters.
+"""Reading the API server directly instead of waiting for its watches.
 
-* ``sweep`` lists everything, or some kinds. At start it tells when this replica knows the cluster; later it finds what
-  was deleted while a watch had lost its place, which no watch ever announces. It also finds that the API server has
-  gone back to an older state, as after etcd was restored from a backup: then versions that were seen before are higher
-  than the newest ones.
-* ``look_afresh`` reads one JobSet, its namespace and some Jobs. A watch shows the past, and watches of different
-  kinds show different pasts; a read that begins after an event sees whatever caused that event.
+* ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+  deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+  to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
+* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows a past state, and watches of different
+  kinds show different ones. A read that begins after an event sees whatever caused the event.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, WorkloadIdentity
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +28,25 @@ log = logging.getLogger(__name__)
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
     kinds.POLICIES: None,
-    kinds.JOBSETS: names.LABEL_POLICY,
-    kinds.JOBS: names.JOBSET_LABEL_UID,
+    **dict.fromkeys(BY_PLACE, names.LABEL_POLICY),
+    kinds.JOBS: MEMBER_LABEL,
     kinds.NODES: None,
     kinds.NODE_CLAIMS: None,
     kinds.KUEUE_WORKLOADS: None,
-    kinds.PODS: names.JOBSET_LABEL_UID,
+    kinds.PODS: MEMBER_LABEL,
 }
 
 
-#: Other projects' kinds, which a cluster may have or not. What fails of these holds up nothing else.
+#: Kinds of other projects, which a cluster may not have. A failure of one of them delays nothing else.
 OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS})
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-    """What a sweep came to.
+    """The result of a sweep.
 
     Attributes:
-        left_out: The optional kinds that could not be listed; what is known of them is as it was.
+        left_out: The optional kinds that could not be listed. What is known of them stays.
         rewound: True if the API server has gone back to an older state.
     """
 
@@ -66,10 +65,10 @@ async def sweep(
 
     Args:
         api: The API server.
-        cache: Gets what is there.
-        drop: Called with the UID of each object that is not there any more.
-        watches: Knows up to which version each kind was watched; is told what fails.
-        wanted: The kinds; all without it.
+        cache: Stores what is listed.
+        drop: Called with the UID of each object that no longer exists.
+        watches: Has the version up to which each kind was watched. Is told of failures.
+        wanted: The kinds to list.
 
     Raises:
         kube.KubeError: The API server cannot be asked for a kind that is not optional.
@@ -100,7 +99,7 @@ async def sweep(
         for uid in before.keys() - {body["metadata"]["uid"] for body in found.items}:
             drop(uid)
         for body in found.items:
-            # Fresh: what seemed to be gone, as the kind was not served for a moment, is back in the same version.
+            # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
             cache.put(kind, body, listed=True, fresh=True)
         if found.metadata:
             watches.listed_at(kind, version_of(found.metadata))
@@ -119,21 +118,22 @@ def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: in
 
 
 async def look_afresh(
-    api: KubeClient, cache: ClusterCache, workload: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
-    """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
+    """Reads the workload and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
-    A JobSet that lost the label by which it is watched is known again then, until the next sweep.
+    A workload that lost the label by which it is watched is known again then, until the next sweep.
 
-    The namespace too: one that is being deleted takes its pods, Jobs and JobSets with it in any order, but says so
+    The namespace too: one that is being deleted takes its pods, Jobs and workloads with it in any order, but says so
     before the first of them goes.
 
     Raises:
         kube.KubeError: The API server cannot be asked; nothing was noted then.
     """
+    kind = BY_NAME[workload.kind].kind
     try:
-        body = await api.get(kinds.JOBSETS, workload.namespace, workload.name)
-        cache.put(kinds.JOBSETS, body, listed=True, fresh=True)
+        body = await api.get(kind, workload.namespace, workload.name)
+        cache.put(kind, body, listed=True, fresh=True)
         is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
         gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
     except client.NotFound:

@@ -1,12 +1,13 @@
-"""Who is calling: a pod, shown by its bound service-account token and by our own view of the cluster.
+"""Who is calling: a pod, shown by its bound service-account token and by the cache.
 
-The token says the pod's UID; the API server says whether the token is good, and for our audience. A review
-is remembered for some seconds, so that a gang's reports do not each cost one; that the pod is there and alive
-is asked of our own view every time, and first. The receipts of those whose stream is open cost none (``channel``).
+The token contains the pod's UID. The API server says whether the token is valid and has our audience. A review is
+cached for some seconds, so that not each report of a gang costs one. That the pod exists and runs is checked against
+the cache every time, before the token is reviewed. Acknowledgements from a pod with an open stream need no review
+(``routes``).
 
-So whoever wants to cost the API server something must name a living pod of a JobSet, and gets one review at a
-time for it; all together get ``_REVIEWS_AT_ONCE``, which leaves threads of ``Kube`` to everything else. Bad
-tokens are remembered too. Lives on the core's event loop: a caller that waits for its turn holds up nobody.
+So a caller that wants to load the API server must name a running pod of a workload, and gets one review at a time for
+it. All callers together get ``_REVIEWS_AT_ONCE``, so that threads of ``KubeClient`` stay free. Invalid tokens are
+cached too. The controller's event loop owns the authenticator. A caller that waits for its turn delays nobody.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.workloads import ANY_NAME
 
 _REMEMBER_S = 15.0
 _REMEMBER_BAD_S = 5.0
@@ -39,8 +41,8 @@ class AuthenticationFailure(StrEnum):
     NO_TOKEN = "no_token"
     BAD_TOKEN = "bad_token"  # not authenticated, expired, or for another audience
     NOT_A_POD = "not_a_pod"  # good, but not bound to a pod
-    OTHER_POD = "other_pod"  # the body speaks for another pod, namespace, JobSet or attempt
-    UNKNOWN_POD = "unknown_pod"  # no such pod of a JobSet is alive
+    OTHER_POD = "other_pod"  # the body speaks for another pod, namespace, workload or attempt
+    UNKNOWN_POD = "unknown_pod"  # no such pod of a workload is alive
     STOPPED_SESSION = "stopped_session"  # a newer session of the same pod is there
     UNKNOWN_PREEMPTION = "unknown_preemption"
     BAD_MESSAGE = "bad_message"
@@ -49,7 +51,7 @@ class AuthenticationFailure(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a good token says."""
+    """What a valid token says."""
 
     namespace: str
     pod_uid: str
@@ -69,7 +71,7 @@ class Authenticator:
 
     Args:
         api: Reviews tokens.
-        world: Knows the pods.
+        cache: Has the pods.
         clock: Seconds since the epoch.
     """
 
@@ -77,19 +79,21 @@ class Authenticator:
         self._api = api
         self._cache = cache
         self._clock = clock
-        self._reviewed: dict[bytes, tuple[float, Identity | RequestRefused]] = {}  # until when it counts, outcome
+        self._reviewed: dict[
+            bytes, tuple[float, Identity | RequestRefused]
+        ] = {}  # by digest: expiry in seconds since the epoch, outcome
         self._at_once = asyncio.Semaphore(_REVIEWS_AT_ONCE)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()  # by pod UID
 
     async def admit(self, authorization: str, pod_uid: str) -> Pod:
-        """The live pod that calls, if it is the one that the message speaks for.
+        """Returns the running pod that calls, if the message is of this pod.
 
         Args:
-            authorization: The header.
+            authorization: The Authorization header.
             pod_uid: The UID in the message.
 
         Raises:
-            RequestRefused: It is not, or one cannot know.
+            RequestRefused: It is another pod, or the token cannot be reviewed now.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -110,17 +114,17 @@ class Authenticator:
         return pod
 
     def living(self, pod_uid: str) -> Pod:
-        """The pod, if it is there and alive; shows nothing of who asks.
+        """Returns the pod if it exists and runs. Does not check the caller.
 
         Raises:
-            RequestRefused: It is not.
+            RequestRefused: It does not exist, or has finished.
         """
         pod = self._cache.pods.get(pod_uid)
         if pod is None or pod.finished:
-            raise _unknown_pod(pod_uid, "a running pod of a JobSet")
+            raise _unknown_pod(pod_uid, f"a running pod of a {ANY_NAME}")
         workload = self._cache.workloads.get(pod.workload_uid)
         if workload is not None and workload.namespace != pod.namespace:
-            raise _unknown_pod(pod_uid, "a pod in the namespace of the JobSet that its label names")
+            raise _unknown_pod(pod_uid, f"a pod in the namespace of the {ANY_NAME} that its label names")
         return pod
 
     async def _review(self, token: str, pod_uid: str) -> Identity:

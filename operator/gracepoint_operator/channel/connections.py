@@ -1,14 +1,14 @@
-"""The channel's connections, from accept to close: how many are held, and for how long.
+"""The channel's connections, from accept to close: how many are open, and for how long.
 
-Every pod of the cluster can reach the channel, and a TLS connection costs memory and processor time before anything is
-known about its caller. So a connection is *pending* until its caller has shown who it is, which ``keep`` says. Pending
-connections are limited in number, for each peer address and in all, and each is closed when its time is over. Kept
-connections are streams of living pods, at most one for each pod; they are never closed to make room.
+Every pod of the cluster can reach the channel, and a TLS connection costs memory and processor time before its caller
+is known. So a connection is *pending* until ``keep`` is called, when its caller is authenticated. Pending connections
+are limited in number, for each peer address and in all, and each is closed after a time. Kept connections are streams
+of running pods, at most one for each pod. They are never closed to make room.
 
-Where all places are taken, the address with the most pending connections loses its oldest one. So an address that
-floods the channel is in its own way only. If all addresses hold about equally many, nobody is closed: new connections
-wait in the kernel's queue until a place is free. Several pods can share an address (``hostNetwork``, address
-translation); the limit for an address must let their handshakes through, and who is refused tries again.
+If all places are taken, the address with the most pending connections loses its oldest one. So an address that floods
+the channel blocks only itself. If all addresses have about equally many, no connection is closed: new connections wait
+in the kernel's queue until a place is free. Several pods can share an address (``hostNetwork``, address translation),
+so the limit for an address must let all their handshakes through. A pod that is refused tries again.
 
 Everything runs on the channel's event loop (``server_thread``): one task accepts, one short task for each connection
 does the TLS handshake, and one timer for each pending connection ends it. ``close_pending`` ends all three, and
@@ -34,7 +34,7 @@ from gracepoint_operator.observability.logs import about
 
 log = logging.getLogger(__name__)
 
-_SHUTDOWN_S = 2.0  # for a peer to answer TLS's close
+_SHUTDOWN_S = 2.0  # for the peer to answer TLS's close
 _CLOSE_S = 2.0
 _CUT_OFF_S = 1.0  # for the event loop to close sockets that were shut down
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
@@ -45,14 +45,14 @@ _CLOSE_CONNECTIONS_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """For connections whose callers have not shown who they are.
+    """Limits for connections whose callers are not authenticated.
 
     Attributes:
         handshake_s: Seconds for the TLS handshake.
         request_s: Seconds from the handshake until the first request's headers, and between two requests.
-        pending_s: Seconds in all, from accept. Longer than the longest answer takes.
-        at_once: How many are held at once.
-        at_once_of_address: How many of one peer address.
+        pending_s: Seconds in all, from accept. It must be longer than the slowest answer.
+        at_once: The largest number of pending connections.
+        at_once_of_address: The largest number of pending connections of one peer address.
     """
 
     handshake_s: float = 10.0
@@ -63,7 +63,7 @@ class ConnectionLimits:
 
 
 class Closed(StrEnum):
-    """Why a connection was closed by the operator before its caller had shown who it is; a label of the metric."""
+    """Why the operator closed a connection whose caller was not authenticated. A label of the metric."""
 
     ADDRESS_FULL = "address_full"
     CROWDED = "crowded"
@@ -72,7 +72,7 @@ class Closed(StrEnum):
 
 
 class _Room(Enum):
-    """What is done with a new connection."""
+    """Whether there is room for a new connection."""
 
     HELD = 1
     REFUSED = 2
@@ -80,7 +80,7 @@ class _Room(Enum):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: hands everything on to aiohttp's protocol, and tells when it has ended."""
+    """One connection: passes everything to aiohttp's protocol, and calls ``ended`` when it is lost."""
 
     def __init__(
         self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[_Connection], None]
@@ -93,7 +93,7 @@ class _Connection(asyncio.Protocol):
         self._ended = ended
 
     def abort(self) -> None:
-        """Closes it at once, in whatever state it is."""
+        """Closes the connection at once, in any state."""
         if self.transport is not None:
             self.transport.abort()
         # A TLS transport that was closed twice ignores abort(), and a cancelled handshake does not always close the
@@ -124,12 +124,12 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Accepts, limits and closes. Made and used on one event loop.
+    """Accepts, limits and closes connections. It must be created and used on one event loop.
 
     Args:
-        make: aiohttp's protocol for a new connection.
-        context: TLS of the server's side.
-        limits: For those that are pending.
+        make: Creates aiohttp's protocol for a new connection.
+        context: The server's TLS context.
+        limits: Limits for pending connections.
         count_closed: Called with the reason for each connection that is closed here.
     """
 
@@ -155,24 +155,24 @@ class Connections:
 
     @property
     def pending(self) -> int:
-        """How many connections are held whose callers have not shown who they are."""
+        """The number of connections whose callers are not authenticated."""
         return len(self._by_protocol)
 
     def keep(self, protocol: asyncio.BaseProtocol) -> None:
-        """The caller has shown who it is: its connection stays until one of the two ends it.
+        """Keeps a connection whose caller is authenticated, until one of the two sides ends it.
 
         Args:
-            protocol: aiohttp's, of the request.
+            protocol: aiohttp's protocol of the request.
         """
         connection = self._by_protocol.get(protocol)
         if connection is not None:
             self._forget(connection)
 
     async def accept(self, listener: socket.socket) -> None:
-        """Takes connections in until cancelled.
+        """Accepts connections until cancelled.
 
         Args:
-            listener: Listens, and does not block.
+            listener: A non-blocking socket that listens.
         """
         while True:
             try:
@@ -187,7 +187,7 @@ class Connections:
                 continue
             accepted.setblocking(False)
             await self._take(accepted, str(peer[0]))
-            await asyncio.sleep(0)  # an accept that need not wait lets nobody else run
+            await asyncio.sleep(0)  # an accept that does not wait lets no other task run
 
     async def close_pending(self) -> None:
         """Ends all pending connections. Waits for a bounded time until their handshakes have ended."""
@@ -235,7 +235,7 @@ class Connections:
         handshake.add_done_callback(self._handshakes.discard)
 
     def _room(self, address: str) -> _Room:
-        """Makes room for another connection of the address, if it may have one."""
+        """Makes room for another connection of the address, if it may have one more."""
         own = len(self._pending.get(address, ()))
         if own >= self._limits.at_once_of_address:
             return _Room.REFUSED
@@ -257,7 +257,7 @@ class Connections:
                 ssl_handshake_timeout=self._limits.handshake_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # ssl.SSLError and the timeout are of this kind
+        except OSError:  # ssl.SSLError and TimeoutError are subclasses
             was_pending = connection.inner in self._by_protocol
             self._ended(connection)  # asyncio tells a protocol only of the end of a connection that was made
             if was_pending:
@@ -269,14 +269,14 @@ class Connections:
         self._closed(connection.address, why)
 
     def _ended(self, connection: _Connection) -> None:
-        """Its socket is closed."""
+        """Removes a connection whose socket is closed."""
         self._forget(connection)
         self._open.discard(connection)
         if not self._open:
             self._all_closed.set()
 
     def _forget(self, connection: _Connection) -> None:
-        """It is not pending any more."""
+        """Removes a connection from the pending ones."""
         if self._by_protocol.pop(connection.inner, None) is None:
             return
         if connection.timer is not None:

@@ -1,9 +1,8 @@
-"""Tells gangs of hints: signs that a disruption may be near, of which nothing is recorded.
+"""Tells gangs of hints: signs that a disruption may be near. Hints are not recorded.
 
-Runs on the core's event loop. Level-based like the deliverer: whenever a gang is decided about, each of its
-subscribers is told what it was not told yet, in one frame, however many nodes were cordoned at once. Which replica
-tells it, and how often a stream was lost in between, is no matter: a hint has the same name everywhere, by which the
-library knows it.
+Runs on the controller's event loop. It is level-based like the notifier: whenever a gang is decided about, each of its
+subscribers is told what it was not told yet, in one frame. It does not matter which replica tells a hint, or how often
+a stream was lost in between: the library recognizes a hint by its name, which is the same in all replicas.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from gracepoint_operator.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: In one frame; the rest is of the same moment, and says nothing more.
+#: At most so many hints in one frame. More hints of the same moment would add no information.
 _MOST = 64
 
 
 def hints_for(gang: GangSnapshot) -> list[Signal]:
-    """The hints for a gang, of the kinds that its policy names, which came after its pods were bound."""
+    """The hints for a gang: of kinds that its policy names, and first seen after its pods were bound."""
     if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
         return []
     found = []
@@ -42,17 +41,17 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
 
 
 class HintNotifier:
-    """See the module.
+    """Sends hints.
 
     Args:
-        subscribers: Whom this replica can tell.
+        subscribers: The pods that are connected to this replica.
     """
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
 
     def tell(self, gang: GangSnapshot) -> None:
-        """Gives every subscriber of the gang the hints that it lacks."""
+        """Sends every subscriber of the gang the hints that it was not told yet."""
         found = hints_for(gang)
         marks = {signal.mark for signal in found}
         names = {pod.uid for pod in gang.members}

@@ -1,9 +1,9 @@
-"""Carries decisions out: tells subscribers at once, has the rest recorded.
+"""Carries decisions out: tells subscribers at once, and has the rest recorded.
 
-Everything here runs on the core's event loop. Telling only hands frames over to the subscribers' queues and
-never waits, neither for a pod nor for the API; the recorder's tasks write behind its back. Telling is
-level-based too: ``tell`` looks at an epoch and gives every subscriber what it lacks, so a decision of this
-replica, one of its twin that the watch brings, and one from before a restart all end in the same call.
+Everything here runs on the controller's event loop. To tell a subscriber means to put a frame into its queue. That
+never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. Telling is
+level-based: ``tell`` looks at a preemption and sends every subscriber what it was not told yet. So a decision of this
+replica, one of the other replica that the watch brings, and one from before a restart take the same path.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscr
 from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
-from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.kube.fields import format_time
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 
 log = logging.getLogger(__name__)
 
-#: A process that was cut off hears on its return of so many retractions at most: more than it can have missed.
+#: At most so many retractions are sent to a process that reconnects. It cannot have missed more.
 _RETRACTIONS = 8
 
 
 class Notifier:
-    """Tells.
+    """Tells subscribers.
 
     Args:
-        world: What is known; epochs are put into it.
-        subscribers: Whom this replica can tell.
-        receipts: Whom it told.
-        recorder: Writes to the API.
-        metrics: Latencies.
+        cache: What is known of the cluster. Preemptions are stored in it.
+        subscribers: The pods that are connected to this replica.
+        acknowledgements: Keeps which pods this replica told.
+        preemption_writer: Writes preemptions to the API server.
+        metrics: Gets latencies.
         clock: Seconds since the epoch.
 
     Attributes:
-        ready: True once the world is known; until then nobody is served.
-        joined: UIDs of JobSets with new subscribers, until somebody takes them out: these have missed all hints.
+        ready: True once the cluster is known. Until then nobody is served.
+        joined: UIDs of workloads with new subscribers, which have missed all hints. The controller empties it.
     """
 
     def __init__(
         self,
         cache: ClusterCache,
         subscribers: Subscribers,
-        acknowledgements: Acknowledgements,
+        acknowledgements: AcknowledgementLog,
         preemption_writer: PreemptionWriter,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -67,7 +68,7 @@ class Notifier:
         self.joined: set[str] = set()
 
     def carry_out(self, decision: StartPreemption | Move | End | Reached) -> None:
-        """Does one decision about an epoch."""
+        """Carries out one decision about a preemption."""
         now = self._clock()
         match decision:
             case StartPreemption():
@@ -123,9 +124,9 @@ class Notifier:
                 )
 
     def catch_up(self, subscriber: Subscriber) -> None:
-        """Tells a new subscriber of what is under way, and of what was taken back.
+        """Tells a new subscriber of preemptions under way, and of retractions.
 
-        The process may have been told by its connection before, or by the twin, and have missed the rest.
+        An earlier connection, or the other replica, may have told the process, and it may have missed the rest.
         """
         epochs = self._cache.preemptions.epochs_of(subscriber.hello.workload_uid, subscriber.hello.namespace)
         retracted = [epoch.name for epoch in epochs if epoch.phase is Phase.RETRACTED]
@@ -135,7 +136,7 @@ class Notifier:
         self.joined.add(subscriber.hello.workload_uid)
 
     def changed(self, epoch: PreemptionRecord) -> None:
-        """The epoch is new, or something about it: it is kept, told and recorded."""
+        """Stores, tells and records a preemption that is new or has changed."""
         known = self._cache.preemptions.epochs.get(epoch.key)
         self._cache.preemptions.put(epoch)
         self.tell(epoch)
@@ -168,8 +169,8 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, clock: Callable[[],
         nodes=list(spec.nodes),
         remaining_s=round(deadline_at - clock(), 4),
         deadline=format_time(deadline_at),
-        mode=spec.mode if spec.exits else Mode.DRILL,  # which to the library means: save, and train on
-        revision=round(deadline_at * 1000),  # all replicas have it from the record, or have observed the same
+        mode=spec.mode if spec.exits else Mode.DRILL,  # to the library this means: save, and continue to train
+        revision=round(deadline_at * 1000),  # all replicas read it from the record, or observed the same
     )
 
 

@@ -1,8 +1,8 @@
-"""Takes the gangs' messages in: receipts, reports, forecasts, word of having come back.
+"""Handles the messages of gangs: acknowledgements, reports, forecasts, resumptions.
 
-Everything here runs on the core's event loop, each message in the task of its request, and waits for the API only
-where a message cannot be placed by what is known, and shortly for a gang's last word to be written. What else follows
-from a message is handed to the deliverer and the recorders, neither of which is waited for.
+Everything here runs on the controller's event loop, each message in the task of its request. A message waits for the
+API server only if it names a preemption that is not known here. The last report of a gang also waits shortly until it
+is written. Everything else that follows from a message goes to the notifier and the writers, which are not waited for.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
 
-_TWIN_S = 2.0
-_TWIN_POLL_S = 0.1
-_LAST_WORD_S = 1.0  # the gang has better to do than to wait for an API server that is away
+_OTHER_REPLICA_S = 2.0
+_OTHER_REPLICA_POLL_S = 0.1
+_LAST_REPORT_S = 1.0  # the gang does not wait longer for an API server that does not answer
 
 
 class UnknownPreemption(Exception):
-    """A message names a preemption that is not there, or not of the pod's JobSet."""
+    """A message names a preemption that does not exist, or is not of the pod's workload."""
 
 
 class ReportHandler:
-    """Listens.
+    """Handles messages.
 
     Args:
-        api: Asked only where a message cannot be placed by what is known.
-        world: What is known; epochs are put into it.
-        deliverer: Tells of what a message changed.
-        receipts: Whom this replica told, and who acknowledged.
-        recorder: Writes Preemptions.
-        policies: Writes what gangs forecast.
-        metrics: Latencies.
+        api: Asked only about preemptions that are not known here.
+        cache: What is known of the cluster. Preemptions are stored in it.
+        notifier: Tells what a message changed.
+        acknowledgements: Keeps which pods this replica told, and which acknowledged.
+        preemption_writer: Writes preemptions to the API server.
+        policy_writer: Writes what gangs forecast.
+        metrics: Gets latencies.
         clock: Seconds since the epoch.
     """
 
@@ -61,7 +62,7 @@ class ReportHandler:
         api: KubeClient,
         cache: ClusterCache,
         notifier: Notifier,
-        acknowledgements: Acknowledgements,
+        acknowledgements: AcknowledgementLog,
         preemption_writer: PreemptionWriter,
         policy_writer: PolicyWriter,
         metrics: Metrics,
@@ -77,10 +78,10 @@ class ReportHandler:
         self._clock = clock
 
     async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption) -> None:
-        """Takes in a message of a live pod.
+        """Handles a message of a running pod.
 
         Raises:
-            UnknownPreemption: It names one that is not there.
+            UnknownPreemption: It names a preemption that does not exist.
         """
         match message:
             case Acknowledgement():
@@ -111,7 +112,7 @@ class ReportHandler:
         told_at = self._acknowledgements.told_at(epoch.key, pod.uid)
         if told_at is not None:
             notice_s = told_at - epoch.spec.observed_at.timestamp()
-        else:  # the twin told the pod, or nobody did
+        else:  # the other replica told the pod, or nobody did
             notice_s = epoch.timing("noticeSent") or 0.0
         after = preemption_status.reported(epoch, report, notice_s, now)
         if epoch.phase.ended and after.phase is not report.phase:
@@ -121,11 +122,11 @@ class ReportHandler:
             )
         self._notifier.changed(dataclasses.replace(epoch, status=after))
         if report.phase.ended:
-            # Whoever gets an answer leaves: a replica that dies now must not be the only one to know.
-            await self._preemption_writer.settled(epoch, _LAST_WORD_S)
+            # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
+            await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
-        # The gang may be disrupted again already, which is another epoch.
+        # The gang may already be disrupted again, in another epoch.
         epochs = self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace)
         left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
         if left is not None and left.spec.mode is Mode.ENFORCE:
@@ -135,8 +136,8 @@ class ReportHandler:
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
         """The epoch that a report names.
 
-        The gang was told of it by this operator. If all replicas ended before one of them had recorded that, the
-        gang's word is all that is left of it, and the record is made of that.
+        This operator told the gang of it. If all replicas ended before one of them recorded that, only the gang knows
+        of it. Then the record is made from the report.
         """
         try:
             return await self._find(pod, report.preemption)
@@ -150,7 +151,7 @@ class ReportHandler:
             if begun is None or begun.name != report.preemption:
                 raise
             log.warning("a notice of which there was no record", extra=about(preemption=begun.name, pod=pod.name))
-        # Whom the signal was about, nobody can tell any more; the gang's primary process reports for all.
+        # Nobody knows any more which pods the signal was about. The gang's primary process reports for all.
         begun = dataclasses.replace(begun, spec=begun.spec.model_copy(update={"nodes": [], "pods": []}))
         self._cache.preemptions.put(begun)
         return begun
@@ -158,13 +159,14 @@ class ReportHandler:
     async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
         """The epoch that a message names.
 
-        The twin may have told the pod a moment ago and be about to make the object: it is waited for shortly.
+        The other replica may have told the pod a moment ago, and may be about to create the object. So the method waits
+        for it shortly.
         """
         key = (pod.namespace, name)
         soon = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.NotFound),
-            wait=tenacity.wait_fixed(_TWIN_POLL_S),
-            stop=tenacity.stop_after_delay(_TWIN_S),
+            wait=tenacity.wait_fixed(_OTHER_REPLICA_POLL_S),
+            stop=tenacity.stop_after_delay(_OTHER_REPLICA_S),
             reraise=True,
         )
         try:
@@ -172,7 +174,7 @@ class ReportHandler:
         except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if epoch.spec.workload.uid != pod.workload_uid:
-            raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's JobSet")
+            raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's {ANY_NAME}")
         return epoch
 
     async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
@@ -186,7 +188,7 @@ class ReportHandler:
         return self._cache.preemptions.epochs[key]
 
     async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
-        """The epoch of a report that names none; None where the SIGTERM was ordinary life."""
+        """The epoch of a report that names none. None if the SIGTERM was not a disruption."""
         if (known := self._known(pod)) is not None:
             return known
         gang = await self._gang_afresh(pod)
@@ -200,7 +202,7 @@ class ReportHandler:
         return begun
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
-        """The pod's gang after a fresh look at its JobSet and its Job; None where the JobSet is not known."""
+        """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
         workload = self._cache.workloads.get(pod.workload_uid)
         if workload is None:
             return None
@@ -208,10 +210,10 @@ class ReportHandler:
         return self._cache.gang(pod.workload_uid)
 
     def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
-        """A new epoch of which the gang alone knows; None where its JobSet is gone, or has no policy any more."""
+        """A new epoch of which the gang alone knows; None if its workload is gone, or has no policy any more."""
         if gang.workload is None or gang.policy is None:
             return None
-        # A report's stages count from the notice, of which nothing else is known.
+        # The stages of a report count from the notice. Nothing else is known of the notice.
         told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
@@ -221,7 +223,7 @@ class ReportHandler:
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.members), spec))
 
     def _known(self, pod: Pod) -> PreemptionRecord | None:
-        """The epoch that a report without a name is about, if there is one. None that lets the gang train on."""
+        """The epoch that a report without a name is about. None if there is none from which the gang would exit."""
         epochs = reversed(self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace))
         latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
@@ -229,9 +231,9 @@ class ReportHandler:
 
 
 def _left_the_gang_training(epoch: PreemptionRecord) -> bool:
-    """True if the epoch ended and its gang went on: what the gang reports by itself later is another disruption.
+    """True if the epoch ended and its gang continued. What the gang reports by itself later is another disruption.
 
-    One that only the gang knew of may have expired before the gang's last word, which is still about it.
+    An epoch that only the gang knew of may expire before the gang's last report, which is still about it.
     """
     return epoch.phase is Phase.RETRACTED or (
         epoch.phase is Phase.EXPIRED and epoch.spec.signal not in signals.KNOWN_TO_GANG

@@ -1,13 +1,13 @@
-"""The channel's HTTP routes: pods subscribe, acknowledge, report. See ``gracepoint.wire``.
+"""The channel's HTTP routes: pods subscribe, acknowledge and report. See ``gracepoint.wire``.
 
-Each request is one task on the event loop of the channel's thread (``server_thread``), and reads and writes there. All
-that asks or changes what the operator knows is handed over to the core's loop (``_on_core``) and waited for; a method
-that runs there says so. A request that ends meanwhile takes back what it has asked for.
+Each request is one task on the event loop of the channel's thread (``server_thread``), and reads and writes there.
+Everything that reads or changes what the operator knows is handed to the controller's loop (``_on_core``) and awaited.
+A method that runs there says so. When a request ends early, the work that it handed over is cancelled.
 
-A subscription's task lives as long as its stream: it takes frames from the subscriber's own queue and writes them; its
-``heart`` puts a ping there where nothing else is to be said. It ends when the client goes (aiohttp cancels it), when
-the pod is gone or a newer stream of it came (``closed``), or when a write does not get through in time. So one stuck
-pod holds up only itself.
+The task of a subscription lives as long as its stream. It takes frames from the subscriber's queue and writes them.
+Its ``Heartbeat`` sends a ping when there is nothing else to send. The task ends when the client disconnects (aiohttp
+cancels it), when the pod is deleted or connects again (``closed``), or when a write takes too long. So a stuck pod
+delays only itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from pydantic import ValidationError
 
 from gracepoint.errors import WireError
 from gracepoint.wire import names
-from gracepoint.wire.messages import Acknowledgement, Forecast, Frame, Hello, Message, Report, Resumption, Subscription
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Frame,
+    Hello,
+    Message,
+    Report,
+    Resumption,
+    Subscription,
+    json_key,
+)
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier
@@ -40,9 +50,9 @@ log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 10.0
-#: A report names every process that took part: room for more than 30,000. Read before anybody knows who calls.
+#: Enough for a report that names 30,000 processes. The body is read before the caller is known.
 _LARGEST_MESSAGE_BYTES = 256 * 1024
-#: A peer that has vanished without a word is noticed when pings are not acknowledged for so long.
+#: A peer that disappeared without closing the connection is noticed when TCP acknowledges nothing for this time.
 _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
@@ -51,7 +61,7 @@ _FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resump
 
 
 class Channel:
-    """The routes, on parts that live on the same event loop."""
+    """The routes. The parts that they use belong to the controller's event loop."""
 
     def __init__(
         self,
@@ -72,19 +82,19 @@ class Channel:
         self._keep: Callable[[web.Request], None] = lambda request: None
 
     def settle(self, core_loop: asyncio.AbstractEventLoop) -> None:
-        """Says on which loop the parts live that this was given. Before it, every request is refused for a while."""
+        """Sets the controller's event loop. Until then every request is refused with 503."""
         self._core_loop = core_loop
 
     async def release_subscribers(self) -> None:
-        """Ends all streams: the pods go to the twin at once."""
+        """Ends all streams, so that the pods connect to the other replica at once."""
         await self._on_core(self._close_subscribers())
 
     def add_routes(self, app: web.Application, keep: Callable[[web.Request], None]) -> None:
         """Adds the routes to ``app``.
 
         Args:
-            app: Served on another loop than the core's, or on that.
-            keep: Called with a request whose caller has shown who it is, and whose connection is going to stay.
+            app: The application. It may run on another event loop than the controller's.
+            keep: Called with the request of an authenticated subscriber, whose connection stays open.
         """
         self._keep = keep
         app.router.add_post(names.PATH_SUBSCRIBE, self._subscribe)
@@ -104,13 +114,13 @@ class Channel:
         except RequestRefused as refusal:
             return self._refuse(request, refusal)
         finally:
-            # Also where the request ended while it was being admitted; the core's loop does this after that.
+            # Also if the request ended while it was being admitted. The controller's loop does this after that.
             if subscriber is not None:
                 self._post(functools.partial(self._leave, subscriber))
 
     async def _serve(self, request: web.Request, subscriber: Subscriber) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        response.force_close()  # the connection has no other use
+        response.force_close()  # the connection is not used again
         try:
             _notice_vanished_peers(request)
             await response.prepare(request)
@@ -122,7 +132,7 @@ class Channel:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
             log.info("a subscriber was lost", extra=about(pod=pod, error=repr(error)))
             if request.transport is not None:
-                request.transport.abort()  # what did not get through is not waited for
+                request.transport.abort()  # do not wait for unsent data
         return response
 
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
@@ -154,7 +164,7 @@ class Channel:
         return await self._take(request, Resumption)
 
     async def _take(self, request: web.Request, kind: type[_FromSession]) -> web.Response:
-        """Any message of a session that is known already."""
+        """Handles a message of a session that has subscribed before."""
         try:
             message = await _read(request, kind)
             await self._on_core(self._take_in(_authorization(request), message))
@@ -169,25 +179,25 @@ class Channel:
         return web.Response(status=204)
 
     async def _take_in(self, authorization: str, message: _FromSession) -> None:
-        """On the core's loop."""
+        """On the controller's loop."""
         if isinstance(message, Acknowledgement) and self._subscribers.is_connected(message.pod_uid, message.session):
-            # A gang's receipts come at once, too many to review each one's token. Only the two ends of an open
-            # stream know its session, and the token of this one was reviewed.
+            # A gang's acknowledgements come all at once, too many to review each token. Only the two ends of an open
+            # stream know its session, and the token of this stream was reviewed.
             pod = self._authenticator.living(message.pod_uid)
         else:
             pod = await self._admit(authorization, message.pod_uid, message.session)
         if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
-            raise _mismatch("jobset_uid", message.workload_uid, pod.workload_uid)
+            raise _mismatch(json_key("workload_uid"), message.workload_uid, pod.workload_uid)
         await self._reports.take(pod, message)
 
     async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
-        """On the core's loop: takes the subscriber in, if it is who it says."""
+        """On the controller's loop: connects the subscriber if its message matches its pod."""
         hello = subscriber.hello
         pod = await self._admit(authorization, hello.pod_uid, hello.session, subscribes=True)
         for field, found, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
-            ("jobset_uid", hello.workload_uid, pod.workload_uid),
+            (json_key("workload_uid"), hello.workload_uid, pod.workload_uid),
             ("restart_attempt", hello.restart_attempt, pod.restart_attempt),
         ):
             if found != expected:
@@ -196,29 +206,29 @@ class Channel:
         self._metrics.subscriptions.set(len(self._subscribers))
 
     def _leave(self, subscriber: Subscriber) -> None:
-        """On the core's loop."""
+        """On the controller's loop."""
         self._subscribers.remove(subscriber)
         self._metrics.subscriptions.set(len(self._subscribers))
 
     async def _close_subscribers(self) -> None:
-        """On the core's loop."""
+        """On the controller's loop."""
         self._subscribers.close()
 
     async def _on_core(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Has ``work`` done on the core's loop. If the request is cancelled, so is the work."""
+        """Runs ``work`` on the controller's loop. If the request is cancelled, so is the work."""
         if self._core_loop is None:
             work.close()
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._core_loop))
 
     def _post(self, work: Callable[[], None]) -> None:
-        """Has ``work`` done on the core's loop, after all that was handed over before."""
+        """Runs ``work`` on the controller's loop, after everything that was handed over before."""
         if self._core_loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended, and all that it knew with it
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._core_loop.call_soon_threadsafe(work)
 
     async def _admit(self, authorization: str, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
-        """On the core's loop."""
+        """On the controller's loop."""
         if not self._notifier.ready:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         pod = await self._authenticator.admit(authorization, pod_uid)
@@ -247,7 +257,7 @@ async def _read(request: web.Request, kind: type[_Any]) -> _Any:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             body = await request.clone(client_max_size=_LARGEST_MESSAGE_BYTES).read()
         return kind.from_json(body)
-    except (WireError, RecursionError) as error:  # the latter by a body of nothing but brackets
+    except (WireError, RecursionError) as error:  # RecursionError: a body of nothing but brackets
         raise RequestRefused(400, AuthenticationFailure.BAD_MESSAGE, str(error)) from error
     except web.HTTPRequestEntityTooLarge as error:
         message = f"the body: found more than the {_LARGEST_MESSAGE_BYTES} bytes that are expected at most"

@@ -1,13 +1,13 @@
 """The channel's thread: its own event loop, its port, its connections.
 
-Every pod of the cluster can reach the channel. On a loop of its own, TLS handshakes and requests by the thousand delay
-neither a webhook's answer nor a decision, which are the core's loop's. Who runs where:
+Every pod of the cluster can reach the channel. On a loop of its own, thousands of TLS handshakes and requests delay
+neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
 
-* this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``channel``), the certificate's renewal;
-* the core's loop: whatever asks or changes what is known. ``channel`` hands such work over and waits for its result.
+* this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the certificate;
+* the controller's loop: everything that reads or changes what is known. ``routes`` hands such work over and awaits it.
 
-``start`` and ``stop`` are called on the core's loop, which must run until ``stop`` has returned, as the streams' last
-words are handed over to it. The thread ends with ``stop``, or with a failure, which ``ended`` raises.
+``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the streams
+hand over work as they end. The thread ends with ``stop`` or with a failure, which ``ended`` raises.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ChannelThread:
 
     Args:
         channel: The routes.
-        context: TLS of the server's side; used by this thread alone.
-        watch: Runs on this thread's loop meanwhile: renews the certificate in ``context``.
-        limits: For connections whose callers have not shown who they are.
-        metrics: Counts what is closed.
-        host: Address to listen on; None: all.
-        port: 0 lets the kernel choose.
+        context: The server's TLS context. Only this thread uses it.
+        watch: Renews the certificate in ``context``. Runs on this thread's loop.
+        limits: Limits for connections whose callers are not authenticated.
+        metrics: Counts closed connections.
+        host: Address to listen on. None: all addresses.
+        port: Port to listen on. 0: the kernel chooses one.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class ChannelThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The thread's event loop; None before it runs."""
+        """The thread's event loop. None before it runs."""
         return self._loop
 
     async def start(self) -> int:
-        """Returns the port, once it is listened on.
+        """Starts the thread. Returns the port once the thread listens on it.
 
         Raises:
             OSError: The port cannot be listened on.
-            TimeoutError: The thread did not come so far.
+            TimeoutError: The thread does not listen in time.
         """
         threading.Thread(target=self._main, name="channel", daemon=True).start()
         try:
@@ -92,11 +92,11 @@ class ChannelThread:
             raise TimeoutError(message) from error
 
     async def ended(self) -> None:
-        """Waits for the thread's end; raises what ended it."""
+        """Waits until the thread ends. Raises the error that ended it."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def stop(self) -> None:
-        """Ends the streams, closes the port and ends the thread; waits for a bounded time."""
+        """Ends the streams, closes the port and ends the thread. Waits for a bounded time."""
         if self._loop is None or self._task is None or self._ended.done():
             return
         self._loop.call_soon_threadsafe(self._task.cancel)
@@ -111,7 +111,7 @@ class ChannelThread:
             asyncio.run(self._run())
         except asyncio.CancelledError:
             self._ended.set_result(None)
-        except BaseException as error:  # whatever it is, the core's loop raises it
+        except BaseException as error:  # ended() raises it on the controller's loop
             log.exception("the channel's thread failed")
             if not self._listening.done():
                 self._listening.set_exception(error)
@@ -123,13 +123,13 @@ class ChannelThread:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         async with contextlib.AsyncExitStack() as stack:
             app = web.Application()
-            # Cancelling a handler when its client goes makes a lost subscriber vanish at once.
+            # A handler is cancelled when its client disconnects, so that a lost subscriber is removed at once.
             runner = web.AppRunner(
                 app,
                 access_log=None,
                 handler_cancellation=True,
                 shutdown_timeout=_CLOSE_CONNECTIONS_S,
-                # Counted from the handshake on, and not only between two requests.
+                # It also counts from the handshake to the first request.
                 keepalive_timeout=self._limits.request_s,
             )
             make = _server_of(runner)
@@ -155,7 +155,7 @@ class ChannelThread:
 
 
 def _server_of(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
-    """aiohttp's protocol for a new connection; ``runner`` is set up by then."""
+    """Makes aiohttp's protocol for each new connection. ``runner`` must be set up when it is called."""
 
     def make() -> asyncio.Protocol:
         server = runner.server
@@ -167,7 +167,7 @@ def _server_of(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
 
 def _listener(host: str | None, port: int) -> socket.socket:
     if host is None and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # the kernel knows IPv6, and this network does not
+        with contextlib.suppress(OSError):  # the kernel supports IPv6, but this network does not
             listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
             listener.setblocking(False)
             return listener

@@ -1,8 +1,8 @@
 """The pods that are connected to this replica.
 
-Each has a bounded queue of frames, which only its own stream's task empties; handing a frame over never
-waits. A pod that does not read gets its queue full, is cut off and may connect again; the others never
-notice. Lives on the core's event loop: no locks.
+Each has a bounded queue of frames. Only the task of its own stream empties it, and adding a frame never waits. If a pod
+does not read, its queue fills up, the pod is disconnected, and it may connect again. The other pods do not notice. The
+controller's event loop owns the subscribers; there are no locks.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Callable
 from gracepoint.wire.messages import Frame, Subscription
 
 _QUEUE_LENGTH = 32
-_REMEMBERED_SESSIONS = 64  # stopped sessions that are remembered for each pod
+_REMEMBERED_SESSIONS = 64  # for each pod
 
 
 def nothing() -> None:
-    """What follows from a frame's having been written, where nothing does."""
+    """The default of ``Outgoing.written``: does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outgoing:
-    """A frame on its way.
+    """A frame to be written.
 
     Attributes:
-        make: Makes the frame when it is written, so that ``remaining_s`` is of that moment. Called on the stream's
-            loop: it reads only what never changes.
-        written: Called on the core's loop once the frame is written.
+        make: Creates the frame when it is written, so that ``remaining_s`` is that of this moment. It is called on
+            the stream's loop, so it must read only what never changes.
+        written: Called on the controller's loop after the frame was written.
     """
 
     make: Callable[[], Frame]
@@ -41,9 +41,11 @@ class Subscriber:
     """One connected process.
 
     Attributes:
-        told: Deadline (seconds since the epoch) last handed over, by name of the preemption.
-        retracted: Names of preemptions whose retraction was handed over.
-        hinted: Marks of which a hint was handed over.
+        hello: The message with which the process subscribed.
+        told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
+        retracted: Names of preemptions whose retraction was sent.
+        hinted: Marks of which a hint was sent.
+        closed: True once the stream must end.
     """
 
     def __init__(self, hello: Subscription) -> None:
@@ -57,7 +59,7 @@ class Subscriber:
         self._loop: asyncio.AbstractEventLoop | None = None  # the stream's, once it takes frames
 
     def send(self, outgoing: Outgoing) -> None:
-        """Hands a frame over; one that finds the queue full cuts the subscriber off."""
+        """Adds a frame to the queue. If the queue is full, disconnects the subscriber."""
         if len(self._frames) >= _QUEUE_LENGTH:
             self.close()
         else:
@@ -65,7 +67,7 @@ class Subscriber:
             self._wake()
 
     def close(self) -> None:
-        """Ends the stream; what was not yet written is dropped."""
+        """Ends the stream. Frames that were not written are dropped."""
         self.closed = True
         self._wake()
 
@@ -75,8 +77,8 @@ class Subscriber:
         return not self._frames
 
     async def next(self) -> Outgoing | None:
-        """Waits for a frame, for as long as it takes; None once the subscriber is closed."""
-        # First the loop, then the look: whoever hands over after the look finds the loop to wake.
+        """Waits for a frame without a timeout. Returns None once the subscriber is closed."""
+        # The loop is set before the queue is read, so that a frame which is added after the read wakes the loop.
         self._loop = asyncio.get_running_loop()
         while True:
             self._news.clear()
@@ -93,24 +95,24 @@ class Subscriber:
 
 
 class Subscribers:
-    """All of them, at most one a pod."""
+    """All subscribers, at most one for each pod."""
 
     def __init__(self) -> None:
         self._by_pod: dict[str, Subscriber] = {}
-        self._current: dict[str, str] = {}  # pod UID -> newest session, also while it is not connected
-        self._stopped: dict[str, list[str]] = {}  # pod UID -> sessions that a newer one followed
+        self._current: dict[str, str] = {}  # pod UID -> newest session, also after it disconnected
+        self._stopped: dict[str, list[str]] = {}  # pod UID -> sessions that were followed by a newer one
 
     def __len__(self) -> int:
         return len(self._by_pod)
 
     def add(self, hello: Subscription) -> Subscriber:
-        """Connects a process, and cuts off an older connection of the same pod."""
+        """Connects a process, and disconnects an older connection of the same pod."""
         subscriber = Subscriber(hello)
         self.connect(subscriber)
         return subscriber
 
     def connect(self, subscriber: Subscriber) -> None:
-        """As ``add``, for a subscriber that its stream has made."""
+        """Like ``add``, for a subscriber that already exists."""
         hello, pod_uid = subscriber.hello, subscriber.hello.pod_uid
         before = self._by_pod.get(pod_uid)
         if before is not None:
@@ -126,7 +128,7 @@ class Subscribers:
             del self._by_pod[subscriber.hello.pod_uid]
 
     def forget(self, pod_uid: str) -> None:
-        """The pod is gone."""
+        """Forgets a pod that was deleted."""
         self._current.pop(pod_uid, None)
         self._stopped.pop(pod_uid, None)
         subscriber = self._by_pod.pop(pod_uid, None)
@@ -134,24 +136,24 @@ class Subscribers:
             subscriber.close()
 
     def close(self) -> None:
-        """Ends all streams: the pods go to the twin at once."""
+        """Ends all streams, so that the pods connect to the other replica at once."""
         for subscriber in self._by_pod.values():
             subscriber.close()
 
     def is_stopped(self, pod_uid: str, session: str) -> bool:
-        """True if another session of the pod came after this one."""
+        """True if the pod has started a newer session."""
         return session in self._stopped.get(pod_uid, ())
 
     def speaks_for(self, pod_uid: str, session: str) -> bool:
         """True if the session may report for the pod.
 
-        A session that is connected to the other replica is not known here: it may, as its token is the
-        pod's. One that is not the newest known here may not.
+        A session that is connected to the other replica is not known here. It may report, because its token is that of
+        the pod. A session that is not the newest one known here may not.
         """
         return self._current.get(pod_uid, session) == session
 
     def is_connected(self, pod_uid: str, session: str) -> bool:
-        """True if this session of the pod has its stream open here, and thus showed who it is."""
+        """True if this session of the pod has an open stream here, and so was authenticated."""
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
 

@@ -1,4 +1,4 @@
-"""What to do about one JobSet, decided from a view of it and the time. Pure, and level-based.
+"""What to do about one workload, decided from a view of it and the time. Pure, and level-based.
 
 ``decide`` looks only at how things are, never at what just happened, so it gives the same answer whichever
 event brought it about, after a restart of the operator, and in each replica. The rules, in order:
@@ -9,7 +9,7 @@ event brought it about, after a restart of the operator, and in each replica. Th
 * An epoch is retracted while nobody has frozen, if all signals may go away, did so, and not because the pod
   or the node went away.
 * An epoch by which the gang trains on, as its time is limited, is retracted for one by which it has to leave.
-* A JobSet that is not seen any more is looked for, as it may only have lost its label; then the epoch goes on.
+* A workload that is not seen any more is looked for, as it may only have lost its label; then the epoch goes on.
 * A drill that somebody asked for gives way: it begins only where no epoch is under way, and a disruption that comes
   during one has an epoch of its own. What is still being looked at, or has to wait, disturbs none.
 * An epoch of signals that are not sure may have to wait (``throttle``).
@@ -26,10 +26,10 @@ from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.decisions import preemption_spec
 from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant
 from gracepoint_operator.decisions.request_answers import Answer, answers
-from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, RequestReference
+from gracepoint_operator.workloads import WorkloadIdentity
 
 #: How long after the deadline the last word of a gang is waited for.
 EXPIRE_AFTER_S = 30.0
@@ -73,9 +73,9 @@ class Reached:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Look at the JobSet and these of its Jobs afresh, then decide again."""
+    """Read the workload and these of its Jobs again, then decide again."""
 
-    workload: Named
+    workload: WorkloadIdentity
     jobs: tuple[str, ...] = ()
     pod_uids: tuple[str, ...] = ()
 
@@ -91,7 +91,7 @@ Decision = StartPreemption | Move | End | Reached | Check | Wait | Answer
 def decide(
     gang: GangSnapshot, now: float, holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False
 ) -> list[Decision]:
-    """The decisions for one JobSet; empty where all is as it should be.
+    """The decisions for one workload; empty where all is as it should be.
 
     Args:
         gang: Everything that is known of it.
@@ -167,7 +167,7 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
 
 def _joining(gang: GangSnapshot, current: PreemptionRecord, now: float) -> list[Timed]:
     """The signals for the pods of an epoch under way, by its own copy of the policy: editing that, or deleting it, or
-    taking the label from the JobSet, changes nothing in mid-flight."""
+    taking the label from the workload, changes nothing in mid-flight."""
     timed = counting(gang, current.spec.policy.spec, now, drills=current.is_rehearsal)
     return [item for item in timed if current.includes(item.signal.pod)]
 
@@ -177,11 +177,11 @@ def _begins(started: Iterable[Decision]) -> bool:
 
 
 def _missed(gang: GangSnapshot) -> list[Decision]:
-    """Where the JobSet of an epoch under way is not known any more, it is looked for."""
+    """If the workload of an epoch under way is not known any more, it is looked for."""
     if gang.workload is not None or gang.workload_gone:
         return []
     lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
-    return [Check(Named(epoch.namespace, epoch.spec.workload.name, gang.workload_uid)) for epoch in lost[:1]]
+    return [Check(epoch.workload) for epoch in lost[:1]]
 
 
 def _unanswered(epochs: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
@@ -234,9 +234,9 @@ def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
 def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outlived: bool) -> End | None:
     before_freeze = current.phase.rank < Phase.FROZEN.rank
     if before_freeze and (gang.workload_gone or (gang.workload is not None and gang.workload.deleted)):
-        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_DELETED, "the JobSet was deleted")
+        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_DELETED, f"the {current.workload.kind} was deleted")
     if before_freeze and gang.workload is not None and gang.workload.finished:
-        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_FINISHED, "the JobSet finished")
+        return End(current, Phase.RETRACTED, EndReason.WORKLOAD_FINISHED, f"the {current.workload.kind} finished")
     if before_freeze and current.spec.cancelable and _signals_went_away(gang, current, now):
         message = f"the signal went away: {current.spec.signal}"
         return End(current, Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY, message)

@@ -2,14 +2,14 @@
 
 The rules:
 
-* **Whose signals count**: live pods of the JobSet's current attempt that carry the policy's label, whose Job
-  and JobSet are neither finished nor deleted, while no pod of the gang has ended. A gang in
+* **Whose signals count**: live pods of the workload's current attempt that carry the policy's label, whose Job
+  and workload are neither finished nor deleted, while no pod of the gang has ended. A gang in
   which a process has ended cannot agree on anything any more: what follows is its own clean-up.
 * **Which signals count**: kinds that the policy names, more certain than a hint. Not one beside the pod (on its
   node, say) that was there when the pod was bound: the scheduler put the pod there all the same, and would again; and
   none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it. A time limit was always there
   before; it counts from when the gang runs, unless it was over when the pod was bound.
-* **A deleted pod is suspect**: a JobSet's restart, its end and its deletion look like that too, and watches
+* **A deleted pod is suspect**: a workload's restart, its end and its deletion look like that too, and watches
   of different kinds are not in order with one another. It is believed after a fresh look.
 """
 

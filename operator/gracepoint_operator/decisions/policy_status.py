@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Set
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import signals
-from gracepoint_operator.kube.objects import Node, Pod, Workload
+from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, LastSave, WorkloadForecast
+from gracepoint_operator.workloads import ANY_NAME, ANY_PLURAL, Workload
 
 CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
@@ -21,7 +22,7 @@ _FORECASTS = 50  # as many as the resource's schema allows
 
 def readiness(policy: CheckpointPolicy, now: float) -> Condition:
     """The condition Ready of a policy that could be read."""
-    message = "every signal is told to the JobSets that name this policy"
+    message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
         message = "signals are recorded and nobody is told (mode Observe)"
     elif policy.spec.signals == []:
@@ -40,7 +41,7 @@ def unreadable(generation: int, why: str, now: float) -> Condition:
     """The condition Ready of a policy that cannot be read."""
     message = (
         "the policy cannot be read: gangs are told by the version that could be read last, if there was one, and new "
-        f"JobSets that name it are refused. Correct it: {why}"
+        f"{ANY_PLURAL} that name it are refused. Correct it: {why}"
     )
     return Condition(
         type=CONDITION_READY,
@@ -56,10 +57,10 @@ def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: floa
     """The condition Injected."""
     bare = [workload.name for workload in workloads if not workload.injected]
     if not bare:
-        message = "every JobSet was given at its creation what its pods need to be told"
+        message = f"every {ANY_NAME} was given at its creation what its pods need to be told"
         return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
     message = (
-        f"{len(bare)} JobSets were created before the policy or its label ({', '.join(bare[:5])}): their pods "
+        f"{len(bare)} {ANY_PLURAL} were created before the policy or its label ({', '.join(bare[:5])}): their pods "
         "cannot be told; delete and create them again"
     )
     return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
@@ -99,14 +100,14 @@ def recording(
         since_at = before.last_transition_time.timestamp()
         if not any(epoch.created_at is not None and epoch.created_at > since_at for epoch in epochs):
             return None
-    message = "the API server takes the Preemptions of the JobSets that name this policy"
+    message = f"the API server takes the Preemptions of the {ANY_PLURAL} that name this policy"
     return _condition(CONDITION_RECORDED, ConditionStatus.TRUE, "Recorded", message, policy, now)
 
 
 def newest_forecasts(
     ours: Iterable[WorkloadForecast], theirs: Iterable[WorkloadForecast], workload_uids: Set[str]
 ) -> list[WorkloadForecast]:
-    """What two replicas were told as one, so that both say the same: of each JobSet that is there the newest."""
+    """What two replicas were told as one, so that both say the same: the newest of each workload that exists."""
     newest: dict[str, WorkloadForecast] = {}
     for item in sorted((*theirs, *ours), key=lambda item: item.time):
         if item.uid in workload_uids:
@@ -125,12 +126,12 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         now: Seconds since the epoch.
     """
     if worst is None:
-        message = "no JobSet has saved yet, so that nothing can be predicted"
+        message = f"no {ANY_NAME} has saved yet, so that nothing can be predicted"
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
     forecast, grace_s = worst
     need_s = needed_s(forecast)
     said = (
-        f"JobSet {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
+        f"{forecast.kind} {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
         f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
     )
     if need_s <= grace_s:

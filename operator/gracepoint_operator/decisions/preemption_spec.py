@@ -8,7 +8,7 @@ from typing import Any
 
 from gracepoint.wire.messages import SAME_REVISION, Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
-from gracepoint_operator.kube.objects import Pod, Workload
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -20,6 +20,7 @@ from gracepoint_operator.resources import (
     WorkloadReference,
 )
 from gracepoint_operator.signals import Cause
+from gracepoint_operator.workloads import Workload
 
 #: Deadlines closer than this are the same: replicas see a signal at slightly different times. The library, which
 #: gets them as revisions, goes by the same figure.
@@ -42,10 +43,10 @@ def begun(
     """The spec of a new epoch for these signals, of pods of one attempt; ``drill``: they are requests for one.
 
     Args:
-        workload: The JobSet that it is about.
+        workload: The workload that is disrupted.
         policy: By what it is told.
         epochs: The earlier ones.
-        pods: All pods of the JobSet.
+        pods: All pods of the workload.
         timed: The signals.
         now: Seconds since the epoch.
         drill: See above.

@@ -9,7 +9,7 @@ from gracepoint.wire.messages import Mode
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
-from gracepoint_operator.resources import RequestPhase, RequestStatus, SignalKind
+from gracepoint_operator.resources import WORKLOAD_FIELD, RequestPhase, RequestStatus, SignalKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,12 @@ def answers(gang: GangSnapshot) -> Iterator[Answer]:
 
 
 def without_workload(request: PreemptionAsk) -> Answer:
-    """For a request whose JobSet is not there."""
-    name = request.spec.workload.name
-    message = f"there is no JobSet {name} with a CheckpointPolicy in this namespace; expected spec.jobSet to name one"
+    """For a request whose workload does not exist."""
+    workload = request.spec.workload
+    message = (
+        f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
+        f"expected spec.{WORKLOAD_FIELD} to name one"
+    )
     return Answer(request, _superseded(message))
 
 
@@ -55,11 +58,12 @@ def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
 
 def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     """Why nothing comes of it; None where something does, or may yet."""
+    kind = request.spec.workload.kind
     if not request.is_for(gang.workload_uid):
-        found = request.spec.workload.uid
-        return f"spec.jobSet.uid: found {found!r}, expected {gang.workload_uid!r}, which the JobSet of that name has"
+        found, expected = request.spec.workload.uid, gang.workload_uid
+        return f"spec.{WORKLOAD_FIELD}.uid: found {found!r}, expected {expected!r}, which the {kind} of that name has"
     if gang.policy is None:
-        return "the CheckpointPolicy that the JobSet names is not there"
+        return f"the CheckpointPolicy that the {kind} names is not there"
     policy = gang.policy.spec
     if not policy.counts(SignalKind.REQUEST):
         return f"the signals of the CheckpointPolicy {gang.policy.name} leave Request out"
@@ -72,7 +76,7 @@ def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
 def _why_not_now(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     pods, since_at = gang.members, gang.since[request.mark]
     if not pods:
-        return "no pod of the JobSet runs"
+        return f"no pod of the {request.spec.workload.kind} runs"
     if any(pod.finished for pod in pods):
         return "a pod of the gang has ended, so that its processes cannot agree any more"
     for epoch in gang.epochs:

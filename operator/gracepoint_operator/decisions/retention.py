@@ -1,10 +1,10 @@
 """Which Preemptions are to be deleted, by age and by count. Pure.
 
-Records and requests that have ended are kept for a time, and of one JobSet's name only so many; a request goes with
-its record. What is under way stays, and what the operator still decides by:
+Records and requests that have ended are kept for a time, and only a limited number for one workload name;
+a request goes with its record. What is under way stays, and what the operator still decides by:
 
-* of each JobSet that lives the highest record, from which the number of the next one follows, and the highest one that
-  was no rehearsal, which says to which signals the gang has answered;
+* of each workload that exists the highest record, from which the number of the next one follows, and the highest one
+  that was no rehearsal, which says to which signals the gang has answered;
 * what ended so recently that the gang may yet report, or that the policy's exit breaker counts it;
 * a record whose request is not told yet how it ended.
 """
@@ -19,13 +19,14 @@ from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Whatever the limits: what ended more recently stays.
 SHORTEST_S = 3600.0
 
 Key = tuple[str, str]
 _T = TypeVar("_T")
-_ByName = dict[Key, list[tuple[float, _T]]]  # by namespace and name of the JobSet, each with when it ended
+_ByName = dict[Key, list[tuple[float, _T]]]  # by namespace and name of the workload, each with when it ended
 
 
 class DeletionReason(StrEnum):
@@ -41,7 +42,7 @@ class Limits:
 
     Attributes:
         ttl_s: How long after its end.
-        history: How many that have ended, records and requests each, of one JobSet's name.
+        history: How many that have ended, records and requests each, of one workload name.
     """
 
     ttl_s: float = 30 * 86_400.0
@@ -53,12 +54,12 @@ class Due:
     """A Preemption that is to be deleted.
 
     Attributes:
-        unless_lives: Namespace, name and UID of a JobSet: only if that one is really gone. None: in any case.
+        unless_lives: Delete only if this workload does not exist any more. None: delete in any case.
     """
 
     key: Key
     reason: DeletionReason
-    unless_lives: tuple[str, str, str] | None = None
+    unless_lives: WorkloadIdentity | None = None
 
 
 def due(
@@ -68,12 +69,12 @@ def due(
     now: float,
     limits: Limits,
 ) -> list[Due]:
-    """The Preemptions that are to be deleted, those of one JobSet's name oldest first, requests before their record.
+    """The Preemptions that are to be deleted, those of one workload name oldest first, requests before their record.
 
     Args:
         epochs: All records that are known.
         requests: All requests that are known.
-        living: UIDs of the JobSets that are known to live.
+        living: UIDs of the workloads that are known to exist.
         now: Seconds since the epoch.
         limits: What is kept.
     """
@@ -90,7 +91,7 @@ def due(
             continue
         found += [Due(request.key, reason) for request in asked]
         found.append(
-            Due(epoch.key, reason, (epoch.namespace, workload.name, workload.uid) if is_decisive else None),
+            Due(epoch.key, reason, epoch.workload if is_decisive else None),
         )
     recorded = of_records | {reference.uid for epoch in epochs for reference in epoch.spec.requests}
     alone = [request for request in by_uid.values() if request.uid not in recorded]
@@ -100,7 +101,7 @@ def due(
 
 
 def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
-    """Of each JobSet the highest record, and the highest that was no rehearsal."""
+    """Of each workload the highest record, and the highest that was no rehearsal."""
     highest: dict[tuple[str, str, bool], PreemptionRecord] = {}
     for epoch in sorted(epochs, key=lambda epoch: epoch.spec.epoch):
         highest[epoch.namespace, epoch.spec.workload.uid, False] = epoch
@@ -135,7 +136,7 @@ def _left_alone(
 
 
 def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, DeletionReason]]:
-    """What is beyond the limits, with its age in seconds: of each JobSet's name, oldest first."""
+    """What is beyond the limits, with its age in seconds: of each workload name, oldest first."""
     for ended in by_name.values():
         ended.sort(key=lambda item: item[0])
         for place, (at, item) in enumerate(ended):

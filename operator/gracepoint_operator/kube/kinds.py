@@ -13,8 +13,22 @@ class Kind:
 
     prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version where any will do
     plural: str
-    namespaced: bool = True
     any_version: bool = False  # the one that the cluster prefers is read
+
+    @property
+    def group(self) -> str:
+        """The API group. Empty for the core group."""
+        return self.prefix.split("/")[2] if self.prefix.startswith("/apis/") else ""
+
+    @property
+    def version(self) -> str | None:
+        """The version in its group. None if any will do."""
+        return None if self.any_version else self.prefix.rpartition("/")[2]
+
+    @property
+    def api_version(self) -> str:
+        """Group and version, as objects and references to them say it."""
+        return self.prefix.removeprefix("/apis/").removeprefix("/api/")
 
     def of_version(self, group_version: str) -> Kind:
         """The same kind in a version of its group."""
@@ -30,19 +44,18 @@ class Kind:
 
 
 _GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
-NAMESPACES = Kind("/api/v1", "namespaces", namespaced=False)
+NAMESPACES = Kind("/api/v1", "namespaces")
 CONFIG_MAPS = Kind("/api/v1", "configmaps")
-NODES = Kind("/api/v1", "nodes", namespaced=False)
+NODES = Kind("/api/v1", "nodes")
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")
-JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
-CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: Karpenter's and Kueue's; a cluster may have them or not, and get them later. What is read of Kueue's is the same in
 #: v1beta1 and v1beta2 but for one name.
-NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
+NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims")
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")
-TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
+TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews")

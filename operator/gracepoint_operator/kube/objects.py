@@ -1,19 +1,25 @@
-"""What the operator needs to know of nodes, pods, Jobs and JobSets: small frozen records read from the API.
+"""What the operator needs to know of nodes and pods: small frozen records read from the API. Pure.
 
-Pure. Everything that is decided is decided on these, so that no rule depends on the shape of API objects.
-Times are seconds since the epoch (``_at``), durations seconds (``_s``).
+Decisions use these records, so that no rule depends on the shape of API objects. Times are seconds since the epoch
+(``_at``), durations are seconds (``_s``). Workloads and their Jobs are read in ``workloads``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator.unreadable import Unreadable, reading
+from gracepoint_operator.kube.fields import (
+    label_number,
+    optional_number,
+    parse_time,
+    read_labels,
+    text,
+    true_conditions,
+)
+from gracepoint_operator.unreadable import reading
 
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
 LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"
@@ -21,8 +27,6 @@ LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds where the API server filled in nothing
 
 _SPOT_LABELS = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
-_FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
-_FINISHED_JOBSET = {"Completed", "Failed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +74,34 @@ class Toleration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pod:
-    """A pod of a JobSet.
+class Membership:
+    """Which workload a pod belongs to, as its labels say.
 
     Attributes:
-        bound_at: When the scheduler bound it to ``node``; None while unbound or not told.
-        deletion_at: When it will have been killed (``deletionTimestamp``, which includes the grace period).
-        deletion_grace_s: The grace period of that deletion.
+        workload_uid: UID of the workload. Empty if the pod belongs to none.
+        restart_attempt: How often the workload had restarted when the pod was made. -1 if the label is not a number:
+            such a pod belongs to no attempt.
+    """
+
+    workload_uid: str = ""
+    restart_attempt: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """A pod.
+
+    Attributes:
+        node: Name of its node. Empty while it has none.
+        created_at: When it was created. 0 if the object does not say.
+        bound_at: When the scheduler bound it to ``node``. None while it is not bound, or if the object does not say.
+        grace_s: Its own grace period.
+        deletion_at: When it will have been killed (``deletionTimestamp``, which includes the grace period). None if it
+            is not being deleted.
+        deletion_grace_s: The grace period of that deletion. None if it is not being deleted.
         phase: As in the status: Pending, Running, Succeeded or Failed.
-        ready: The condition Ready.
+        ready: Whether its condition Ready is True.
+        membership: The workload to which it belongs.
     """
 
     namespace: str
@@ -94,6 +117,7 @@ class Pod:
     deletion_grace_s: float | None
     phase: str
     ready: bool
+    membership: Membership
 
     @property
     def finished(self) -> bool:
@@ -102,16 +126,11 @@ class Pod:
 
     @property
     def workload_uid(self) -> str:
-        return self.labels.get(names.JOBSET_LABEL_UID, "")
+        return self.membership.workload_uid
 
     @property
     def restart_attempt(self) -> int:
-        """-1 where the label is no number: then the pod is of no attempt."""
-        return _whole(self.labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1)
-
-    @property
-    def replicated_job(self) -> str:
-        return self.labels.get(names.JOBSET_LABEL_REPLICATED_JOB, "")
+        return self.membership.restart_attempt
 
     @property
     def job_name(self) -> str:
@@ -129,47 +148,7 @@ class Pod:
     @property
     def completion_index(self) -> int:
         """Its place in its Job; 0 where it has none."""
-        return _whole(self.labels.get(LABEL_COMPLETION_INDEX, "0"), 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A Job of a JobSet. ``finished`` also while it is still being brought to its end (FailureTarget).
-
-    ``completions``: how many pods it is of, where it says so; their indices are smaller.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    workload_uid: str
-    deleted: bool
-    finished: bool
-    completions: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """Which object of a kind is meant."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload(Named):
-    """A JobSet. ``restarts`` is also the attempt of its current pods.
-
-    ``policy``: empty where it has lost the label. ``injected``: the webhook saw it at its creation, so that its pods
-    know the operator.
-    """
-
-    policy: str
-    restarts: int
-    deleted: bool
-    finished: bool
-    injected: bool
+        return label_number(self.labels.get(LABEL_COMPLETION_INDEX, "0"), 0)
 
 
 def read_taint(entry: Mapping[str, Any]) -> Taint:
@@ -180,9 +159,9 @@ def read_taint(entry: Mapping[str, Any]) -> Taint:
     """
     with reading("a taint"):
         return Taint(
-            key=_text(entry["key"]),
-            value=_text(entry.get("value") or ""),
-            effect=_text(entry.get("effect") or ""),
+            key=text(entry["key"]),
+            value=text(entry.get("value") or ""),
+            effect=text(entry.get("effect") or ""),
             added_at=parse_time(entry.get("timeAdded")),
         )
 
@@ -195,132 +174,50 @@ def read_node(body: Mapping[str, Any]) -> Node:
     """
     with reading("a node"):
         meta = body["metadata"]
-        labels = _labels(meta)
+        labels = read_labels(meta)
         return Node(
-            name=_text(meta["name"]),
-            uid=_text(meta["uid"]),
+            name=text(meta["name"]),
+            uid=text(meta["uid"]),
             spot=any(labels.get(label) == "true" for label in _SPOT_LABELS),
         )
 
 
-def read_pod(body: Mapping[str, Any]) -> Pod:
+def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]], Membership]) -> Pod:
     """Reads a pod.
 
+    Args:
+        body: The object as the API server gives it.
+        membership_of: Finds the workload in the labels of a pod; see ``workloads``.
+
     Raises:
-        Unreadable: It is none.
+        Unreadable: It is not a pod.
     """
     with reading("a pod"):
         meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-        conditions = _conditions(status)
+        conditions, labels = true_conditions(status), read_labels(meta)
         scheduled = conditions.get("PodScheduled")
         return Pod(
-            namespace=_text(meta["namespace"]),
-            name=_text(meta["name"]),
-            uid=_text(meta["uid"]),
-            node=_text(spec.get("nodeName") or ""),
-            labels=_labels(meta),
+            namespace=text(meta["namespace"]),
+            name=text(meta["name"]),
+            uid=text(meta["uid"]),
+            node=text(spec.get("nodeName") or ""),
+            labels=labels,
             created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
             bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,
-            grace_s=_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
+            grace_s=optional_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
             tolerations=tuple(
                 Toleration(
-                    key=_text(item.get("key") or ""),
-                    operator=_text(item.get("operator") or "Equal"),
-                    value=_text(item.get("value") or ""),
-                    effect=_text(item.get("effect") or ""),
-                    seconds=_number(item.get("tolerationSeconds"), None),
+                    key=text(item.get("key") or ""),
+                    operator=text(item.get("operator") or "Equal"),
+                    value=text(item.get("value") or ""),
+                    effect=text(item.get("effect") or ""),
+                    seconds=optional_number(item.get("tolerationSeconds"), None),
                 )
                 for item in spec.get("tolerations") or ()
             ),
             deletion_at=parse_time(meta.get("deletionTimestamp")),
-            deletion_grace_s=_number(meta.get("deletionGracePeriodSeconds"), None),
-            phase=_text(status.get("phase") or "Pending"),
+            deletion_grace_s=optional_number(meta.get("deletionGracePeriodSeconds"), None),
+            phase=text(status.get("phase") or "Pending"),
             ready="Ready" in conditions,
+            membership=membership_of(labels),
         )
-
-
-def read_job(body: Mapping[str, Any]) -> Job:
-    """Reads a Job.
-
-    Raises:
-        Unreadable: It is none.
-    """
-    with reading("a Job"):
-        meta, status = body["metadata"], body.get("status") or {}
-        completions = _number((body.get("spec") or {}).get("completions"), None)
-        return Job(
-            namespace=_text(meta["namespace"]),
-            name=_text(meta["name"]),
-            uid=_text(meta["uid"]),
-            workload_uid=_labels(meta).get(names.JOBSET_LABEL_UID, ""),
-            deleted="deletionTimestamp" in meta,
-            finished=bool(_FINISHED_JOB & _conditions(status).keys()),
-            completions=None if completions is None else int(completions),
-        )
-
-
-def read_jobset(body: Mapping[str, Any]) -> Workload:
-    """Reads a JobSet.
-
-    Raises:
-        Unreadable: It is none.
-    """
-    with reading("a JobSet"):
-        meta, status = body["metadata"], body.get("status") or {}
-        replicated_jobs = (body.get("spec") or {}).get("replicatedJobs")
-        return Workload(
-            namespace=_text(meta["namespace"]),
-            name=_text(meta["name"]),
-            uid=_text(meta["uid"]),
-            policy=_labels(meta).get(names.LABEL_POLICY, ""),
-            restarts=int(_number(status.get("restarts"), 0)),
-            deleted="deletionTimestamp" in meta,
-            finished=bool(_FINISHED_JOBSET & _conditions(status).keys()) or bool(status.get("terminalState")),
-            injected=any(names.LABEL_POLICY in labels for labels in _template_labels(replicated_jobs)),
-        )
-
-
-def parse_time(text: str | None) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None for none."""
-    return None if not text else datetime.datetime.fromisoformat(text).timestamp()
-
-
-def format_time(at: float) -> str:
-    """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions that are True, by type."""
-    return {_text(item["type"]): item for item in status.get("conditions") or () if item.get("status") == "True"}
-
-
-def _template_labels(replicated_jobs: Any) -> Iterable[Mapping[str, str]]:
-    """The labels of the pods that each replicatedJob makes."""
-    for item in replicated_jobs or ():
-        pod_template = item["template"]["spec"]["template"]
-        yield _labels(pod_template.get("metadata") or {})
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Unreadable(f"expected a text, found {value!r:.80}")
-    return value
-
-
-def _labels(meta: Mapping[str, Any]) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in (meta.get("labels") or {}).items()}
-
-
-def _number(value: Any, default: Any) -> Any:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(number := float(value)):
-        raise Unreadable(f"expected a number, found {value!r:.80}")
-    return number
-
-
-def _whole(label: str, default: int) -> int:
-    """The number in a label, which has 63 characters at most."""
-    return int(label) if label.isdecimal() and len(label) < 64 else default

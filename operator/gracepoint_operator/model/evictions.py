@@ -65,7 +65,7 @@ def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
     """Whether an eviction of the pod has to wait, and for what; None: it goes through.
 
     Args:
-        epoch: The newest Preemption of the pod's JobSet that is no rehearsal.
+        epoch: The newest Preemption of the pod's workload that is not a rehearsal.
         pod: Of the gang.
         now: Seconds since the epoch.
     """
@@ -79,8 +79,8 @@ def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
     if now >= until_at:
         return None
     message = (
-        f"Gracepoint saves the JobSet {epoch.spec.workload.name} before its pods go (Preemption {epoch.name}, "
-        f"{epoch.phase}); try again, the eviction is let through when the save is committed, or in "
-        f"{until_at - now:.0f} s at the latest"
+        f"Gracepoint saves the {epoch.workload.kind} {epoch.workload.name} before its pods go "
+        f"(Preemption {epoch.name}, {epoch.phase}); try again, the eviction is let through when the save "
+        f"is committed, or in {until_at - now:.0f} s at the latest"
     )
     return Hold(until_at, message)

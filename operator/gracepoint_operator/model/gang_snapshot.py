@@ -1,4 +1,4 @@
-"""Everything that matters to one JobSet, as one value. Pure."""
+"""Everything that matters to one workload, as one value. Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from gracepoint_operator.kube.objects import Job, Node, Pod, Workload
+from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import Mark
+from gracepoint_operator.workloads import Job, Workload
 
 
 @dataclasses.dataclass(frozen=True)
 class GangSnapshot:
-    """Everything that matters to one JobSet, read at one moment.
+    """Everything that matters to one workload, read at one moment.
 
     Attributes:
-        jobset: None where it is not known: it is gone, or has lost the label by which it is watched. In a namespace
-            that is being deleted it counts as deleted.
-        jobset_gone: It is none, and the API said so when it was asked.
+        workload_uid: UID of the workload.
+        workload: The workload. None if it is not known: it is gone, or has lost the label by which it is watched. In a
+            namespace that is being deleted it counts as deleted.
+        workload_gone: Whether the API server, when asked, said that the workload does not exist.
         jobs: Its Jobs by name.
         pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
         nodes: The nodes of those pods, by name.
         epochs: Its Preemptions, oldest first.
         requests: What somebody asked for it, oldest first.
-        marks: What may be a signal, by the UID of the pod that it concerns: on the pod, its node, Job, JobSet, ...
+        marks: What may be a signal, by the UID of the pod that it concerns: on the pod, its node, Job, workload, ...
         since: When each mark was first seen.
         bound_at: When each pod was first seen bound, by UID.
-        checked: UIDs of deleted pods whose Job and JobSet were looked at afresh after the deletion.
+        checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
     """
 
     workload_uid: str
@@ -48,7 +50,7 @@ class GangSnapshot:
 
     @functools.cached_property
     def members(self) -> tuple[Pod, ...]:
-        """The pods of the current attempt; none where the JobSet is not to go on.
+        """The pods of the current attempt; none if the workload is not to go on.
 
         Ended ones too, but for those that their Job has put another pod in the place of.
         """
@@ -62,7 +64,7 @@ class GangSnapshot:
     def job_goes_on(self, pod: Pod) -> bool:
         """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down.
 
-        A Job of that name that JobSet has made after the deletion of this pod's own one is another.
+        A Job of the same name that was made after this pod's own Job was deleted is another one.
         """
         job = self.jobs.get(pod.job_name)
         if job is None or job.deleted or job.finished or pod.job_uid not in ("", job.uid):
@@ -70,5 +72,5 @@ class GangSnapshot:
         return job.completions is None or pod.completion_index < job.completions
 
     def is_ordinary_life(self, pod: Pod) -> bool:
-        """True if the end of this pod is no disruption: its JobSet or Job is over, deleted or a newer attempt."""
+        """True if the end of this pod is no disruption: its workload or Job is over, deleted or in a newer attempt."""
         return all(pod.uid != member.uid for member in self.members) or not self.job_goes_on(pod)

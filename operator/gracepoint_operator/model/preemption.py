@@ -1,4 +1,4 @@
-"""One epoch: one disruption of one JobSet, as a Preemption object records it. Immutable values, pure code."""
+"""One epoch: one disruption of one workload, as a Preemption object records it. Immutable values, pure code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from gracepoint.wire.messages import Mode, Phase
-from gracepoint_operator.kube.objects import Pod, parse_time
+from gracepoint_operator import workloads
+from gracepoint_operator.kube.fields import parse_time
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import Acknowledgements, Condition, Preemption, PreemptionSpec, PreemptionStatus
 from gracepoint_operator.unreadable import reading
+from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
@@ -29,8 +32,8 @@ class EndReason(StrEnum):
 
     SIGNAL_WENT_AWAY = "SignalWentAway"
     GAVE_WAY = "GaveWay"  # to an epoch that asks for more
-    WORKLOAD_DELETED = "JobSetDeleted"
-    WORKLOAD_FINISHED = "JobSetFinished"
+    WORKLOAD_DELETED = workloads.REASON_DELETED
+    WORKLOAD_FINISHED = workloads.REASON_FINISHED
     DEADLINE_PASSED = "DeadlinePassed"
     PODS_REPLACED = "PodsReplaced"
 
@@ -44,7 +47,7 @@ MOVABLE = (
 _EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
 
 _T = TypeVar("_T")
-_NAME_LIMIT = 40  # of the JobSet's part, so that the whole fits into a label
+_NAME_LIMIT = 40  # of the workload's part, so that the whole fits into a label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,12 @@ class PreemptionRecord:
     @property
     def key(self) -> tuple[str, str]:
         return (self.namespace, self.name)
+
+    @property
+    def workload(self) -> WorkloadIdentity:
+        """The workload that it is about."""
+        workload = self.spec.workload
+        return WorkloadIdentity(workload.kind, self.namespace, workload.name, workload.uid)
 
     @property
     def phase(self) -> Phase:

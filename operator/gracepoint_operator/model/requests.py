@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint.wire.messages import Confidence, Mode
-from gracepoint_operator.kube.objects import Pod, parse_time
+from gracepoint_operator.kube.fields import parse_time
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import PreemptionRequest, RequestReference, RequestSpec, RequestStatus, SignalKind
 from gracepoint_operator.signals import Signal
 from gracepoint_operator.unreadable import reading
@@ -71,7 +72,7 @@ class PreemptionAsk:
         return self.status.phase is not None and self.status.phase.ended
 
     def is_for(self, workload_uid: str) -> bool:
-        """True if it is for this JobSet, of those that may have had the name."""
+        """True if it is for this workload, of those that may have had the name."""
         return self.spec.workload.uid in (None, workload_uid)
 
     def is_drill(self, policy_mode: Mode) -> bool:

@@ -1,6 +1,6 @@
-"""How late the core's event loop comes to what is due: what blocks it delays every notice.
+"""How late the controller's event loop runs what is due. Whatever blocks the loop delays every notice.
 
-One task on that loop; it ends when it is cancelled.
+One task on that loop. It ends when it is cancelled.
 """
 
 from __future__ import annotations

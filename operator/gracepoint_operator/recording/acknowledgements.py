@@ -1,4 +1,7 @@
-"""What this replica alone knows of its notices: whom it told when, and who acknowledged to it. No locks."""
+"""What only this replica knows of its notices: when it told each pod, and which pods acknowledged to it.
+
+The controller's event loop owns it; there are no locks.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,20 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass
 class Receipt:
-    """One pod's. Times are seconds since the epoch."""
+    """What is known of one pod.
+
+    Attributes:
+        place: The pod's place in its workload.
+        told_at: When it was told first, in seconds since the epoch. None if it was not told.
+        acknowledged_at: When it acknowledged first, in seconds since the epoch. None if it has not.
+    """
 
     place: str
     told_at: float | None = None
     acknowledged_at: float | None = None
 
 
-class Acknowledgements:
+class AcknowledgementLog:
     """By preemption (namespace, name) and pod UID. The first notice and the first acknowledgement count."""
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""Posts the Events that tell a preemption's story to people: on its JobSet, and on the Preemption itself.
+"""Posts the Events that tell people about a preemption: on its workload, and on the Preemption itself.
 
-Called by the recorder's tasks, after the write that made it news. An Event's name is made of what it says, so that one
-which is posted again, by a twin or after a restart, is the same Event; and begins with its place in the story, as
-kubectl shows Events of this API in the order of their names. A failed one is logged: it is news, not state.
+The tasks of the preemption writer call it, after the write that changed the record. The name of an Event is a digest
+of its content, so that an Event which is posted again, by the other replica or after a restart, is the same Event. The
+name begins with the Event's place in the story, because kubectl shows Events of this API in the order of their names.
+An Event that cannot be posted is logged and not tried again, because it is not state.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from gracepoint.wire import names
 from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.resources import Preemption
+from gracepoint_operator.workloads import BY_NAME
 
 log = logging.getLogger(__name__)
 
-#: As many as the API server takes.
+#: The API server's limit.
 _NOTE_BYTES = 1024
 
 
 class EventRecorder:
-    """Posts.
+    """Posts Events.
 
     Args:
         api: The API server.
@@ -41,16 +43,17 @@ class EventRecorder:
         self._replica = replica
 
     async def post(self, epoch: PreemptionRecord, uid: str, note: Note) -> None:
-        """One Event on each of the two.
+        """Posts one Event on the workload and one on the Preemption.
 
         Args:
-            epoch: What it is about.
+            epoch: The preemption.
             uid: The UID of the Preemption object.
-            note: What is said.
+            note: The reason and message.
         """
         workload = epoch.spec.workload
         preemption = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, epoch.name, uid)
-        for regarding in (("jobset.x-k8s.io/v1alpha2", "JobSet", workload.name, workload.uid), preemption):
+        api_version = BY_NAME[workload.kind].kind.api_version
+        for regarding in ((api_version, workload.kind, workload.name, workload.uid), preemption):
             try:
                 await self._api.create(kinds.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
             except client.AlreadyExists:

@@ -1,13 +1,13 @@
-"""Since when signs are there, beyond the life of one process.
+"""Keeps the times at which marks were first seen, beyond the life of one process.
 
-Of a label, an annotation, a field or most taints the API tells no time, only when its owner last wrote anything of the
-object. So an operator that is started anew cannot know by itself whether such a sign was there before a pod was bound,
-which is no disruption, or came after it. What the replicas have seen is therefore kept in a ConfigMap, one entry for
-each such sign that concerns a pod: a digest of what it is, and since when, in seconds since the epoch.
+The API does not tell when a label, an annotation, a field or most taints were set. It only tells when their owner last
+changed anything on the object. So an operator that starts again cannot know whether such a mark was there before a pod
+was bound, which is no disruption, or came later. Therefore the replicas keep what they have seen in a ConfigMap: one
+entry for each such mark that concerns a pod, with a digest of the mark and the time in seconds since the epoch.
 
-Runs on the core's event loop: ``recall`` once before the cluster is listed, then tasks of a scribe. A replica writes
-the entries that it comes to know and takes away those that it knew, and touches no others: so two replicas need not
-agree on when. What was written before it began, and is not there when it has listed the cluster, it takes away as well.
+Runs on the controller's event loop: ``recall`` once before the cluster is listed, then tasks of a write queue. A
+replica writes the entries that it adds, removes those that it knew, and touches no others, so two replicas need not
+agree on a time. When it has listed the cluster, it also removes old entries whose marks no longer exist.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class FirstSeenWriter:
-    """See the module.
+    """Writes the ConfigMap.
 
     Args:
         api: The API server.
-        world: What is known; is told what was seen before.
-        place: Namespace and name of the ConfigMap; None: nothing is kept.
+        cache: What is known of the cluster. Gets the times from the ConfigMap.
+        place: Namespace and name of the ConfigMap. None: nothing is kept.
         metrics: Counts failures.
-        interval_s: Pause between two writes.
+        interval_s: Seconds between two writes.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class FirstSeenWriter:
         self._api = api
         self._cache = cache
         self._place = place
-        self._kept: set[str] = set()  # what this replica has read or written there
-        self._write_queue = WriteQueue("sightings", self._write, metrics, interval_s)
+        self._kept: set[str] = set()  # the keys that this replica has read or written
+        self._write_queue = WriteQueue("first seen", self._write, metrics, interval_s)
 
     async def recall(self) -> None:
-        """Tells the world what was seen before.
+        """Reads the ConfigMap into the cache.
 
         Raises:
-            kube.KubeError: The API server cannot be asked just now.
+            kube.KubeError: The API server cannot be reached now.
         """
         if self._place is None:
             return
@@ -65,7 +65,7 @@ class FirstSeenWriter:
         )
 
     def touch(self) -> None:
-        """Something may have come or gone."""
+        """Writes the ConfigMap soon, because marks may have been added or removed."""
         if self._place is not None:
             self._write_queue.touch(self._place)
 
@@ -81,7 +81,7 @@ class FirstSeenWriter:
         try:
             await self._api.merge(kinds.CONFIG_MAPS, *place, {"data": changes})
         except client.NotFound:
-            self._kept = set()  # all of it, once it is there again
+            self._kept = set()  # write everything once the ConfigMap exists again
             raise
         self._kept = set(wanted)
 

@@ -1,9 +1,9 @@
-"""Deletes the Preemptions that ``retention`` finds, behind everybody's back.
+"""Deletes the Preemptions that ``retention`` selects.
 
-One task on the core's event loop, once in ``PASS_S`` and so many at most: one after the other, each after a fresh
-look, and only the very version that was looked at. Both replicas do so; whoever comes second finds nothing there.
-What is not deleted in one pass is in the next. What the API server does not delete is set aside for ``AGAIN_S``, so
-that nothing else waits for it. Ends when it is cancelled.
+One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. It
+reads each again before, and deletes only the version that it read. Both replicas do so; the second one finds that the
+object does not exist. What is not deleted in one pass is deleted in the next. If the API server refuses a deletion,
+the object is not tried again for ``AGAIN_S``, so that it delays nothing else. The task ends when it is cancelled.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import Preemption, PreemptionRequest
 from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)
 
 PASS_S = 30.0
 AT_MOST = 50
-#: What could not be deleted is not tried again before.
+#: An object that could not be deleted is not tried again for this time.
 AGAIN_S = 600.0
 
 
@@ -36,11 +37,11 @@ class GarbageCollector:
 
     Args:
         api: The API server.
-        world: What is known of the cluster.
+        cache: What is known of the cluster.
         ready: Whether the cluster is known yet.
         metrics: Counts what was deleted.
         clock: Seconds since the epoch.
-        limits: What is kept.
+        limits: How long, and how many, Preemptions are kept.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GarbageCollector:
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
-        self._set_aside: dict[Key, float] = {}  # what could not be deleted, and when it is tried again
+        self._set_aside: dict[Key, float] = {}  # what could not be deleted -> when it is tried again
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -68,7 +69,7 @@ class GarbageCollector:
                 await self.prune()
 
     async def prune(self) -> None:
-        """One pass."""
+        """Runs one pass."""
         cache, now = self._cache, self._clock()
         found = due(
             cache.preemptions.epochs.values(), cache.preemptions.requests.values(), cache.workloads, now, self._limits
@@ -83,9 +84,9 @@ class GarbageCollector:
             except client.KubeError as error:
                 self._note_failure(item, error)
                 if isinstance(error, client.Unavailable):
-                    return  # the next ones would most likely fail as well, each after a while
+                    return  # the next ones would probably fail too, each after a timeout
             except Unreadable:
-                continue  # a newer version wrote it since, whose it is to delete
+                continue  # a newer version of the operator wrote it, and will delete it
             if deleted == AT_MOST:
                 return
 
@@ -100,11 +101,11 @@ class GarbageCollector:
         )
 
     async def _delete(self, item: Due) -> bool:
-        """False where it is not to be deleted any more, or the twin was first."""
+        """Returns False if it must not be deleted any more, or the other replica deleted it first."""
         namespace, name = item.key
         try:
             body = await self._api.get(kinds.PREEMPTIONS, namespace, name)
-            if not _has_ended(body) or (item.unless_lives is not None and await self._lives(*item.unless_lives)):
+            if not _has_ended(body) or (item.unless_lives is not None and await self._lives(item.unless_lives)):
                 return False
             await self._api.delete(kinds.PREEMPTIONS, body)
         except client.NotFound:
@@ -116,10 +117,12 @@ class GarbageCollector:
         log.info("preemption deleted", extra=about(preemption=name, namespace=namespace, reason=item.reason))
         return True
 
-    async def _lives(self, namespace: str, name: str, uid: str) -> bool:
-        """Asked of the API: a JobSet that lost its label is not watched any more, and may get it again."""
+    async def _lives(self, workload: WorkloadIdentity) -> bool:
+        """Asks the API: a workload that lost its label is not watched any more, and may get it again."""
+        kind = BY_NAME[workload.kind].kind
         try:
-            return bool((await self._api.get(kinds.JOBSETS, namespace, name))["metadata"]["uid"] == uid)
+            body = await self._api.get(kind, workload.namespace, workload.name)
+            return bool(body["metadata"]["uid"] == workload.uid)
         except client.NotFound:
             return False
 
@@ -127,5 +130,5 @@ class GarbageCollector:
 def _has_ended(body: JsonObject) -> bool:
     if PreemptionRequest.is_one(body["spec"]):
         return PreemptionAsk.of(body).has_ended
-    # A phase that only a newer version knows is read as an end, which it need not be; that version deletes it.
+    # A phase that only a newer version knows is read as an end, which may be wrong. That version deletes it.
     return PreemptionRecord.of(body).phase.ended and not Preemption.of(body).unknown

@@ -1,8 +1,8 @@
-"""What a preemption comes to in the metrics.
+"""Counts the outcome of preemptions in the metrics.
 
-Called by the recorder right after a write that moved the phase. The API server takes such a write only of the version
-that was read, so of two replicas one alone gets it through, and what is counted here is counted once for each
-preemption: sums over the replicas are right. No state.
+The preemption writer calls it right after a write that changed the phase. The API server accepts such a write only for
+the version that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over the
+replicas are right. It has no state.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
 
-#: The cause of all requests whose cause is none of the catalogue's.
+#: The label for requests whose cause is not in the catalogue.
 REQUESTED = "Requested"
-#: Part of an emergency -> the stages that it lies between.
+#: Part of an emergency save -> the stages at which it begins and ends.
 PARTS = {
     "agreement": ("frozen", "agreed"),
     "drain": ("agreed", "drained"),
@@ -25,19 +25,19 @@ PARTS = {
 
 
 def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
-    """Counts what the move from one recorded state to the next says.
+    """Counts the change from one recorded state to the next.
 
     Args:
-        metrics: Are counted in.
-        before: As the API had it.
-        after: As it was written, in another phase.
-        pods_live: Whether a pod that the signals were about lives on.
+        metrics: The metrics.
+        before: The record before the write.
+        after: The record that was written, in another phase.
+        pods_live: True if a pod that the signals were about still runs.
     """
     cause, phase = _cause(after), after.phase
     if phase is not Phase.NOTICED:
         metrics.phases.labels(phase=phase, cause=cause).inc()
     if before.status.phase is None:
-        # Every preemption begins so, also one that is further on when it is written for the first time.
+        # Every preemption begins as Noticed, also one that is written for the first time in a later phase.
         metrics.phases.labels(phase=Phase.NOTICED, cause=cause).inc()
         lead_s = (after.spec.deadline - after.spec.observed_at).total_seconds()
         metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
@@ -50,27 +50,27 @@ def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *
 
 
 def count_receipts(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord) -> None:
-    """Counts the receipts that did not come, once none is to come any more; for every write, whatever it changed."""
+    """Counts missing acknowledgements once no more are expected. Call it after every write."""
     receipts = after.status.acknowledgements
     if preemption_status.is_told(after) and receipts is not None and _is_settled(after) and not _is_settled(before):
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
 
 
 def _was_false_alarm(epoch: PreemptionRecord, *, pods_live: bool) -> bool:
-    """True if what the signals said did not happen. A rehearsal says nothing, and one that gave way to a disruption
-    that asks for more, or whose JobSet ended first, was none."""
+    """True if what the signals announced did not happen. A drill announces nothing. A drill that was replaced by a
+    disruption, or whose workload ended first, was none."""
     if epoch.is_rehearsal:
         return False
     return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)
 
 
 def _is_settled(epoch: PreemptionRecord) -> bool:
-    """True when it is over for the gang as well: replicas write down receipts up to a second late."""
+    """True when it is over for the gang too: replicas record acknowledgements up to a second late."""
     return epoch.phase.ended and (not epoch.leaves or epoch.timing("exited") is not None)
 
 
 def _cause(epoch: PreemptionRecord) -> str:
-    """As a label. Who makes requests may write any word, and each one would be another time series."""
+    """The cause as a label. A request may have any cause, and each would be another time series."""
     cause = epoch.spec.cause
     return cause if cause in {str(known) for known in signals.Cause} else REQUESTED
 

@@ -1,7 +1,7 @@
-"""Writes policies' statuses to the API: conditions, who names the policy, and what the gangs forecast.
+"""Writes the statuses of policies: conditions, which workloads name the policy, and what the gangs forecast.
 
-Runs as tasks of a scribe on the core's event loop. Each write reads the policy, joins it with what is known
-here and writes the outcome under the version that was read, so that both replicas come to say the same.
+Runs as tasks of a write queue on the controller's event loop. Each write reads the policy, joins it with what is known
+here, and writes the result under the version that was read. So both replicas write the same in the end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gracepoint_operator.unreadable import Unreadable
 
 
 class PolicyWriter:
-    """Keeps the policies' statuses up to what this replica knows.
+    """Keeps the statuses of the policies up to date.
 
     Args:
         api: The API server.
-        world: What is known of the cluster and its epochs.
+        cache: What is known of the cluster.
         metrics: Counts failures.
         clock: Seconds since the epoch.
-        interval_s: Pause between two writes of one policy.
+        interval_s: Seconds between two writes of one policy.
     """
 
     def __init__(
@@ -43,21 +43,21 @@ class PolicyWriter:
         self._api = api
         self._cache = cache
         self._clock = clock
-        self._forecasts: dict[str, WorkloadForecast] = {}  # JobSet UID -> newest that came to this replica
+        self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
-        self._mended: set[Key] = set()  # policies of which nothing is refused any more, and it is not written yet
+        self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
-        """Something that a policy's status is made of is new."""
+        """Writes the policy's status soon, because something in it may have changed."""
         if (namespace, name) in self._cache.policies or (namespace, name) in self._cache.unreadable_policies():
             self._write_queue.touch((namespace, name))
 
     def forecast(self, forecast: Forecast) -> None:
-        """A gang's newest prediction of an emergency.
+        """Takes a gang's newest forecast of an emergency save.
 
         Raises:
-            pydantic.ValidationError: Its figures cannot be.
+            pydantic.ValidationError: A figure is impossible.
         """
         workload = self._cache.workloads.get(forecast.workload_uid)
         if workload is not None:
@@ -72,7 +72,7 @@ class PolicyWriter:
             self.touch(workload.namespace, workload.policy)
 
     def recording(self, policy: Key, preemption: str, why: str | None) -> None:
-        """The API server refuses a record, for the reason ``why``; None: it does not any more."""
+        """Notes that the API server refuses a record, for the reason ``why``. None: it is not refused any more."""
         refused = self._unrecorded.setdefault(policy, {})
         changed = refused.get(preemption) != why
         if why is None:
@@ -87,7 +87,7 @@ class PolicyWriter:
             self.touch(*policy)
 
     def forget(self, workload_uid: str) -> None:
-        """The JobSet is gone."""
+        """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
 
     async def close(self, timeout_s: float) -> None:
@@ -113,7 +113,7 @@ class PolicyWriter:
             self._mended.discard(key)
 
     def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
-        """The fields of the status of a policy that cannot be read; all that it says but Ready stays as it is."""
+        """The status fields of a policy that cannot be read. Only Ready changes; the other conditions stay."""
         status, meta = body.get("status") or {}, body["metadata"]
         generation = int(meta.get("generation", 0))
         ready = policy_status.unreadable(generation, why, self._clock()).to_json()
@@ -162,7 +162,7 @@ class PolicyWriter:
         )
         if recorded is not None:
             conditions.append(recorded)
-        # Between two lives of a job it has no pods: then the condition stays.
+        # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_status.fit(policy, worst, now))
         return CheckpointPolicyStatus(

@@ -1,9 +1,9 @@
-"""Writes Preemptions and their Events to the API.
+"""Writes Preemptions and their Events to the API server.
 
-Runs as tasks of a scribe on the core's event loop. Each write first puts this replica's own entry into the
-object, joins what it then reads there with what is known here (which only ever adds: ``epochs.joined_status``)
-and writes the outcome under the version that was read. So replicas never undo one another, whoever's write moves
-a phase writes the Event, once, and the last one to write has seen the entries of all.
+Runs as tasks of a write queue on the controller's event loop. Each write first puts this replica's own entry into the
+object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
+the result under the version that was read. So no replica undoes what another wrote. The replica whose write changes a
+phase posts the Event, once. The last replica to write has seen the entries of all.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from gracepoint_operator.model.preemption import PreemptionRecord, joined_status
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
-from gracepoint_operator.recording.acknowledgements import Acknowledgements
+from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica
+from gracepoint_operator.workloads import BY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -35,27 +36,27 @@ _API_VERSION = f"{names.GROUP}/{names.API_VERSION}"
 
 
 class PreemptionWriter:
-    """Keeps the API's record up to what this replica knows.
+    """Keeps the records in the API up to date.
 
     Args:
         api: The API server.
-        world: What is known of the cluster and its epochs.
-        receipts: What this replica alone knows.
-        policies: Is told where an end is part of a policy's status.
+        cache: What is known of the cluster.
+        acknowledgements: What only this replica knows.
+        policy_writer: Is told of what changes a policy's status.
         metrics: Counts phases and failures.
         clock: Seconds since the epoch.
-        replica: This replica's name, owner of its entries.
-        interval_s: Pause between two writes of one Preemption.
+        replica: This replica's name, the owner of its entries.
+        interval_s: Seconds between two writes of one Preemption.
 
     Attributes:
-        made: Namespaces and names of the Preemptions that this replica made, its twin did not.
+        made: Namespaces and names of the Preemptions that this replica created.
     """
 
     def __init__(
         self,
         api: KubeClient,
         cache: ClusterCache,
-        acknowledgements: Acknowledgements,
+        acknowledgements: AcknowledgementLog,
         policy_writer: PolicyWriter,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -74,18 +75,23 @@ class PreemptionWriter:
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 
     def touch(self, epoch: PreemptionRecord, *, urgent: bool = False) -> None:
-        """Something about the epoch is new; ``urgent``: it began or ended just now."""
+        """Writes the preemption soon.
+
+        Args:
+            epoch: The preemption.
+            urgent: True if it began or ended just now. Then the write does not wait for the pause to end.
+        """
         self._write_queue.touch(epoch.key, urgent=urgent)
 
     async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
-        """Waits until what is known of the epoch now is written, for at most ``timeout_s``."""
+        """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""
         await self._write_queue.settled(epoch.key, timeout_s)
 
     def follow(self, body: client.JsonObject) -> None:
-        """The record was written, by whomever: it is written again if it lacks what is known here."""
+        """Handles a record that any replica wrote: it is written again if it lacks what is known here."""
         current = PreemptionRecord.of(body)
         if current.status.phase is None:
-            return  # whoever made it is about to go on; if it died, the next sweep sees to that
+            return  # its creator is about to write the status; if it died, the next sweep does
         joined = self._joined(current)
         if joined is None:
             return
@@ -93,7 +99,7 @@ class PreemptionWriter:
             self._write_queue.touch(current.key)
 
     def forget(self, key: Key) -> None:
-        """The Preemption is gone."""
+        """Forgets a Preemption that was deleted."""
         self.made.discard(key)
         self._refused(key, None)
 
@@ -101,7 +107,7 @@ class PreemptionWriter:
         await self._write_queue.close(timeout_s)
 
     def _refused(self, key: Key, why: str | None) -> None:
-        """What is known of an epoch could not be written; None: nothing is missing in the API."""
+        """Notes why a preemption could not be written. None: nothing is missing in the API."""
         epoch = self._cache.preemptions.epochs.get(key)
         if why is None:
             policy = self._unrecorded.pop(key, None)
@@ -136,7 +142,7 @@ class PreemptionWriter:
             if entry is not None:
                 body = await self._apply(key, entry)
         except client.NotFound:
-            return  # somebody deleted it; what follows from that is decided when the watch says so
+            return  # it was deleted; the watch will bring that
         current = PreemptionRecord.of(body)
         joined = self._joined(current)
         if joined is None:
@@ -150,9 +156,10 @@ class PreemptionWriter:
             await self._announce(current, written, str(body["metadata"]["uid"]))
 
     async def _made(self, epoch: PreemptionRecord) -> client.JsonObject:
-        """The object as the API has it; made, if it was not there. 409 means that the twin was first."""
+        """The object as the API has it. It is created if it does not exist. 409: the other replica was first."""
         if epoch.created_at is not None:
             return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+        workload = epoch.workload
         body = {
             "apiVersion": _API_VERSION,
             "kind": Preemption.kind_name,
@@ -161,8 +168,7 @@ class PreemptionWriter:
                 "name": epoch.name,
                 "labels": {
                     names.LABEL_POLICY: epoch.spec.policy.name,
-                    names.JOBSET_LABEL_NAME: epoch.spec.workload.name,
-                    names.JOBSET_LABEL_UID: epoch.spec.workload.uid,
+                    **BY_NAME[workload.kind].record_labels(workload.name, workload.uid),
                 },
             },
             "spec": epoch.spec.to_json(),
@@ -175,14 +181,14 @@ class PreemptionWriter:
         return made
 
     def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
-        """What the API has and what is known here; None where it has been forgotten here."""
+        """The API's record joined with what is known here. None if it was forgotten here."""
         known = self._cache.preemptions.epochs.get(current.key)
         return None if known is None else known.joined(current)
 
     def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
-        """The fields of the status that are to be written."""
+        """The fields of the status that must be written."""
         wanted = joined.status
-        if wanted.acknowledgements is None:  # who made it died before its first status, and another replica goes on
+        if wanted.acknowledgements is None:  # its creator died before the first status
             wanted = joined_status(preemption_status.noticed(len(self._cache.pods_at(joined)), joined.spec), wanted)
         observed_at = joined.spec.observed_at.timestamp()
         first_at = self._acknowledgements.first_acknowledged_at(joined.key)
@@ -193,7 +199,7 @@ class PreemptionWriter:
         return wanted.changes_since(current.status)
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:
-        """This replica's entry, if another one stands there."""
+        """This replica's entry, if the record has another one or none."""
         own = self._acknowledgements.replica(current.key, self._replica)
         if own.told == 0 and own.acknowledged == 0:
             return None
@@ -216,7 +222,7 @@ class PreemptionWriter:
             await self._events.post(after, uid, preemption_status.note_of_move(after))
 
     def _pods_live(self, epoch: PreemptionRecord) -> bool:
-        """True if a pod that the signals were about lives on."""
+        """True if a pod that the signals were about still runs."""
         about_it = set(epoch.spec.pods)
         return any(
             pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)

@@ -1,7 +1,7 @@
 """Writes the answers to requests into their statuses.
 
-Runs as tasks of a scribe on the core's event loop. Both replicas come to the same answer and write it; the second
-write changes nothing.
+Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
+second write changes nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gracepoint_operator.observability.metrics import Metrics
 
 
 class RequestWriter:
-    """Keeps requests' statuses up to what was decided.
+    """Keeps the statuses of requests up to date.
 
     Args:
         api: The API server.
         metrics: Counts failures.
-        interval_s: Pause between two writes of one request.
+        interval_s: Seconds between two writes of one request.
     """
 
     def __init__(self, api: KubeClient, metrics: Metrics, interval_s: float) -> None:
@@ -28,7 +28,7 @@ class RequestWriter:
         self._write_queue = WriteQueue("request", self._write, metrics, interval_s)
 
     def answer(self, answer: Answer) -> None:
-        """Has it written, unless that was asked for already: one answer is decided until the watch brings it."""
+        """Writes an answer soon. The same answer is decided again until the watch brings it, and is written once."""
         key = answer.request.key
         known = self._answers.get(key)
         if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
@@ -36,7 +36,7 @@ class RequestWriter:
             self._write_queue.touch(key, urgent=True)
 
     def forget(self, key: Key) -> None:
-        """The request is gone."""
+        """Forgets a request that was deleted."""
         self._answers.pop(key, None)
 
     async def close(self, timeout_s: float) -> None:
@@ -50,7 +50,7 @@ class RequestWriter:
         try:
             found = await self._api.get(kinds.PREEMPTIONS, namespace, name)
             if found["metadata"]["uid"] != answer.request.uid:
-                return  # another one of that name; the watch is going to bring it
+                return  # another request of this name; the watch will bring it
             patch = {
                 "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
                 "status": answer.status.to_json(),

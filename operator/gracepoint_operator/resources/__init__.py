@@ -4,7 +4,7 @@
 gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them where the project keeps them.
 """
 
-from gracepoint_operator.resources.base import Condition, ConditionStatus
+from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
 from gracepoint_operator.resources.policy import (
     AfterSave,
     Checkpoint,
@@ -38,6 +38,8 @@ from gracepoint_operator.resources.preemption import (
 )
 
 __all__ = [
+    "WORKLOAD_FIELD",
+    "WORKLOAD_KIND",
     "Acknowledgements",
     "AfterSave",
     "Checkpoint",

@@ -69,8 +69,12 @@ Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), After
 Seconds = Annotated[float, Field(ge=0)]
 
 
-#: Fields whose name in JSON says JobSet: the schema was made when no other workload was known.
-_JSON_NAMES = {"workload": "jobSet", "workloads": "jobSets"}
+#: The kind of all workloads that the resources refer to: the schema was made when no other was known.
+WORKLOAD_KIND = "JobSet"
+#: The field of a spec that refers to the workload.
+WORKLOAD_FIELD = "jobSet"
+#: Fields whose name in JSON says JobSet, for the same reason.
+_JSON_NAMES = {"workload": WORKLOAD_FIELD, "workloads": "jobSets"}
 
 
 def _json_name(field: str) -> str:
@@ -96,6 +100,15 @@ class Model(BaseModel):
         """The fields that have another value than in ``before``, as ``to_json`` gives them."""
         then = before.to_json()
         return {name: value for name, value in self.to_json().items() if value != then.get(name)}
+
+
+class OfWorkload(Model):
+    """Base of the parts that are about one workload."""
+
+    @property
+    def kind(self) -> str:
+        """The workload's kind in the API. The schema has only one."""
+        return WORKLOAD_KIND
 
 
 class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs

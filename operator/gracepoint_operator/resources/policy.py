@@ -23,6 +23,7 @@ from gracepoint_operator.resources.base import (
     LabelName,
     Model,
     ObjectName,
+    OfWorkload,
     Resource,
     Seconds,
     Time,
@@ -240,7 +241,7 @@ class LastSave(Model):
     """When it was committed."""
 
 
-class WorkloadForecast(Model):
+class WorkloadForecast(OfWorkload):
     """What an emergency would take in one JobSet, by its newest report."""
 
     name: ObjectName

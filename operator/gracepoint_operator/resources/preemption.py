@@ -17,6 +17,7 @@ from gracepoint_operator.resources.base import (
     LabelName,
     Model,
     ObjectName,
+    OfWorkload,
     Resource,
     Seconds,
     Text,
@@ -29,7 +30,7 @@ from gracepoint_operator.resources.base import (
 from gracepoint_operator.resources.policy import PolicyInForce
 
 
-class WorkloadReference(Model):
+class WorkloadReference(OfWorkload):
     """The JobSet. Its UID, as one of the same name may come after it."""
 
     name: ObjectName
@@ -207,7 +208,7 @@ class PreemptionStatus(Model):
 _DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
 
 
-class RequestedWorkload(Model):
+class RequestedWorkload(OfWorkload):
     """The JobSet, in the request's namespace."""
 
     name: ObjectName

@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gracepoint_operator.kube.objects import Taint, parse_time, read_taint
+from gracepoint_operator.kube.fields import parse_time
+from gracepoint_operator.kube.objects import Taint, read_taint
 from gracepoint_operator.signals.rows import (
     ConditionMatch,
     FieldMatch,

@@ -14,24 +14,13 @@ from typing import Any
 
 import kopf
 
-from gracepoint.wire.names import API_VERSION, GROUP
+from gracepoint.wire.names import GROUP
 from gracepoint_operator.cache.resync import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.backoffs import Backoffs
 
-#: By group, version and plural. If the version is None, kopf watches the one that the cluster prefers.
-_KINDS: dict[tuple[str, str | None, str], kinds.Kind] = {
-    ("", "v1", "nodes"): kinds.NODES,
-    ("", "v1", "pods"): kinds.PODS,
-    ("batch", "v1", "jobs"): kinds.JOBS,
-    ("jobset.x-k8s.io", "v1alpha2", "jobsets"): kinds.JOBSETS,
-    ("karpenter.sh", "v1", "nodeclaims"): kinds.NODE_CLAIMS,
-    ("kueue.x-k8s.io", None, "workloads"): kinds.KUEUE_WORKLOADS,
-    (GROUP, API_VERSION, "checkpointpolicies"): kinds.POLICIES,
-    (GROUP, API_VERSION, "preemptions"): kinds.PREEMPTIONS,
-}
-_BY_PLURAL = {(group, plural): kind for (group, _, plural), kind in _KINDS.items()}
+_BY_PLURAL = {(kind.group, kind.plural): kind for kind in SELECTORS}
 
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 10.0
@@ -44,12 +33,12 @@ REQUEST_BACKOFFS = Backoffs(0.2, 5.0)
 
 
 def watch_all(
-    registry: kopf.OperatorRegistry, core: Controller, watched: Collection[kinds.Kind] = SELECTORS.keys()
+    registry: kopf.OperatorRegistry, controller: Controller, watched: Collection[kinds.Kind] = SELECTORS.keys()
 ) -> None:
     """Hands every object of these kinds to the controller."""
-    for (group, version, plural), kind in _KINDS.items():
+    for kind in SELECTORS:
         if kind in watched:
-            _watch(registry, group, version, plural, kind, core)
+            _watch(registry, kind, controller)
 
 
 def kind_at(path: str) -> kinds.Kind | None:
@@ -85,17 +74,17 @@ def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSetti
     made.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
     made.execution.default_backoff = 1.0
     made.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process when one of its runs ends slowly
-    for (group, _, plural), kind in _KINDS.items():
-        selector = SELECTORS[kind]
+    for kind, selector in SELECTORS.items():
         if selector is not None:
-            made.watching.label_selectors[group, plural] = selector
+            made.watching.label_selectors[kind.group, kind.plural] = selector
     return made
 
 
-def _watch(
-    registry: kopf.OperatorRegistry, group: str, version: str | None, plural: str, kind: kinds.Kind, core: Controller
-) -> None:
-    @kopf.on.event(group=group, version=version, plural=plural, id=f"see-{plural}", registry=registry)
+def _watch(registry: kopf.OperatorRegistry, kind: kinds.Kind, controller: Controller) -> None:
+    # If the kind has no version, kopf watches the one that the cluster prefers.
+    @kopf.on.event(
+        group=kind.group, version=kind.version, plural=kind.plural, id=f"see-{kind.plural}", registry=registry
+    )
     async def see(event: kopf.RawEvent, **_: Any) -> None:
-        core.watches.seen(kind)
-        core.feed(kind, event["type"], dict(event["object"]))
+        controller.watches.seen(kind)
+        controller.feed(kind, event["type"], dict(event["object"]))

@@ -7,6 +7,7 @@ fails, or when the caller sets ``ends``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any, cast
@@ -15,8 +16,11 @@ import aiohttp
 import kopf
 
 from gracepoint_operator.kube.client import USER_AGENT, KubeClient
+from gracepoint_operator.observability.logs import about
 from gracepoint_operator.watches.handlers import settings
 from gracepoint_operator.watches.pauses import Pauses
+
+log = logging.getLogger(__name__)
 
 #: Seconds for kopf to end by itself. Then its tasks are cancelled, as often as this, with a wait after each time.
 _KOPF_ENDS_S = 1.0
@@ -111,6 +115,7 @@ def _run_on_a_loop(
     not ended in time are cancelled again, and given up in the end. Then ``sessions`` are closed.
     """
     loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_log_error)
 
     async def run() -> str:
         task = asyncio.create_task(watching)
@@ -137,3 +142,14 @@ def _run_on_a_loop(
         return loop.run_until_complete(run())
     finally:
         loop.close()
+
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error of a task that nobody waited for, without its traceback.
+
+    Such errors are reported by finalizers, which the garbage collector may run anywhere. asyncio's own handler formats
+    the traceback there, and for that parses source code. Before CPython 3.11.8 this breaks whatever is being parsed in
+    the meantime: ``SystemError: AST constructor recursion depth mismatch``.
+    """
+    error = context.get("exception") or context["message"]
+    log.warning("a task of kopf failed", extra=about(error=repr(error)))

@@ -15,11 +15,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from gracepoint.wire.names import JOBSET_LABEL_UID
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import Pod, Workload
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
@@ -27,6 +26,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.webhooks import budgets
+from gracepoint_operator.workloads import MEMBER_LABEL, Workload
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class EvictionHold:
             body = await self._api.get(kinds.PODS, namespace, name)
         except client.NotFound:
             return None
-        if JOBSET_LABEL_UID in (body["metadata"].get("labels") or {}):
+        if MEMBER_LABEL in (body["metadata"].get("labels") or {}):
             self._take(kinds.PODS, "MODIFIED", body)
         return self._world.pod_named(namespace, name)
 

@@ -55,7 +55,7 @@ class AdmissionContext(Protocol):
             Exception: Whatever says that one cannot know; the request is then refused with 503.
         """
 
-    async def served_jobset(self, *, afresh: bool = False) -> Served:
+    async def served_workload_api(self, *, afresh: bool = False) -> Served:
         """What the installed JobSet API lacks; ``afresh``: as of now. Bounded in time.
 
         Raises:
@@ -172,9 +172,9 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
 async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
     """Why the installed JobSet API cannot keep the contract, or None and what is warned of."""
     try:
-        found = await context.served_jobset()
+        found = await context.served_workload_api()
         if found != Served():
-            found = await context.served_jobset(afresh=True)  # JobSet may have been upgraded a moment ago
+            found = await context.served_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
     except Exception as error:
         logger.warning("the JobSet API that is installed cannot be read", exc_info=True)
         return None, [f"whether JobSet is v0.10 or newer, as Gracepoint needs, could not be read just now ({error})"]

@@ -302,15 +302,16 @@ def same_revision(first: int | None, second: int | None) -> bool | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
-        fields = {_key(f): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {json_key(f.name): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": value.type, **fields} if isinstance(value, Frame) else fields
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value
 
 
-def _key(field: dataclasses.Field[Any]) -> str:
-    return _KEYS.get(field.name, field.name)
+def json_key(field: str) -> str:
+    """The key in JSON of a message's field of this name."""
+    return _KEYS.get(field, field)
 
 
 def _object(what: str, text: str | bytes) -> dict[str, Any]:
@@ -348,7 +349,7 @@ def _read(path: str, wanted: Any, value: Any) -> Any:
         hints = _hints(typing.cast(type, wanted))
         read = {}
         for field in dataclasses.fields(wanted):
-            key = _key(field)
+            key = json_key(field.name)
             if key in value:
                 read[field.name] = _read(f"{path}.{key}", hints[field.name], value[key])
             elif field.default is dataclasses.MISSING:

@@ -16,6 +16,7 @@ from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
@@ -157,7 +158,7 @@ def received(replica: Replica) -> int:
 async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "_TWIN_S", 0.05)  # how long the record of the other replica may take
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)  # how long the record of the other replica may take
     async with running(api, clock) as replica:
         with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
             await acknowledge(replica, 0)
@@ -296,7 +297,7 @@ def others_were_told(api: MemoryApi, number: int, *, jobset: bool = True) -> Non
     if jobset:
         body = objects.jobset(uid=f"uid-jobset-{number}")
         body["metadata"]["name"] = f"other-{number}"
-        api.add(kinds.JOBSETS, body)
+        api.add(JOBSETS, body)
 
 
 async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryApi, clock: Clock) -> None:
@@ -394,7 +395,7 @@ async def test_two_replicas_that_decide_at_once_make_one_object_and_one_event(ap
 async def test_deleted_pod_is_read_again_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
-        api.add(kinds.JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
+        api.add(JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
         await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the fresh look")
         assert await frames(subscriber) == []
@@ -432,7 +433,7 @@ async def test_gang_informed_by_sigterm_gets_a_record_and_no_notice(api: MemoryA
 
 async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+        api.add(JOBSETS, objects.jobset(restarts=1))
         await replica.report(Phase.COMMITTED, preemption="")
         assert replica.core.cache.preemptions.epochs == {}
 
@@ -469,7 +470,7 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
         clock.move(8)
-        replica.see(kinds.JOBSETS, objects.jobset(restarts=1))
+        replica.see(JOBSETS, objects.jobset(restarts=1))
         replica.drop(kinds.JOBS, objects.job())
         replica.see(kinds.JOBS, objects.job(attempt=1))
         for index in (0, 1):
@@ -545,7 +546,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
         gone = f"GET /api/v1/namespaces/{NAMESPACE}"
         await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
-        replica.see(kinds.JOBSETS, objects.jobset())  # its status changes while it is still there
+        replica.see(JOBSETS, objects.jobset())  # its status changes while it is still there
         replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
         await until(lambda: replica.core.cache.pods["uid-pod-1-0"].deletion_at, "the watch")
         assert await frames(subscriber) == []
@@ -636,7 +637,7 @@ async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gon
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
         await asyncio.sleep(0.1)
         assert fits(api)["reason"] == "TooSlow"
-        replica.drop(kinds.JOBSETS, objects.jobset())
+        replica.drop(JOBSETS, objects.jobset())
         await until(lambda: fits(api)["reason"] == "NoForecast", "the condition")
 
 
@@ -644,7 +645,7 @@ async def test_a_jobset_that_is_older_than_its_policy_is_named_on_it(api: Memory
     async with running(api, clock) as replica:
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
         assert condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "True"
-        replica.see(kinds.JOBSETS, objects.jobset(injected=False))
+        replica.see(JOBSETS, objects.jobset(injected=False))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "Injected")["status"] == "False", "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "Injected")
         assert found["reason"] == "CreatedBeforePolicy"
@@ -725,7 +726,7 @@ async def test_jobset_without_its_label_keeps_its_epoch_until_deleted(api: Memor
         await replica.phase("Noticed")
         bare = objects.jobset()
         del bare["metadata"]["labels"][names.LABEL_POLICY]
-        replica.core.feed(kinds.JOBSETS, "DELETED", api.add(kinds.JOBSETS, bare))
+        replica.core.feed(JOBSETS, "DELETED", api.add(JOBSETS, bare))
         await until(
             lambda: (jobset := replica.core.cache.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
             "a fresh look at the JobSet",
@@ -733,7 +734,7 @@ async def test_jobset_without_its_label_keeps_its_epoch_until_deleted(api: Memor
         replica.taint("node-2")
         await until(lambda: replica.preemptions[0]["spec"]["nodes"] == ["node-1", "node-2"], "the other node to join")
         assert replica.preemptions[0]["status"]["phase"] == "Noticed"
-        replica.drop(kinds.JOBSETS, bare)
+        replica.drop(JOBSETS, bare)
         body = await replica.phase("Retracted")
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
 
@@ -760,7 +761,7 @@ async def test_record_without_status_is_completed_by_the_next_replica(api: Memor
 
 async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300))
-    api.remove(kinds.JOBSETS, objects.jobset())
+    api.remove(JOBSETS, objects.jobset())
     async with running(api, clock) as replica:
         body = await replica.phase("Retracted")
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
@@ -771,7 +772,7 @@ async def test_gang_disrupted_again_before_training_still_reports_its_return(api
     clock.move(10)
     api.remove(kinds.JOBS, objects.job())
     api.add(kinds.JOBS, objects.job(attempt=1))
-    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+    api.add(JOBSETS, objects.jobset(restarts=1))
     for index in (0, 1):
         api.remove(kinds.PODS, objects.pod(index))
         api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))

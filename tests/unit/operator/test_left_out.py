@@ -9,6 +9,7 @@ import pytest
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import PlainFormatter
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
@@ -52,7 +53,7 @@ BAD: list[tuple[Kind, Callable[[], Body]]] = [
     (kinds.PODS, with_a_strange_toleration),
     (kinds.POLICIES, of_a_newer_schema),
     (kinds.PREEMPTIONS, without_a_deadline),
-    (kinds.JOBSETS, nested),
+    (JOBSETS, nested),
 ]
 
 
@@ -97,12 +98,12 @@ async def test_what_was_known_of_an_object_stays_while_it_cannot_be_read(api: Me
     async with running(api, clock) as replica:
         bad = objects.jobset()
         bad["status"]["restarts"] = "many"
-        replica.see(kinds.JOBSETS, bad)
+        replica.see(JOBSETS, bad)
         await until(lambda: left_out(replica, "jobsets", "object"), "it to be left out")
         assert replica.core.cache.workloads[JOBSET_UID].restarts == 0
         replica.taint()
         await until(lambda: replica.core.cache.preemptions.epochs, "the decision by what was known")
-        replica.see(kinds.JOBSETS, objects.jobset(restarts=1))
+        replica.see(JOBSETS, objects.jobset(restarts=1))
         await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the version that can be read")
         assert left_out(replica, "jobsets", "object") == 0
 

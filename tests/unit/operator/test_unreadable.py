@@ -33,7 +33,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import decide
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import read_job, read_jobset, read_node, read_pod, read_taint
+from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk as Asked
@@ -42,6 +42,8 @@ from gracepoint_operator.signals import BUILT_IN, On
 from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.webhooks import AdmissionSettings, Served, routes
 from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview
+from gracepoint_operator.workloads import read_job, read_pod
+from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, Body, stamp
 from tests.unit.operator.fakes.replica import report, subscription
@@ -120,7 +122,7 @@ VALID: dict[kinds.Kind, tuple[Body, ...]] = {
     kinds.KUEUE_WORKLOADS: (objects.workload(limit_s=60, used_s=5, conditions=[objects.condition("Evicted")]),),
     kinds.PODS: (objects.pod(disruption="EvictionByEvictionAPI", deleting_at=objects.NOW),),
     kinds.JOBS: (objects.job(condition="Failed"),),
-    kinds.JOBSETS: (objects.jobset(), objects.jobset(finished="Completed")),
+    JOBSETS: (objects.jobset(), objects.jobset(finished="Completed")),
     kinds.POLICIES: (objects.policy(mode="Drill", deadline={"margin": 2}),),
     kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"), objects.request()),
 }
@@ -128,7 +130,7 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "node": (read_node, kinds.NODES),
     "pod": (read_pod, kinds.PODS),
     "job": (read_job, kinds.JOBS),
-    "jobset": (read_jobset, kinds.JOBSETS),
+    "jobset": (JobSetType().read, JOBSETS),
     "policy": (CheckpointPolicy.of, kinds.POLICIES),
     "preemption": (PreemptionRecord.of, kinds.PREEMPTIONS),
     "request": (Asked.of, kinds.PREEMPTIONS),
@@ -153,7 +155,7 @@ def test_the_catalogue_reads_any_object_that_has_a_uid(on: On, data: st.DataObje
         On.NODE: kinds.NODES,
         On.POD: kinds.PODS,
         On.JOB: kinds.JOBS,
-        On.JOB_SET: kinds.JOBSETS,
+        On.JOB_SET: JOBSETS,
         On.NODE_CLAIM: kinds.NODE_CLAIMS,
         On.WORKLOAD: kinds.KUEUE_WORKLOADS,
     }[on]
@@ -270,7 +272,7 @@ class Operator:
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         return CheckpointPolicy.of(objects.policy())
 
-    async def served_jobset(self, *, afresh: bool = False) -> Served:
+    async def served_workload_api(self, *, afresh: bool = False) -> Served:
         return Served()
 
     def disrupted_nodes(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
 from tests.unit.operator.fakes.scene import Scene
@@ -20,8 +21,8 @@ def versioned(body: objects.Body, version: int) -> objects.Body:
 
 def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
     scene = Scene()
-    scene.listed(kinds.JOBSETS, versioned(objects.jobset(restarts=1), 20))
-    scene.seen(kinds.JOBSETS, versioned(objects.jobset(restarts=0), 19))
+    scene.listed(JOBSETS, versioned(objects.jobset(restarts=1), 20))
+    scene.seen(JOBSETS, versioned(objects.jobset(restarts=0), 19))
     assert scene.cache.workloads[JOBSET_UID].restarts == 1
 
 
@@ -96,9 +97,9 @@ def test_a_commit_corrects_what_expired_whichever_is_known_first(phases: tuple[s
 def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
     scene = Scene()
     scene.cache.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
-    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 29))
+    scene.seen(JOBSETS, versioned(objects.jobset(), 29))
     assert JOBSET_UID not in scene.cache.workloads
-    scene.seen(kinds.JOBSETS, versioned(objects.jobset(), 31))
+    scene.seen(JOBSETS, versioned(objects.jobset(), 31))
     assert JOBSET_UID in scene.cache.workloads
 
 

@@ -10,6 +10,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Clock
@@ -132,7 +133,7 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
     checks, api, cache, _ = gate
-    cache.put(kinds.JOBSETS, objects.jobset(), listed=True)
+    cache.put(JOBSETS, objects.jobset(), listed=True)
     foreign = objects.pod(8)
     foreign["metadata"]["namespace"] = "team-b"
     cache.put(kinds.PODS, foreign, listed=True)

@@ -11,8 +11,9 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, Check, End, StartPreemption
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.model.preemption import EndReason
+from gracepoint_operator.workloads import WorkloadIdentity
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
 from tests.unit.operator.fakes.scene import Scene
@@ -117,7 +118,7 @@ def test_pods_that_end_in_ordinary_life_start_no_epoch(
     jobset: objects.Body, job: objects.Body, disruption: str
 ) -> None:
     scene = Scene()
-    scene.seen(kinds.JOBSETS, jobset)
+    scene.seen(JOBSETS, jobset)
     scene.seen(kinds.JOBS, job)
     for index in (0, 1):
         scene.seen(kinds.PODS, objects.pod(index, deleting_at=NOW + 30, disruption=disruption))
@@ -133,7 +134,7 @@ def test_pods_that_end_in_ordinary_life_start_no_epoch(
 )
 def test_suspending_a_job_is_a_disruption_with_its_own_cause(jobset: objects.Body, job: objects.Body) -> None:
     scene = Scene()
-    scene.seen(kinds.JOBSETS, jobset)
+    scene.seen(JOBSETS, jobset)
     scene.seen(kinds.JOBS, job)
     assert scene.start().spec.cause == "Suspension"
     for index in (0, 1):
@@ -175,7 +176,7 @@ def test_a_fresh_look_that_shows_a_restart_ends_the_suspicion() -> None:
     scene = Scene()
     scene.seen(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
     check = scene.check()
-    scene.listed(kinds.JOBSETS, objects.jobset(restarts=1))
+    scene.listed(JOBSETS, objects.jobset(restarts=1))
     scene.cache.mark_checked(check.pod_uids)
     assert scene.decisions() == []
 
@@ -312,7 +313,7 @@ def test_a_signal_that_vanishes_with_the_pod_or_node_is_no_reprieve(what: str) -
 def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(jobset: objects.Body, reason: EndReason) -> None:
     scene = Scene()
     scene.recorded()
-    scene.seen(kinds.JOBSETS, jobset)
+    scene.seen(JOBSETS, jobset)
     end = scene.end()
     assert (end.phase, end.reason) == (Phase.RETRACTED, reason)
 
@@ -321,7 +322,7 @@ def test_missing_jobset_is_looked_up_before_it_counts_as_deleted() -> None:
     scene = Scene()
     scene.recorded()
     scene.gone(objects.jobset())
-    assert scene.check().workload == Named(objects.NAMESPACE, "train", JOBSET_UID)
+    assert scene.check().workload == WorkloadIdentity("JobSet", objects.NAMESPACE, "train", JOBSET_UID)
     scene.cache.preemptions.mark_gone(JOBSET_UID)
     end = scene.end()
     assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.WORKLOAD_DELETED)
@@ -343,7 +344,7 @@ def unlabelled(scene: Scene) -> None:
     body["metadata"]["resourceVersion"] = "7"
     scene.cache.drop(JOBSET_UID, 7)
     del body["metadata"]["labels"][names.LABEL_POLICY]
-    scene.cache.put(kinds.JOBSETS, body, listed=True, fresh=True)
+    scene.cache.put(JOBSETS, body, listed=True, fresh=True)
 
 
 def edited(scene: Scene) -> None:
@@ -496,7 +497,7 @@ def test_an_epoch_of_another_jobset_of_the_same_name_does_not_count() -> None:
     scene.recorded(phase="Committed", ended_at=NOW)
     other = "11111111-51f4-4f0c-9a57-3c1de3f6a002"
     scene.gone(objects.jobset())
-    scene.seen(kinds.JOBSETS, objects.jobset(uid=other))
+    scene.seen(JOBSETS, objects.jobset(uid=other))
     assert scene.cache.gang(other).epochs == ()
 
 

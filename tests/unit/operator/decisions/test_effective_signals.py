@@ -11,6 +11,7 @@ from gracepoint_operator.decisions.decide import End, StartPreemption
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
 from tests.unit.operator.fakes.scene import Scene
@@ -196,7 +197,7 @@ def test_workload_seen_before_its_jobset_counts_later() -> None:
     assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
     jobset = objects.jobset()
     jobset["metadata"]["resourceVersion"] = "99"
-    scene.seen(kinds.JOBSETS, jobset)
+    scene.seen(JOBSETS, jobset)
     assert scene.start().spec.cause == "Suspension"
 
 

@@ -12,6 +12,7 @@ from gracepoint_operator.model.preemption import EndReason
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene
@@ -124,9 +125,7 @@ def _leaving(scene: Scene) -> None:
     ("change", "why"),
     [
         pytest.param(lambda scene: scene.gone(objects.policy()), "CheckpointPolicy", id="no policy"),
-        pytest.param(
-            lambda scene: scene.seen(kinds.JOBSETS, objects.jobset(finished="Completed")), "no pod", id="finished"
-        ),
+        pytest.param(lambda scene: scene.seen(JOBSETS, objects.jobset(finished="Completed")), "no pod", id="finished"),
         pytest.param(_finished_pod, "has ended", id="a pod has ended"),
         pytest.param(_restarted, "started after", id="the job started anew"),
         pytest.param(_leaving, "came first", id="the gang is leaving"),

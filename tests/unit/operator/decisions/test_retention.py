@@ -11,6 +11,8 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
+from gracepoint_operator.workloads import WorkloadIdentity
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
@@ -19,7 +21,7 @@ from tests.unit.operator.fakes.replica import Replica, running, until
 LIMITS = Limits(ttl_s=30 * 86_400, history=3)
 DAY_S = 86_400.0
 MONTH_S = 31 * DAY_S
-JOBSET = (NAMESPACE, "train", JOBSET_UID)
+JOBSET = WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID)
 
 
 def ended(
@@ -169,11 +171,11 @@ async def test_what_is_due_is_deleted_and_counted_by_one_replica(api: MemoryApi,
 async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        replica.core.feed(kinds.JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
+        replica.core.feed(JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
         await until(lambda: not replica.core.cache.workloads, "the watch")
         await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1"]
-        api.remove(kinds.JOBSETS, objects.jobset())
+        api.remove(JOBSETS, objects.jobset())
         await replica.core._garbage_collector.prune()
         assert kept(replica) == []
 

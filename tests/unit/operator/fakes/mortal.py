@@ -15,6 +15,7 @@ from gracepoint.wire.messages import Acknowledgement, Notice, Phase, Retraction
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
@@ -227,7 +228,7 @@ async def team(api: LoggingApi, clock: Clock, fuses: list[Fuse]) -> AsyncIterato
 
 def _kind_of(body: JsonObject) -> kinds.Kind | None:
     """By what tells the kinds of these tests' objects apart."""
-    named = {"CheckpointPolicy": kinds.POLICIES, "Preemption": kinds.PREEMPTIONS, "JobSet": kinds.JOBSETS}
+    named = {"CheckpointPolicy": kinds.POLICIES, "Preemption": kinds.PREEMPTIONS, "JobSet": JOBSETS}
     uid = body["metadata"].get("uid", "")
     if body.get("kind") in named:
         return named[body["kind"]]

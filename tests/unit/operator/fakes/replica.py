@@ -12,6 +12,7 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Body, Clock
@@ -33,7 +34,7 @@ def cluster(api: MemoryApi, **policy: object) -> None:
     """A namespace, two nodes, a policy, a JobSet, its Job and two pods that train."""
     api.add(kinds.NAMESPACES, objects.namespace())
     api.add(kinds.POLICIES, objects.policy(**policy))
-    api.add(kinds.JOBSETS, objects.jobset())
+    api.add(JOBSETS, objects.jobset())
     api.add(kinds.JOBS, objects.job())
     for index, name in enumerate(("node-1", "node-2")):
         api.add(kinds.NODES, objects.node(name))

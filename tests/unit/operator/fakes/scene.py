@@ -6,6 +6,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import Body, Clock
 
@@ -17,7 +18,7 @@ class Scene:
         self.clock = Clock()
         self.cache = ClusterCache(self.clock)
         self.listed(kinds.POLICIES, objects.policy(**policy))
-        self.listed(kinds.JOBSETS, objects.jobset())
+        self.listed(JOBSETS, objects.jobset())
         self.listed(kinds.JOBS, objects.job())
         for name in ("node-1", "node-2"):
             self.listed(kinds.NODES, objects.node(name))
@@ -66,7 +67,7 @@ class Scene:
 
     def restart(self, attempt: int = 1, *, on: str = "node-2") -> None:
         """JobSet made everything anew: old Jobs and pods are gone, new pods run on one node."""
-        self.seen(kinds.JOBSETS, objects.jobset(restarts=attempt))
+        self.seen(JOBSETS, objects.jobset(restarts=attempt))
         self.gone(objects.job(attempt=attempt - 1))
         for index in (0, 1):
             self.gone(objects.pod(index, attempt=attempt - 1))

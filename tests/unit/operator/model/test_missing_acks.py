@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX, read_pod
+from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
 from gracepoint_operator.model.missing_acks import missing, packed, place_of, unpacked
 from gracepoint_operator.resources import Replica
+from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 
 

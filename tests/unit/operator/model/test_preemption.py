@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 
-from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
 from tests.unit.operator.fakes.scene import Scene

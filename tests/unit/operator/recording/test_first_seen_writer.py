@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint_operator.cache.first_seen import digest
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
@@ -55,7 +56,7 @@ def move_gang(api: MemoryApi, clock: Clock) -> None:
         api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
     api.remove(kinds.JOBS, objects.job())
     api.add(kinds.JOBS, objects.job(attempt=1))
-    api.add(kinds.JOBSETS, objects.jobset(restarts=1))
+    api.add(JOBSETS, objects.jobset(restarts=1))
 
 
 async def test_sign_older_than_the_pod_starts_no_epoch_after_a_restart(api: MemoryApi, clock: Clock) -> None:

@@ -12,7 +12,8 @@ from gracepoint.wire.messages import Acknowledgement, Phase, StageTiming
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.kube.fields import format_time
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock
@@ -335,8 +336,8 @@ async def test_choice_and_cost_are_recorded_after_the_record_expired(api: Histor
 
 @pytest.fixture
 def no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
-    monkeypatch.setattr(reports, "_TWIN_POLL_S", 0.01)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_POLL_S", 0.01)
 
 
 @pytest.mark.usefixtures("no_twin")
@@ -415,9 +416,9 @@ async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: H
 async def test_repeated_report_of_a_deleted_jobset_is_refused(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "_TWIN_S", 0.05)
+    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
     async with running(api, clock) as replica:
-        api.remove(kinds.JOBSETS, objects.jobset())  # the watch has not said so yet
+        api.remove(JOBSETS, objects.jobset())  # the watch has not said so yet
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED)
         assert replica.preemptions == []

@@ -10,9 +10,9 @@ import pytest
 
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator import signals
-from gracepoint_operator.kube.objects import read_pod
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals import BUILT_IN, Cause, On, Row, Signal
+from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
 

@@ -9,13 +9,15 @@ import pytest
 
 from gracepoint.wire.messages import Notice, Phase
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.objects import Pod, read_pod
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.webhooks import eviction_hold
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from gracepoint_operator.workloads import read_pod
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, NOW, Body, Clock
@@ -204,7 +206,7 @@ def ended(api: MemoryApi) -> None:
 
 def deleted(api: MemoryApi) -> None:
     api.add(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-    api.add(kinds.JOBSETS, objects.jobset(deleted=True))
+    api.add(JOBSETS, objects.jobset(deleted=True))
 
 
 def unlabelled(api: MemoryApi) -> None:
@@ -216,7 +218,7 @@ def job_over(api: MemoryApi) -> None:
 
 
 def jobset_deleted(api: MemoryApi) -> None:
-    api.add(kinds.JOBSETS, objects.jobset(deleted=True))
+    api.add(JOBSETS, objects.jobset(deleted=True))
 
 
 def other_kinds_only(api: MemoryApi) -> None:

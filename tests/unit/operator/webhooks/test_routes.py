@@ -51,7 +51,7 @@ class Operator:
             raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))
 
-    async def served_jobset(self, *, afresh: bool = False) -> Served:
+    async def served_workload_api(self, *, afresh: bool = False) -> Served:
         found = self.jobset_api[0]
         if afresh and len(self.jobset_api) > 1:
             found = self.jobset_api[1]

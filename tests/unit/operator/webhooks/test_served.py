@@ -134,12 +134,12 @@ def api() -> MemoryApi:
 async def test_api_is_read_once_for_many_jobsets_and_again_on_request(api: MemoryApi, admission: Admission) -> None:
     api.add(kinds.CRDS, crd(without("onJobFailureReasons")))
     for _ in range(3):
-        assert (await admission.served_jobset()).missing
+        assert (await admission.served_workload_api()).missing
     assert len(api.calls) == 1
     api.add(kinds.CRDS, copy.deepcopy(crd()))  # JobSet was upgraded
-    assert await admission.served_jobset(afresh=True) == Served()
+    assert await admission.served_workload_api(afresh=True) == Served()
 
 
 async def test_an_api_that_cannot_be_read_raises(admission: Admission) -> None:
     with pytest.raises(client.NotFound):
-        await admission.served_jobset()
+        await admission.served_workload_api()

@@ -1,0 +1,52 @@
+"""Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
+
+Each function raises ``Unreadable``, or an error of which ``unreadable.reading`` makes one, if a field has a wrong type.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint_operator.unreadable import Unreadable
+
+
+def parse_time(text: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None for none."""
+    return None if not text else datetime.datetime.fromisoformat(text).timestamp()
+
+
+def format_time(at: float) -> str:
+    """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions that are True, by type."""
+    return {text(item["type"]): item for item in status.get("conditions") or () if item.get("status") == "True"}
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"expected a text, found {value!r:.80}")
+    return value
+
+
+def read_labels(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {text(key): text(value) for key, value in (meta.get("labels") or {}).items()}
+
+
+def optional_number(value: Any, default: Any) -> Any:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(number := float(value)):
+        raise Unreadable(f"expected a number, found {value!r:.80}")
+    return number
+
+
+def label_number(label: str, default: int) -> int:
+    """The number in a label, which has 63 characters at most."""
+    return int(label) if label.isdecimal() and len(label) < 64 else default

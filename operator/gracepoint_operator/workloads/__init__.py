@@ -1,0 +1,36 @@
+"""Workloads: the objects that run gangs, each kind behind one protocol. JobSet is the only kind today.
+
+``cache``, ``channel``, ``recording``, ``decisions`` and ``model`` call it to read workloads and their pods. It calls
+``kube`` alone, and is pure.
+"""
+
+from gracepoint_operator.workloads.registry import (
+    ANY_NAME,
+    ANY_PLURAL,
+    BY_NAME,
+    BY_PLACE,
+    MEMBER_LABEL,
+    REASON_DELETED,
+    REASON_FINISHED,
+    TYPES,
+    read_job,
+    read_pod,
+)
+from gracepoint_operator.workloads.workload import Job, Workload, WorkloadIdentity, WorkloadType
+
+__all__ = [
+    "ANY_NAME",
+    "ANY_PLURAL",
+    "BY_NAME",
+    "BY_PLACE",
+    "MEMBER_LABEL",
+    "REASON_DELETED",
+    "REASON_FINISHED",
+    "TYPES",
+    "Job",
+    "Workload",
+    "WorkloadIdentity",
+    "WorkloadType",
+    "read_job",
+    "read_pod",
+]

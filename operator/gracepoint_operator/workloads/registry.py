@@ -1,0 +1,57 @@
+"""The kinds of workloads that this operator knows, and what follows from all of them together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.fields import read_labels
+from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.kube.objects import Membership, Pod
+from gracepoint_operator.unreadable import reading
+from gracepoint_operator.workloads import workload
+from gracepoint_operator.workloads.jobset import JobSetType
+from gracepoint_operator.workloads.workload import Job, WorkloadType
+
+_JOBSET = JobSetType()
+TYPES: tuple[WorkloadType, ...] = (_JOBSET,)
+#: The types by where their objects are in the API.
+BY_PLACE: dict[Kind, WorkloadType] = {known.kind: known for known in TYPES}
+#: The types by the names of their kinds.
+BY_NAME: dict[str, WorkloadType] = {known.name: known for known in TYPES}
+
+#: The label by which Jobs and pods are watched.
+MEMBER_LABEL = _JOBSET.member_label
+#: What messages call a workload whose kind is not known, and several workloads.
+ANY_NAME = " or ".join(BY_NAME)
+ANY_PLURAL = " and ".join(f"{name}s" for name in BY_NAME)
+#: Reasons of a Preemption that was retracted because its workload was deleted, or finished.
+REASON_DELETED = f"{_JOBSET.name}Deleted"
+REASON_FINISHED = f"{_JOBSET.name}Finished"
+
+
+def membership_of(labels: Mapping[str, str]) -> Membership:
+    """The workload to which a Job or pod with these labels belongs, if there is one."""
+    found = (known.membership(labels) for known in TYPES)
+    return next((member for member in found if member is not None), Membership())
+
+
+def read_pod(body: Mapping[str, Any]) -> Pod:
+    """Reads a pod, and to which workload it belongs.
+
+    Raises:
+        Unreadable: It is not a pod.
+    """
+    return objects.read_pod(body, membership_of)
+
+
+def read_job(body: Mapping[str, Any]) -> Job:
+    """Reads a Job, and to which workload it belongs.
+
+    Raises:
+        Unreadable: It is not a Job.
+    """
+    with reading("a Job"):
+        labels = read_labels(body["metadata"])
+    return workload.read_job(body, membership_of(labels))

@@ -1,0 +1,129 @@
+"""What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
+
+A workload is the object that a user creates to run a gang: today a JobSet. The rest of the operator uses the values
+here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gracepoint_operator.kube.fields import optional_number, text, true_conditions
+from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.kube.objects import Membership
+from gracepoint_operator.unreadable import reading
+
+_FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadIdentity:
+    """Which workload is meant.
+
+    Attributes:
+        kind: Its kind in the API, for example JobSet. ``registry.BY_NAME`` has its type.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload(WorkloadIdentity):
+    """A workload as the API server last showed it.
+
+    Attributes:
+        policy: Name of its CheckpointPolicy. Empty if it has lost the label.
+        restarts: How often it has restarted, which is also the attempt of its current pods.
+        deleted: Whether it is being deleted.
+        finished: Whether it has ended.
+        injected: Whether the webhook changed it when it was created, so that its pods know the operator.
+    """
+
+    policy: str
+    restarts: int
+    deleted: bool
+    finished: bool
+    injected: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A Job of a workload.
+
+    Attributes:
+        workload_uid: UID of the workload. Empty if it belongs to none.
+        deleted: Whether it is being deleted.
+        finished: Whether it has ended, or is being brought to its end (FailureTarget).
+        completions: Number of its pods, whose indices are smaller. None if the Job does not say.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    workload_uid: str
+    deleted: bool
+    finished: bool
+    completions: int | None
+
+
+class WorkloadType(Protocol):
+    """One kind of workload: where its objects are, and how they and the labels of their pods are read.
+
+    An implementation is pure. Callers watch ``kind`` with the label of the policy, and Jobs and pods with
+    ``member_label``. To look afresh, they read the object of ``kind`` and the Jobs of its pods.
+
+    Attributes:
+        name: The kind in the API, as users and owner references write it.
+        kind: Where the objects are in the API.
+        member_label: The label that every Job and pod of such a workload has.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def member_label(self) -> str: ...
+
+    def read(self, body: Mapping[str, Any]) -> Workload:
+        """Reads an object as the API server gives it.
+
+        Raises:
+            Unreadable: It is not of this kind.
+        """
+
+    def membership(self, labels: Mapping[str, str]) -> Membership | None:
+        """The workload to which a Job or pod with these labels belongs. None if it belongs to none of this kind."""
+
+    def may_have_made(self, workload_name: str, pod_name: str) -> bool:
+        """Whether a pod of this name may belong to a workload of that name, by the way in which pods are named."""
+
+    def record_labels(self, name: str, uid: str) -> dict[str, str]:
+        """Labels by which a user finds the Preemptions of a workload."""
+
+
+def read_job(body: Mapping[str, Any], membership: Membership) -> Job:
+    """Reads a Job of a workload.
+
+    Raises:
+        Unreadable: It is not a Job.
+    """
+    with reading("a Job"):
+        meta, status = body["metadata"], body.get("status") or {}
+        completions = optional_number((body.get("spec") or {}).get("completions"), None)
+        return Job(
+            namespace=text(meta["namespace"]),
+            name=text(meta["name"]),
+            uid=text(meta["uid"]),
+            workload_uid=membership.workload_uid,
+            deleted="deletionTimestamp" in meta,
+            finished=bool(_FINISHED_JOB & true_conditions(status).keys()),
+            completions=None if completions is None else int(completions),
+        )
