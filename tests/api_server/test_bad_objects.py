@@ -47,7 +47,7 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
         "x-kubernetes-preserve-unknown-fields": True,
     }
     await gang.api.merge(_CRDS, None, plural, {"spec": lax["spec"]})
-    old = gang.policy(mode="OfYesterday") | {"metadata": {"name": "old"}}
+    old = gang.policy(deadline={"margin": 0.5}) | {"metadata": {"name": "old"}}
 
     async def made() -> bool:
         with contextlib.suppress(client.Refused):
@@ -68,5 +68,5 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
             return (await ready("careful")).startswith("True") and (await ready("old")).startswith("False")
 
         await until(said, "Ready of both policies")
-        assert "spec.mode" in await ready("old")
+        assert "spec.deadline.margin" in await ready("old")
     await gang.api.delete(kinds.POLICIES, await gang.api.get(kinds.POLICIES, gang.name, "old"))
