@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Protocol
 
+from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
@@ -187,13 +188,13 @@ class Agreement:
             return False
         return self._held() is Verdict.SAVE
 
-    def confirm(self, step: int, word: str = "", *, timeout_s: float) -> list[str]:
+    def confirm(self, step: int, word: str = "", *, deadline: Deadline) -> list[str]:
         """Brings all processes together at the agreed sync point and compares their steps.
 
         Args:
             step: This process's.
             word: What the others are to know of this process.
-            timeout_s: Until they are here.
+            deadline: When all processes must be here.
 
         Returns:
             Every process's word, in the order of their indices.
@@ -203,7 +204,7 @@ class Agreement:
             BarrierTimeout: A process did not get here in time; names it.
             BarrierFailed: A process broke off.
         """
-        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=timeout_s)
+        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=deadline.remaining_s())
         steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
         for other, found in enumerate(steps):
             if found != steps[0]:

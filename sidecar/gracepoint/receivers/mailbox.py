@@ -142,12 +142,13 @@ class Mailbox:
         with self._lock:
             self._keep(origin, disruption)
 
-    def drop(self, origin: str) -> None:
-        """Forgets a notice that is dealt with; the preemption of that name is over."""
+    def drop(self, origin: str) -> Disruption | None:
+        """Removes a notice that is dealt with and returns it. The preemption of that name is over; None if unknown."""
         with self._lock:
             post = self._posts.pop(origin, None)
             if post is not None and post.disruption.preemption:
                 self._over.add(origin)
+        return None if post is None else post.disruption
 
     # Readers.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError
 from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
 from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
@@ -109,7 +110,7 @@ def train(agreement: Agreement, pace_s: float, epochs: int = 1, steps: int = 10_
     for _ in range(steps):
         if agreement.arrive():
             stopped.append(agreement.seat.ordinal)
-            agreement.confirm(agreement.seat.ordinal * 10, timeout_s=20)
+            agreement.confirm(agreement.seat.ordinal * 10, deadline=Deadline.after(20, time.monotonic))
             if len(stopped) == epochs:
                 return stopped
             agreement.end_epoch()
@@ -250,7 +251,7 @@ def test_different_steps_at_the_agreed_point_are_named(make: Callable[..., Gang]
     def run(agreement: Agreement, step: int) -> None:
         while not agreement.arrive():
             pass
-        agreement.confirm(step, timeout_s=20)
+        agreement.confirm(step, deadline=Deadline.after(20, time.monotonic))
 
     results = together(*(functools.partial(run, a, s) for a, s in zip(gang.agreements, (7, 9), strict=True)))
     for result in results:
