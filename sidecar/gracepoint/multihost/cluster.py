@@ -64,21 +64,6 @@ class Meeting:
     def me(self) -> ProcessNames:
         return self.members[self.gang.process_index]
 
-    def of_service_id(self, service_id: int) -> ProcessNames:
-        """The process that joined the coordination service as ``service_id``."""
-        return next(m for m in self.members if m.service_id == service_id)
-
-    def of_pod_index(self, pod_index: int) -> ProcessNames:
-        """The process in the JobSet's training pod ``pod_index``.
-
-        Raises:
-            KeyError: No process said that it runs there.
-        """
-        for member in self.members:
-            if member.pod_index == pod_index:
-                return member
-        raise KeyError(f"no process runs in pod {pod_index}; known: {[m.pod_index for m in self.members]}")
-
 
 def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
     """Joins the JAX cluster that the settings speak of, or adopts one that is initialised already.

@@ -22,8 +22,8 @@ from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
-from gracepoint.receivers import Hints, Mailbox
-from gracepoint.receivers.receiver_set import Receiver, ReceiverSet
+from gracepoint.receivers import Hints, Mailbox, Receiver
+from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings
 
 log = logging.getLogger(__name__)

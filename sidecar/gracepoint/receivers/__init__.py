@@ -4,7 +4,7 @@ goes back.
 
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
-from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.receivers.mailbox import Disruption, Mailbox, Receiver
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
 from gracepoint.receivers.sender import Sender
@@ -20,6 +20,7 @@ __all__ = [
     "Operator",
     "OperatorConnection",
     "OperatorSubscriber",
+    "Receiver",
     "Sender",
     "SigtermReceiver",
 ]

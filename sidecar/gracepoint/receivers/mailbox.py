@@ -15,6 +15,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from gracepoint.errors import WireError
 from gracepoint.wire.messages import same_revision
@@ -75,6 +76,16 @@ class Listener:
 
     def retracted(self, origin: str, reason: str) -> None:
         """The signal of a notice went away."""
+
+
+class Receiver(Protocol):
+    """Brings notices from a source that ``attach`` is given, such as a test or another scheduler."""
+
+    def start(self, mailbox: Mailbox) -> None:
+        """Starts to listen. From now on any thread may ``post`` notices into the mailbox and ``retract`` them."""
+
+    def close(self) -> None:
+        """Ends all threads. Safe to repeat."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,22 +7,11 @@ is to be watched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from gracepoint.process_group import ProcessGroup
-from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Sender, SigtermReceiver
+from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Receiver, Sender, SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
-
-
-class Receiver(Protocol):
-    """Brings notices from a source that ``attach`` is given, such as a test or another scheduler."""
-
-    def start(self, mailbox: Mailbox) -> None:
-        """Starts to listen. From now on any thread may ``post`` notices into the mailbox and ``retract`` them."""
-
-    def close(self) -> None:
-        """Ends all threads. Safe to repeat."""
 
 
 class ReceiverSet:

@@ -6,16 +6,13 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
+from gracepoint.receivers import Receiver
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
-
-if TYPE_CHECKING:
-    from gracepoint.receivers.receiver_set import Receiver
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.receivers import Hints
+from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.host_states import HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
@@ -33,7 +33,6 @@ from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import SingleReplica, StepCheckpointer
-    from gracepoint.receivers.receiver_set import Receiver
 
 log = logging.getLogger(__name__)
 
