@@ -14,7 +14,7 @@ FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not lo
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts lint types imports check test test-fast test-cluster demo format generate cluster-up cluster-down clean
+.PHONY: help env system parts lint types imports check test test-fast test-cluster mutants demo format generate cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ test-fast: check ## Checks and the tests that need neither the cluster nor sever
 
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) $(CLUSTER)
+
+mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
+	$(PY) -m tests.mutants $(MUTANTS)
 
 demo: parts ## A real cluster trains, loses a node, and goes on from the very step.
 	$(PY) -m demo

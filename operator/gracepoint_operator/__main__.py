@@ -1,8 +1,9 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
-The main thread runs kopf; a second one runs the core and the servers (``server.py``), and a third one the channel
-(``channel_thread.py``). The process ends when it gets SIGTERM or SIGINT, or when one of the threads fails: then with a
-status other than 0. It writes no files.
+The main thread waits for SIGTERM or SIGINT. A second one runs the core and the servers (``server.py``), a third one the
+channel (``channel/server_thread.py``), and some more watch (``watches.py``). The process ends when it gets such a
+signal, or when the second or third thread fails: then with a status other than 0. It does not end for anything that the
+API server answers, or fails to. It writes no files.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import argparse
 import logging
 import platform
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-from gracepoint_operator import gc_schedule, watches
+from gracepoint_operator import gc_schedule
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
@@ -25,10 +27,16 @@ from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
 from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
+from gracepoint_operator.watches import Watches
 
 log = logging.getLogger("gracepoint_operator")
 
 _SHORTEST_TOKEN = 16
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+#: So soon it is noticed that a thread failed.
+_LOOK_S = 0.5
+#: The servers' last writes come after it, in 15 s for all.
+_WATCHES_END_S = 5.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,21 +78,21 @@ def main(arguments: list[str] | None = None) -> int:
             at_once=given.pending_connections, at_once_of_address=given.pending_connections_per_address
         ),
     )
-    stop = threading.Event()
+    watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
-
-    def on_failure() -> None:
-        failed.set()
-        stop.set()
-
+    # Before any thread starts, as threads inherit it: the signals are for the main thread, which asks for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
-        server.start(on_failure)
+        server.start(failed.set)
+        watching.start()
         log.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
-        watches.run(core, api, stop, replica=given.replica)
+        while not failed.is_set() and signal.sigtimedwait(_ENDING, _LOOK_S) is None:
+            pass
     except RuntimeError as error:
         log.error("ended by a failure", extra=about(error=str(error)))
         failed.set()
     finally:
+        watching.close(_WATCHES_END_S)
         server.stop()
         api.close()
     log.info("ended", extra=about(failed=failed.is_set()))

@@ -7,11 +7,12 @@ loop:
 
 * ``feed`` -> ``World``, and in the loop's next round ``decide`` -> ``Deliverer``: without an await, once for all
   events that waited, as a thousand pods that start at once are a thousand events of one JobSet;
-* ``_sweep``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
-  and then; it also runs every JobSet through ``decide``;
+* ``Sweeper.run``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
+  and then, and of a kind as soon as its watch may have missed something; after it every JobSet goes through ``decide``;
 * ``_tick``: once a second, for what only time brings about: epochs under way that expire, those that were held back,
   requests for JobSets that do not come; and for hints to pods that have connected, which may be a thousand at once;
 * ``Pruner.run``: now and then deletes records that ended long ago;
+* ``loop_lag.measure``: how late this loop is;
 * ``_check``: one task for each JobSet whose deleted pod is suspect; ends with its answer.
 
 ``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
@@ -28,7 +29,9 @@ import tenacity
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import look_afresh, put, sweep
+from gracepoint_operator.cache.resync import Swept, look_afresh, put
+from gracepoint_operator.cache.sweeper import Sweeper
+from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
 from gracepoint_operator.channel.hints import HintNotifier
 from gracepoint_operator.channel.notifier import Notifier
@@ -42,6 +45,7 @@ from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
+from gracepoint_operator.observability import loop_lag
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
@@ -57,8 +61,6 @@ from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-SWEEP_S = 300.0
-_SWEEP_AGAIN_S = 2.0
 _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
@@ -96,9 +98,12 @@ class Controller:
         sightings: tuple[str, str] | None = None,
     ) -> None:
         self._api = api
+        self._metrics = metrics
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
         self.world = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
+        self.watches = WatchState(metrics)
+        self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
         self._clock = clock
         self._receipts = Acknowledgements()
@@ -121,6 +126,7 @@ class Controller:
         self._held_back: set[str] = set()  # JobSets with an epoch that has to wait; decided about again each second
         self._affected: set[str] = set()  # JobSets to be decided about in the loop's next round
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweeper = Sweeper(api, self.world, self.watches, self._drop, self._recollection.recall, self._after_sweep)
 
     @property
     def ready(self) -> bool:
@@ -146,9 +152,10 @@ class Controller:
         self.channel.settle(self._loop)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._sweep(), name="sweep")
+                tasks.create_task(self._sweeper.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._pruner.run(), name="pruner")
+                tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
         finally:
             for task in list(self._checks.values()):
                 task.cancel()
@@ -172,7 +179,7 @@ class Controller:
         if affected and not self._affected:
             asyncio.get_running_loop().call_soon(self._react_to_all)
         self._affected |= affected
-        if affected:
+        if affected and self._sweeper.complete:
             self._recollection.touch()
 
     def _react_to_all(self) -> None:
@@ -259,28 +266,24 @@ class Controller:
             del self._checks[uid]
         self._react([uid])
 
-    async def _sweep(self) -> None:
-        while True:
-            try:
-                if not self.ready:
-                    await self._recollection.recall()
-                await sweep(self._api, self.world, self._drop)
-            except client.KubeError as error:
-                log.warning("the cluster cannot be listed", extra=about(error=str(error)))
-                await asyncio.sleep(_SWEEP_AGAIN_S)
-                continue
-            if not self.ready:
-                log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
+    def _after_sweep(self, swept: Swept) -> None:
+        if not self.ready:
+            log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
+        if self._sweeper.complete:
             self.world.forget_recalled()
             self._recollection.touch()
-            self.deliverer.ready = True
-            for namespace, name in {*self.world.policies, *self.world.unreadable_policies()}:
-                self._policies.touch(namespace, name)
-            self._react(self.world.workload_uids())
-            for epoch in self.world.epochs.values():
-                if epoch.status.phase is None:
-                    self._recorder.touch(epoch)
-            await asyncio.sleep(SWEEP_S)
+        self.deliverer.ready = True
+        for namespace, name in {*self.world.policies, *self.world.unreadable_policies()}:
+            self._policies.touch(namespace, name)
+        self._react(self.world.workload_uids())
+        for epoch in self.world.epochs.values():
+            if epoch.status.phase is None or swept.rewound:
+                self._recorder.touch(epoch)
+
+    def _note_gap(self, kind: kinds.Kind) -> None:
+        """Events of the kind may have been missed. Callable from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._sweeper.look_again, kind)
 
     async def _tick(self) -> None:
         while True:

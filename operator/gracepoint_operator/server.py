@@ -25,6 +25,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
 from gracepoint_operator.channel.connections import ConnectionLimits, close
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
@@ -269,12 +270,19 @@ class Server:
         return int(runner.addresses[0][1])
 
     async def _healthz(self, request: web.Request) -> web.Response:
+        """Answered by the core's own loop. An API server that cannot be reached is no reason to begin anew."""
+        hanging = self._core.watches.hanging()
+        if hanging:
+            return web.Response(status=503, text=f"no request for {HANGS_AFTER_S:.0f} s from: {', '.join(hanging)}")
         return web.Response(text="ok")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        if self._core.ready:
-            return web.Response(text="ok")
-        return web.Response(status=503, text="the cluster is not known yet")
+        """With the age of each watch, which decides nothing: a replica that serves is better than none."""
+        ready = self._core.ready
+        said = ["ok" if ready else "the cluster is not known yet"]
+        ages = sorted((kind.plural, age_s) for kind, age_s in self._core.watches.ages().items())
+        said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
+        return web.Response(status=200 if ready else 503, text="\n".join(said))
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), content_type="text/plain")

@@ -137,7 +137,7 @@ class Gang:
         return f"train-{self.workload_uid[:8]}-{number}"
 
     async def records(self) -> list[JsonObject]:
-        return await self.api.list(kinds.PREEMPTIONS, namespace=self.name)
+        return (await self.api.list(kinds.PREEMPTIONS, namespace=self.name)).items
 
     async def is_refused(self) -> bool:
         """True if the API server refuses to make a Preemption here."""
@@ -149,7 +149,7 @@ class Gang:
         }
         try:
             await self.api.delete(kinds.PREEMPTIONS, await self.api.create(kinds.PREEMPTIONS, self.name, body))
-        except client.RequestRejected:
+        except client.Refused:
             return True
         return False
 
@@ -171,7 +171,7 @@ class Replica:
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
         for kind in (kinds.NODES, kinds.JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
-            bodies = await self.api.list(kind)
+            bodies = (await self.api.list(kind)).items
             for uid in self.core.world.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})
             for body in bodies:

@@ -50,7 +50,7 @@ async def test_a_policy_of_before_a_change_of_the_schema_is_not_ready_and_the_ot
     old = gang.policy(mode="OfYesterday") | {"metadata": {"name": "old"}}
 
     async def made() -> bool:
-        with contextlib.suppress(client.RequestRejected):
+        with contextlib.suppress(client.Refused):
             await gang.api.create(kinds.POLICIES, gang.name, old)
             return True
         return False

@@ -93,6 +93,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "gracepoint.dev/checkpointpolicies": read,
         "gracepoint.dev/checkpointpolicies/status": {"patch"},
         "gracepoint.dev/preemptions": read | {"create", "patch", "delete"},
+        "gracepoint.dev/preemptions/record": {"update", "delete"},
         "gracepoint.dev/preemptions/status": {"patch"},
         "authentication.k8s.io/tokenreviews": {"create"},
         "apiextensions.k8s.io/customresourcedefinitions": read,
@@ -111,7 +112,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
 
 
 def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> None:
-    """Whoever may edit a namespace writes policies there and requests saves, and changes no record."""
+    """Whoever may edit a namespace writes policies there, requests saves, and takes that back."""
     view, edit = (cluster_role(render(), f"gp-gracepoint-{name}") for name in ("view", "edit"))
     labels = [
         {key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/")}
@@ -123,7 +124,8 @@ def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> 
     assert (set(viewed["resources"]), set(viewed["verbs"])) == ({"checkpointpolicies", "preemptions"}, read)
     policies, preemptions = edit["rules"]
     assert set(policies["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
-    assert (preemptions["resources"], set(preemptions["verbs"])) == (["preemptions"], read | {"create"})
+    assert preemptions["resources"] == ["preemptions"], "and no records"
+    assert set(preemptions["verbs"]) == read | {"create", "update", "patch", "delete"}
 
 
 def test_records_are_made_by_the_operators_own_service_account_alone(render: Render) -> None:
@@ -131,9 +133,10 @@ def test_records_are_made_by_the_operators_own_service_account_alone(render: Ren
     policy, binding = one(objects, "ValidatingAdmissionPolicy"), one(objects, "ValidatingAdmissionPolicyBinding")
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     account = one(objects, "ServiceAccount")["metadata"]
-    (rule,) = policy["spec"]["validations"]
+    made, _changed = policy["spec"]["validations"]
     who = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    assert rule["expression"] == f'!has(object.spec.epoch) || request.userInfo.username == "{who}"'
+    expected = f'request.operation != "CREATE" || !has(object.spec.epoch) || request.userInfo.username == "{who}"'
+    assert made["expression"] == expected
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 

@@ -121,7 +121,7 @@ def record(name: str, **spec: Any) -> Json:
 async def created(api: KubeClient, kind: kinds.Kind, body: Json) -> bool:
     try:
         await api.create(kind, NAMESPACE, body)
-    except (client.RequestRejected, client.NotFound):
+    except (client.Refused, client.NotFound):
         return False
     return True
 
@@ -151,7 +151,7 @@ async def _install_upgrade_and_roll_back(api: KubeClient) -> None:
     stored = await api.get(kinds.POLICIES, NAMESPACE, "old")
     assert "signals" not in stored["spec"]
     for wrong in ({"mode": "OfTomorrow"}, {"signals": ["OfTomorrow"]}, {"cloudMetadata": ["OfTomorrow"]}):
-        with pytest.raises(client.RequestRejected, match="Unsupported value"):
+        with pytest.raises(client.Refused, match="Unsupported value"):
             await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", **wrong))
 
     await install(api, newer())
@@ -170,12 +170,12 @@ async def _install_upgrade_and_roll_back(api: KubeClient) -> None:
 
     await until_true(pruned, "the older CRD")
     await _read_and_written(api, {"spec.mode: 'OfTomorrow'", "spec.signals: 'OfTomorrow'"})
-    with pytest.raises(client.RequestRejected, match="Unsupported value"):
+    with pytest.raises(client.Refused, match="Unsupported value"):
         await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", mode="OfTomorrow"))
 
 
 async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
-    policies = {body["metadata"]["name"]: body for body in await api.list(kinds.POLICIES)}
+    policies = {body["metadata"]["name"]: body for body in (await api.list(kinds.POLICIES)).items}
     read = {name: CheckpointPolicy.of(body) for name, body in policies.items()}
     assert set(read) == {"old", "new"}
     assert all(read["old"].spec.counts(kind) for kind in SignalKind)
@@ -183,7 +183,9 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     assert set(read["new"].unknown) == unknown
     assert (read["new"].spec.mode, read["new"].spec.signals) == (Mode.ENFORCE, [SignalKind.NODE_TAINT])
 
-    records = {body["metadata"]["name"]: PreemptionRecord.of(body) for body in await api.list(kinds.PREEMPTIONS)}
+    records = {
+        body["metadata"]["name"]: PreemptionRecord.of(body) for body in (await api.list(kinds.PREEMPTIONS)).items
+    }
     assert set(records) == {"old", "new"}
     assert (records["new"].spec.mode, records["new"].phase) == (Mode.OBSERVE, Phase.FAILED)
 

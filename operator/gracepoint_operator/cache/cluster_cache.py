@@ -185,6 +185,14 @@ class ClusterCache:
         """UIDs of the known objects of a kind."""
         return {uid for uid, place in self._places.items() if place[0] is kind}
 
+    def versions(self, kind: kinds.Kind) -> dict[str, int]:
+        """The known objects of a kind: UID -> resourceVersion, 0 where that is not known."""
+        return {uid: self._versions.of(uid) for uid in self.uids(kind)}
+
+    def rewind(self) -> None:
+        """The API server has gone back to an older state: what comes next counts, whatever its version."""
+        self._versions.rewind()
+
     def put_epoch(self, epoch: PreemptionRecord) -> None:
         self._archive.put_epoch(epoch)
 

@@ -40,6 +40,15 @@ class ResourceVersions:
         self._known[uid] = version
         return True
 
+    def of(self, uid: str) -> int:
+        """The version in which the object is known; 0 where that is not known."""
+        return self._known.get(uid, 0)
+
+    def rewind(self) -> None:
+        """The API server has gone back to an older state, as after etcd was restored: no version of before counts."""
+        self._known.clear()
+        self._gone.clear()
+
     def drop(self, uid: str, version: int) -> None:
         """The object is gone. Late news of it will be old ones, and newer ones bring it back: an object that lost
         the label by which it is watched looks deleted, and may get the label again.

@@ -1,7 +1,9 @@
 """Looking at the API instead of waiting for its watches: at start, now and then, and where order matters.
 
-* ``sweep`` lists everything. At start it tells when this replica knows the cluster; later it finds what was
-  deleted while a watch had lost its place, which no watch ever announces.
+* ``sweep`` lists everything, or some kinds. At start it tells when this replica knows the cluster; later it finds what
+  was deleted while a watch had lost its place, which no watch ever announces. It also finds that the API server has
+  gone back to an older state, as after etcd was restored from a backup: then versions that were seen before are higher
+  than the newest ones.
 * ``look_afresh`` reads one JobSet, its namespace and some Jobs. A watch shows the past, and watches of different
   kinds show different pasts; a read that begins after an event sees whatever caused that event.
 """
@@ -9,14 +11,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.resource_versions import version_of
+from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Named
+from gracepoint_operator.observability.logs import about
 from gracepoint_operator.unreadable import Unreadable
+
+log = logging.getLogger(__name__)
 
 #: What is watched, each with the label that its objects must have. Preemptions come before what they explain.
 SELECTORS: dict[kinds.Kind, str | None] = {
@@ -31,35 +40,94 @@ SELECTORS: dict[kinds.Kind, str | None] = {
 }
 
 
-async def sweep(api: KubeClient, world: ClusterCache, drop: Callable[[str], object]) -> None:
-    """Lists all kinds into ``world``. A kind that the cluster does not have yet has no objects.
+#: Other projects' kinds, which a cluster may have or not. What fails of these holds up nothing else.
+OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS})
+
+
+@dataclasses.dataclass(frozen=True)
+class Swept:
+    """What a sweep came to.
+
+    Attributes:
+        left_out: The optional kinds that could not be listed; what is known of them is as it was.
+        rewound: True if the API server has gone back to an older state.
+    """
+
+    left_out: frozenset[kinds.Kind]
+    rewound: bool
+
+
+async def sweep(
+    api: KubeClient,
+    world: ClusterCache,
+    drop: Callable[[str], object],
+    watches: WatchState,
+    wanted: Collection[kinds.Kind] = SELECTORS.keys(),
+) -> Swept:
+    """Lists kinds into ``world``. A kind that the cluster does not have yet has no objects.
 
     Args:
         api: The API server.
         world: Gets what is there.
         drop: Called with the UID of each object that is not there any more.
+        watches: Knows up to which version each kind was watched; is told what fails.
+        wanted: The kinds; all without it.
 
     Raises:
-        kube.KubeError: The API server cannot be asked.
+        kube.KubeError: The API server cannot be asked for a kind that is not optional.
     """
-    for kind, selector in SELECTORS.items():
-        before = world.uids(kind)
+    left_out: set[kinds.Kind] = set()
+    rewound = False
+    for kind in (kind for kind in SELECTORS if kind in wanted):
+        before, seen_version = world.versions(kind), watches.version(kind)
         try:
-            bodies = await api.list(kind, label_selector=selector)
+            found = await api.list(kind, label_selector=SELECTORS[kind])
         except client.NotFound:
-            bodies = []
-        for uid in before - {body["metadata"]["uid"] for body in bodies}:
+            found = client.Listing([], {})
+            watches.absent(kind)
+        except client.KubeError as error:
+            if kind not in OPTIONAL:
+                raise
+            watches.failed(kind, str(error), optional=True)
+            left_out.add(kind)
+            continue
+        if _is_older(found, before, seen_version):
+            log.warning(
+                "the API server has gone back to an older state, and all is listed and watched anew",
+                extra=about(kind=kind.plural, found=version_of(found.metadata), known=seen_version),
+            )
+            world.rewind()
+            watches.rewind()
+            rewound = True
+        for uid in before.keys() - {body["metadata"]["uid"] for body in found.items}:
             drop(uid)
-        for body in bodies:
-            put(world, kind, body, listed=True)
+        for body in found.items:
+            # Fresh: what seemed to be gone, as the kind was not served for a moment, is back in the same version.
+            put(world, kind, body, listed=True, fresh=True)
+        if found.metadata:
+            watches.listed_at(kind, version_of(found.metadata))
+    return Swept(frozenset(left_out), rewound)
 
 
-def put(world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, listed: bool) -> set[str]:
-    """``World.put``, for objects of whatever version: one that cannot be read is left out."""
+def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: int) -> bool:
+    """True if the list is older than what was known when it was asked for: versions never fall but by a restore.
+
+    ``before`` is what was known of the objects, by UID; ``seen_version`` the highest one of which is known.
+    """
+    version = version_of(found.metadata)
+    if 0 < version < max([seen_version, *before.values()]):
+        return True
+    return any(version_of(body["metadata"]) < before.get(body["metadata"]["uid"], 0) for body in found.items)
+
+
+def put(
+    world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, listed: bool, fresh: bool = False
+) -> set[str]:
+    """``ClusterCache.put``, for objects of whatever version: one that cannot be read is left out."""
     try:
-        return world.put(kind, body, listed=listed)
+        return world.put(kind, body, listed=listed, fresh=fresh)
     except Unreadable:
-        return set()  # the world says it and counts it
+        return set()  # the cache says it and counts it
 
 
 async def look_afresh(

@@ -34,7 +34,7 @@ from gracepoint_operator.observability.logs import about
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 2.0  # for a peer to answer TLS's close
-_CLOSE_S = 1.0
+_CLOSE_S = 2.0
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
 _SAY_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.01

@@ -172,7 +172,7 @@ class ReportHandler:
             epoch: PreemptionRecord = await soon(self._fetch, key)
         except Unreadable as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which cannot be read ({error})") from error
-        except (client.NotFound, client.RequestRejected) as error:
+        except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if epoch.spec.workload.uid != pod.workload_uid:
             raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's JobSet")

@@ -65,7 +65,7 @@ class AlreadyExists(Conflict):
     """An object of that name is there already."""
 
 
-class RequestRejected(KubeError):
+class Refused(KubeError):
     """The API server refuses the request; the same request will be refused again."""
 
 
@@ -84,6 +84,19 @@ class Credentials:
     token: str | None
     certificate_path: str | None
     private_key_path: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Every object of a kind.
+
+    Attributes:
+        items: The objects.
+        metadata: The list's own, with the resourceVersion at which that was so.
+    """
+
+    items: list[JsonObject]
+    metadata: JsonObject
 
 
 class KubeClient:
@@ -153,9 +166,7 @@ class KubeClient:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(
-        self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None
-    ) -> list[JsonObject]:
+    async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> Listing:
         """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
         if kind.any_version:
             group = await self._call("GET", kind.prefix)
@@ -167,9 +178,10 @@ class KubeClient:
         while True:
             page = await self._call("GET", kind.path(namespace), query=query, timeout_s=_LIST_TIMEOUT_S)
             items += page.get("items") or []
-            query["continue"] = page.get("metadata", {}).get("continue") or ""
+            metadata = page.get("metadata") or {}
+            query["continue"] = metadata.get("continue") or ""
             if not query["continue"]:
-                return items
+                return Listing(items, metadata)
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:
@@ -272,7 +284,7 @@ def _of_status(what: str, error: ApiException) -> KubeError:
     if status == 409:
         return Conflict(message)
     if 400 <= status < 500 and status != 429:
-        return RequestRejected(message)
+        return Refused(message)
     return Unavailable(message)
 
 

@@ -137,7 +137,7 @@ class WriteQueue:
         )
         try:
             await retrying(self._write, key)
-        except client.RequestRejected as error:
+        except client.Refused as error:
             self._metrics.write_failures.inc()
             if str(error) != said:
                 log.error(

@@ -6,6 +6,7 @@ import prometheus_client as prometheus
 
 _LONG_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
 _SPARE_S = (-60.0, -10.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 600.0)
+_LAG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _FAST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
@@ -67,6 +68,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.preemptions_not_deleted = prometheus.Counter(
+            "gracepoint_preemptions_not_deleted",
+            "Preemptions that were due to be deleted and that the API server did not delete, by the kind of the error.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.lead_s = prometheus.Histogram(
             "gracepoint_signal_lead_seconds",
             "From first observing a signal to the deadline that it set.",
@@ -124,6 +131,31 @@ class Metrics:
             "gracepoint_status_write_failures",
             "Attempts to write an object to the API that were refused, or failed for two minutes. All are tried again.",
             registry=self.registry,
+        )
+
+        self.watch_age_s = prometheus.Gauge(
+            "gracepoint_watch_age_seconds",
+            "Since the API server last answered a request to list or watch the kind, or sent an event of it.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.watch_failures = prometheus.Counter(
+            "gracepoint_watch_failures",
+            "Requests to list or watch a kind that failed; all are made again.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.watch_restarts = prometheus.Counter(
+            "gracepoint_watch_restarts",
+            "How often a thread that watches had to begin anew, by what it watches.",
+            ["thread"],
+            registry=self.registry,
+        )
+        self.loop_lag_s = prometheus.Histogram(
+            "gracepoint_loop_lag_seconds",
+            "How late the event loop came to what was due; what blocks it delays every notice.",
+            registry=self.registry,
+            buckets=_LAG_S,
         )
 
     def count_api_request(self, method: str, outcome: str) -> None:

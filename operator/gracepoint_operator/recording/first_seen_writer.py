@@ -55,7 +55,7 @@ class FirstSeenWriter:
             return
         try:
             body = await self._api.get(kinds.CONFIG_MAPS, *self._place)
-        except (client.NotFound, client.RequestRejected) as error:
+        except (client.NotFound, client.Refused) as error:
             log.error("since when signs are there is not kept", extra=about(error=str(error)))
             return
         found = body.get("data") or {}

@@ -2,7 +2,8 @@
 
 One task on the core's event loop, once in ``PASS_S`` and so many at most: one after the other, each after a fresh
 look, and only the very version that was looked at. Both replicas do so; whoever comes second finds nothing there.
-What is not deleted in one pass is in the next; ends when it is cancelled.
+What is not deleted in one pass is in the next. What the API server does not delete is set aside for ``AGAIN_S``, so
+that nothing else waits for it. Ends when it is cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.retention import Due, Limits, due
+from gracepoint_operator.decisions.retention import Due, Key, Limits, due
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 PASS_S = 30.0
 AT_MOST = 50
+#: What could not be deleted is not tried again before.
+AGAIN_S = 600.0
 
 
 class GarbageCollector:
@@ -55,6 +58,7 @@ class GarbageCollector:
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
+        self._set_aside: dict[Key, float] = {}  # what could not be deleted, and when it is tried again
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -65,19 +69,33 @@ class GarbageCollector:
 
     async def prune(self) -> None:
         """One pass."""
-        world = self._world
-        found = due(world.epochs.values(), world.requests.values(), world.workloads, self._clock(), self._limits)
+        world, now = self._world, self._clock()
+        found = due(world.epochs.values(), world.requests.values(), world.workloads, now, self._limits)
+        self._set_aside = {key: until for key, until in self._set_aside.items() if until > now}
         deleted = 0
         for item in found:
+            if item.key in self._set_aside:
+                continue
             try:
                 deleted += await self._delete(item)
             except client.KubeError as error:
-                log.warning("could not delete a Preemption", extra=about(preemption=item.key, error=str(error)))
-                return
+                self._note_failure(item, error)
+                if isinstance(error, client.Unavailable):
+                    return  # the next ones would most likely fail as well, each after a while
             except Unreadable:
                 continue  # a newer version wrote it since, whose it is to delete
             if deleted == AT_MOST:
                 return
+
+    def _note_failure(self, item: Due, error: client.KubeError) -> None:
+        self._set_aside[item.key] = self._clock() + AGAIN_S
+        outcome = type(error).__name__
+        self._metrics.preemptions_not_deleted.labels(outcome=outcome).inc()
+        namespace, name = item.key
+        log.warning(
+            "could not delete a Preemption, it is tried again later",
+            extra=about(preemption=name, namespace=namespace, error=str(error), in_s=AGAIN_S),
+        )
 
     async def _delete(self, item: Due) -> bool:
         """False where it is not to be deleted any more, or the twin was first."""

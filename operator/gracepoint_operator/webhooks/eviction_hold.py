@@ -119,7 +119,7 @@ class EvictionHold:
             if under_way:
                 return False  # begun here, and not written yet
         found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        return budgets.forbid(found, pod.labels, ready=pod.ready)
+        return budgets.forbid(found.items, pod.labels, ready=pod.ready)
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
         """A pod that the watches have not brought, and whose name is like a JobSet's: just made, or of none."""

@@ -72,7 +72,6 @@ class Agreement:
     """
 
     def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer) -> None:
-        self._store = store
         self._gang = gang
         self._observer = observer
         self._bell = Bell(store, gang.process_count)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
 import timeit
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gracepoint.deadline import Deadline
-from gracepoint.errors import AgreementError
+from gracepoint.errors import AgreementError, BarrierFailed
 from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
-from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
+from gracepoint.multihost import agreement as agreement_module
+from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract, from_json
+from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
+from gracepoint.multihost.store import StoreUnavailable
 from tests.unit.multihost.gangs import gangs, together
 
 LATER_S = 1e6
@@ -259,6 +264,34 @@ def test_different_steps_at_the_agreed_point_are_named(make: Callable[..., Gang]
         assert "process 0 is at step 7 and process 1 at step 9" in str(result)
 
 
+def test_at_the_agreed_point_each_learns_what_the_others_say(make: Callable[..., Gang]) -> None:
+    gang = make(2)
+    tell(gang.agreements[0])
+    together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
+    results = together(
+        *(
+            functools.partial(a.confirm, 7, w, deadline=Deadline.after(20, time.monotonic))
+            for a, w in zip(gang.agreements, ("a b c", ""), strict=True)
+        )
+    )
+    assert results == [["a b c", ""]] * 2
+
+
+def test_what_failed_in_a_drill_fails_no_later_epoch(make: Callable[..., Gang]) -> None:
+    gang = make(1)
+    (agreement,), (watcher,) = gang.agreements, gang.watchers
+    watcher.fails_at = Settled
+    tell(agreement, "first", drill=True)
+    watcher.wait_for(Broken)
+    with pytest.raises(AgreementError, match="the observer is broken"):
+        agreement.arrive()
+    watcher.fails_at = None
+    agreement.end_epoch()
+    watcher.wait_for(Closed)
+    tell(agreement, "second")
+    assert train(agreement, 1e-3)
+
+
 def test_training_that_ends_in_an_open_epoch_ends_it_in_all_processes(make: Callable[..., Gang]) -> None:
     gang = make(2)
     tell(gang.agreements[0])
@@ -307,6 +340,19 @@ def test_a_process_that_breaks_off_in_an_open_epoch_lets_the_others_wait_no_long
     gang.agreements[1].abandon("ValueError: loss is NaN")
     with pytest.raises(AgreementError, match="process 1 broke off: ValueError: loss is NaN"):
         gang.agreements[0].arrive()
+
+
+def test_a_process_that_breaks_off_at_the_agreed_point_lets_those_there_wait_no_longer(
+    make: Callable[..., Gang],
+) -> None:
+    gang = make(2)
+    tell(gang.agreements[0])
+    together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
+    staying, leaving = gang.agreements
+    waits = functools.partial(staying.confirm, 7, deadline=Deadline.after(20, time.monotonic))
+    results = together(waits, functools.partial(leaving.abandon, "ValueError: loss is NaN"))
+    assert isinstance(results[0], BarrierFailed)
+    assert "ValueError: loss is NaN" in str(results[0])
 
 
 def test_a_process_that_vanished_is_named_to_all_when_the_time_is_over(make: Callable[..., Gang]) -> None:
@@ -406,11 +452,136 @@ def test_closing_ends_the_threads_at_once_and_may_be_repeated(make: Callable[...
     assert not [t for t in threading.enumerate() if t.name.startswith("gracepoint-agreement")]
 
 
+def test_whoever_breaks_off_has_no_threads_left_and_says_so_once(make: Callable[..., Gang]) -> None:
+    gang = make(1)
+    for _ in range(2):
+        gang.agreements[0].abandon("ValueError: loss is NaN")
+    assert not [t for t in threading.enumerate() if t.name.startswith("gracepoint-agreement")]
+    assert len(entries(gang, Gone)) == 1
+
+
 def test_a_notice_still_reaches_those_that_go_on_after_another_has_closed(make: Callable[..., Gang]) -> None:
     gang = make(3, start_in_s=LATER_S)
     gang.agreements[0].close()
     tell(gang.agreements[1])
     gang.watchers[2].wait_for(Noticed)
+
+
+class _Unreachable(InMemoryStore):
+    """Cannot be written to the next few times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def set(self, key: str, value: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("told by the test")
+        super().set(key, value)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the agreement has slept, without doing so."""
+    made: list[float] = []
+    monkeypatch.setattr(agreement_module, "time", types.SimpleNamespace(sleep=made.append))
+    return made
+
+
+def test_a_notice_is_told_again_until_the_store_takes_it(slept: list[float]) -> None:
+    store, watcher = _Unreachable(), Watcher()
+    agreement = Agreement(store, gangs(1, store)[0], watcher)
+    try:
+        store.failures = 4
+        tell(agreement)
+        watcher.wait_for(Noticed)
+        assert slept == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    finally:
+        agreement.close()
+
+
+def test_a_notice_that_no_attempt_could_tell_is_an_error(slept: list[float]) -> None:
+    store = _Unreachable()
+    agreement = Agreement(store, gangs(1, store)[0], Watcher())
+    try:
+        store.failures = 5
+        with pytest.raises(StoreUnavailable):
+            tell(agreement)
+        assert len(slept) == 4
+    finally:
+        store.failures = 0
+        agreement.close()
+
+
+def entries(gang: Gang, kind: type[Entry]) -> list[Entry]:
+    """What was written on the bell."""
+    found = sorted(gang.store.list("bell").items(), key=lambda item: int(item[0]))
+    return [entry for entry in (from_json(text) for _, text in found) if isinstance(entry, kind)]
+
+
+@pytest.mark.parametrize(
+    ("second", "written"),
+    [
+        pytest.param(NoticeEntry(1, "spot", 30.0, "about spot", drill=False, once=True), 1, id="the same"),
+        pytest.param(NoticeEntry(1, "spot", 30.5, "about spot", drill=False, once=True), 1, id="half a second later"),
+        pytest.param(NoticeEntry(1, "spot", 29.5, "about spot", drill=False, once=True), 1, id="half a second earlier"),
+        pytest.param(NoticeEntry(1, "spot", 31.0, "about spot", drill=False, once=True), 2, id="a deadline that moved"),
+        pytest.param(NoticeEntry(1, "spot", 30.0, "about spot", drill=True, once=True), 2, id="a drill"),
+        pytest.param(NoticeEntry(1, "other", 30.0, "about other", drill=False, once=True), 2, id="of another origin"),
+    ],
+)
+def test_what_two_processes_are_told_alike_is_written_once(
+    make: Callable[..., Gang], second: NoticeEntry, written: int
+) -> None:
+    gang = make(2, start_in_s=LATER_S)
+    gang.agreements[1].close()  # it reads nothing any more
+    tell(gang.agreements[0])
+    tell(gang.agreements[1], second.origin, drill=second.drill, remaining_s=second.remaining_s)
+    assert len(entries(gang, NoticeEntry)) == written
+
+
+@pytest.mark.parametrize(("origin", "written"), [("spot", 1), ("other", 2)])
+def test_what_two_processes_take_back_is_written_once(make: Callable[..., Gang], origin: str, written: int) -> None:
+    gang = make(2, start_in_s=LATER_S)
+    gang.agreements[1].close()  # it reads nothing any more
+    gang.agreements[0].take_back("spot", "the taint is gone")
+    gang.agreements[1].take_back(origin, "the taint is gone")
+    assert len(entries(gang, Retract)) == written
+
+
+def test_its_threads_keep_no_process_from_ending(make: Callable[..., Gang]) -> None:
+    make(1)
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint-agreement")]
+    assert [thread.daemon for thread in found] == [True, True]
+
+
+OPEN = Epoch(0, False, frozenset({"spot"}))
+STANDING = {"spot": NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)}
+
+
+@pytest.mark.parametrize(
+    ("ledger", "left_s", "expected"),
+    [
+        pytest.param(Ledger(), 30.0, None, id="nothing stands"),
+        pytest.param(Ledger(standing=STANDING), 30.0, 0.5, id="a notice stands"),
+        pytest.param(Ledger(standing=STANDING, epoch=OPEN), 30.0, 0.5, id="an epoch is open"),
+        pytest.param(Ledger(standing=STANDING, epoch=OPEN), 0.2, 0.2, id="its time is over soon"),
+        pytest.param(Ledger(standing=STANDING, epoch=OPEN), -5.0, 0.05, id="its time is over"),
+        pytest.param(Ledger(epoch=dataclasses.replace(OPEN, agreed=4)), -5.0, 0.5, id="it is agreed"),
+        pytest.param(Ledger(standing=STANDING, epoch=OPEN, failed="why"), 30.0, None, id="it has failed"),
+        pytest.param(Ledger(standing=STANDING, finished=True), 30.0, None, id="training has finished"),
+    ],
+)
+def test_the_timing_thread_sleeps_until_there_is_something_to_do(
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, ledger: Ledger, left_s: float, expected: float | None
+) -> None:
+    gang = make(1, start_in_s=LATER_S)
+    (agreement,), (watcher,) = gang.agreements, gang.watchers
+    agreement.close()
+    monkeypatch.setattr(watcher, "time_left_s", lambda: left_s)
+    agreement._member.ledger = ledger
+    assert agreement._sleep_s() == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_quiet_sync_point_costs_less_than_a_microsecond(make: Callable[..., Gang]) -> None:

@@ -276,3 +276,9 @@ def test_every_barrier_leaves_its_key_in_a_log_line_before_and_after(caplog: pyt
     for process in (0, 1):
         assert f"process {process} is at barrier 'save/3/commit', of 2 processes, for 20 s at most" in caplog.text
         assert f"process {process} passed barrier 'save/3/commit' after" in caplog.text
+
+
+@pytest.mark.parametrize("index", [-1, 3, 4])
+def test_a_process_that_is_not_one_of_the_gang_is_refused(index: int) -> None:
+    with pytest.raises(ValueError, match=f"process_index: expected 0 to 2, found {index}"):
+        StoreGang(InMemoryStore(), index, 3)

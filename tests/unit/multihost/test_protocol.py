@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from gracepoint.multihost import InMemoryStore
+from gracepoint.multihost.bell import Bell
+from gracepoint.multihost.entries import Ended, Entry, Finished, NoticeEntry, StartEntry
 from gracepoint.multihost.ledger import Ledger
 from gracepoint.multihost.protocol import Member, Seat, Verdict
 from gracepoint.multihost.store import KeyExists
@@ -160,3 +163,49 @@ def test_the_machine_finds_fault_with_a_protocol_that_is_wrong_in_one_thing(wron
     found = settings(max_examples=400, phases=[Phase.generate], report_multiple_bugs=False, **_COMMON)
     with pytest.raises((Violation, RuntimeError, KeyExists)):
         run_state_machine_as_test(machine, settings=found)
+
+
+# When an epoch is started.
+
+
+def heard(*entries: Entry) -> tuple[Member, Bell]:
+    """The member of a gang of one that has heard these, and its bell, of which it has read everything."""
+    store = InMemoryStore()
+    bell = Bell(store)
+    member = Member(store, bell, 0, 1, lambda event: None)
+    for entry in entries:
+        bell.ring(entry)
+        while (found := bell.try_next()) is not None:
+            for _ in member.hear(*found):
+                pass
+    return member, bell
+
+
+NOTICE = NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)
+DRILL = NoticeEntry(0, "rehearsal", 30.0, "about a rehearsal", drill=True, once=True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "start_in_s", "starts"),
+    [
+        pytest.param((NOTICE,), 0.0, True, id="it is time"),
+        pytest.param((NOTICE,), -5.0, True, id="it is past the time"),
+        pytest.param((NOTICE,), 0.1, False, id="not yet"),
+        pytest.param((), -5.0, False, id="no notice"),
+        pytest.param((NOTICE, Finished(0)), -5.0, False, id="training has finished"),
+        pytest.param((DRILL, StartEntry(0, 0), NOTICE, Ended(1)), -5.0, True, id="a notice that came in a drill"),
+        pytest.param(
+            (DRILL, StartEntry(0, 0), NOTICE, Finished(0), Ended(1)),
+            -5.0,
+            False,
+            id="a drill in which training finished",
+        ),
+    ],
+)
+def test_an_epoch_is_started_when_it_is_time_for_a_notice_that_stands(
+    entries: tuple[Entry, ...], start_in_s: float, starts: bool
+) -> None:
+    member, bell = heard(*entries)
+    member.look(start_in_s, time_left_s=30.0)
+    rung = [entry for _, entry in iter(bell.try_next, None)]
+    assert [type(entry) for entry in rung] == ([StartEntry] if starts else [])

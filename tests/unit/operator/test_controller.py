@@ -538,7 +538,7 @@ async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryAp
 async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.world, replica.core.world.drop)
+        await sweep(api, replica.core.world, replica.core.world.drop, replica.core.watches)
         assert set(replica.core.world.pods) == {"uid-pod-0-0"}
 
 
@@ -713,7 +713,7 @@ async def test_what_vanished_while_nobody_watched_is_forgotten_wholly(api: Memor
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.world, replica.core._drop)
+        await sweep(api, replica.core.world, replica.core._drop, replica.core.watches)
         assert subscriber.closed
         assert not replica.core.subscribers._current
 

@@ -82,3 +82,29 @@ def test_a_record_tells_the_lives_of_a_gang_apart_whenever_it_is_made(
 def test_a_record_of_another_life_under_the_same_name_takes_nothing_over() -> None:
     ours, theirs = of_life(0, made=False, phase="Committed"), of_life(3)
     assert ours.joined(theirs) == theirs
+
+
+def test_an_attempt_to_evict_brings_what_it_changes_also_to_a_version_that_counts_more() -> None:
+    def evicted(epoch: PreemptionRecord, pods: list[str]) -> PreemptionRecord:
+        return dataclasses.replace(epoch, spec=epoch.spec.model_copy(update={"pods": pods}))
+
+    ours, theirs = version(0, NOW + 60, attempted_at=NOW + 2), version(1, NOW + 50)
+    assert evicted(ours, ["evicted"]).joined(theirs).spec.pods == ["evicted"]
+    assert ours.joined(evicted(theirs, ["more"])).spec.pods == ours.spec.pods
+    both = evicted(version(1, NOW + 50, attempted_at=NOW + 1), ["theirs"])
+    assert evicted(ours, ["ours"]).joined(both).spec.pods == ["theirs"], "which has its own attempt"
+    neither = evicted(version(0, NOW + 60), ["ours"])
+    assert neither.joined(evicted(theirs, ["theirs"])).spec.pods == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("created_at", "included"),
+    [
+        pytest.param(NOW - 1, True, id="before the epoch"),
+        pytest.param(NOW, True, id="in the same second"),
+        pytest.param(NOW + 1, False, id="after it"),
+    ],
+)
+def test_a_pod_is_of_the_life_that_an_epoch_ends_if_it_is_no_younger(created_at: float, included: bool) -> None:
+    epoch = PreemptionRecord.of(objects.preemption(created_at=NOW))
+    assert epoch.includes(read_pod(objects.pod(created_at=created_at))) is included

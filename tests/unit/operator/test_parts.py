@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 
 from gracepoint.wire.messages import Ping
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import policy_status
@@ -52,7 +53,7 @@ async def test_a_write_that_finds_the_api_busy_is_tried_again_and_a_refused_one_
     errors: list[client.KubeError] = [
         client.Unavailable("busy"),
         client.Conflict("newer"),
-        client.RequestRejected("bad"),
+        client.Refused("bad"),
     ]
     metrics = Metrics()
 
@@ -72,7 +73,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
     async def write(key: Key) -> None:
         if len(refusals) < 4:
-            raise client.RequestRejected("the quota is used up")
+            raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
     scribe.touch(KEY)
@@ -84,7 +85,7 @@ async def test_a_refused_write_is_tried_again_until_it_is_taken_and_said_once(ca
 
 async def test_a_refused_write_does_not_hold_up_the_end() -> None:
     async def write(key: Key) -> None:
-        raise client.RequestRejected("the quota is used up")
+        raise client.Refused("the quota is used up")
 
     scribe = WriteQueue("test", write, Metrics(), interval_s=60)
     scribe.touch(KEY)
@@ -170,8 +171,8 @@ async def test_a_header_without_a_bearer_token_is_refused_unasked(
     [
         (404, client.NotFound),
         (409, client.Conflict),
-        (403, client.RequestRejected),
-        (422, client.RequestRejected),
+        (403, client.Refused),
+        (422, client.Refused),
         (429, client.Unavailable),
         (500, client.Unavailable),
         (0, client.Unavailable),
@@ -234,6 +235,26 @@ async def test_a_bad_token_is_remembered_for_seconds(
     with pytest.raises(RequestRefused):
         await checks.admit("Bearer forged", "uid-pod-0-0")
     assert len(api.calls) == 2
+
+
+async def test_so_many_tokens_are_remembered_and_no_more(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "_REMEMBER_AT_MOST", 3)
+    checks, api, *_ = gate
+
+    async def reviews(*tokens: str) -> int:
+        before = len(api.calls)
+        for token in tokens:
+            with pytest.raises(RequestRefused):
+                await checks.admit(f"Bearer {token}", "uid-pod-0-0")
+        return len(api.calls) - before
+
+    assert await reviews("a", "b", "c") == 3
+    assert await reviews("a", "b", "c") == 0
+    assert await reviews("d") == 1
+    assert await reviews("a") == 1, "which was forgotten"
+    assert len(checks._reviewed) <= 3
 
 
 async def test_a_token_of_absurd_length_is_not_reviewed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -231,13 +232,91 @@ def has_a_cut_manifest(step: Path) -> None:
 def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")  # when nothing was there that it could replace
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     damage(tmp_path / "4")
-    leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
     restored = in_two(tmp_path)
     assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
     assert_same(restored[0].state, small_state(4))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["4"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_while_it_salvages_is_an_error_and_not_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1))
+
+    def fails(*arguments: Any, **options: Any) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(commit, "finalize", fails)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        recovery.salvage(Layout(tmp_path))
+
+
+def test_a_step_that_is_committed_while_a_damaged_one_is_moved_away_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
+    save(engine(tmp_path), 4, small_state(2))
+    is_marked(tmp_path / "4")
+    real = commit.discard
+
+    def discard(folder: Path, trash: Path) -> None:
+        monkeypatch.setattr(commit, "discard", real)
+        real(folder, trash)
+        commit.empty_trash(Layout(tmp_path))  # as every start does
+        save(engine(tmp_path, attempt="other"), 4, small_state(9))
+
+    monkeypatch.setattr(commit, "discard", discard)
+    (remark,) = recovery.salvage(Layout(tmp_path))
+    assert f"{left} is left" in remark
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state(9))
+
+
+def test_a_step_that_gets_its_name_back_has_it_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(engine(tmp_path), 4, small_state())
+    (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
+    synced: list[tuple[list[Path], bool]] = []
+    monkeypatch.setattr(
+        recovery, "sync_folders", lambda folders: synced.append((list(folders), (tmp_path / "4").is_dir()))
+    )
+    assert recovery.salvage(Layout(tmp_path)) == []
+    assert synced == [([tmp_path], True)]
+
+
+@pytest.mark.parametrize("what", ["another process does so too", "another step has it by now", "the disk fails"])
+def test_a_step_that_cannot_be_given_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    save(engine(tmp_path), 4, small_state())
+    (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
+    real = recovery.is_damaged
+
+    def fails(old: Path, new: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def meanwhile(folder: Path) -> bool:
+        found = real(folder)
+        if what == "the disk fails":
+            monkeypatch.setattr(os, "rename", fails)
+        elif what == "another process does so too":
+            folder.rename(tmp_path / "4")
+        else:
+            save(engine(tmp_path, attempt="other"), 4, small_state())
+        return found
+
+    monkeypatch.setattr(recovery, "is_damaged", meanwhile)
+    if what == "the disk fails":
+        with pytest.raises(OSError, match="Input/output error"):
+            recovery.salvage(Layout(tmp_path))
+    else:
+        assert recovery.salvage(Layout(tmp_path)) == []
+        assert (tmp_path / "4" / layout.MANIFEST).is_file()
+        assert "again" not in caplog.text, "this process has done nothing"
 
 
 def make_newer(path: Path) -> bytes:
@@ -309,6 +388,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
     monkeypatch.setattr(recovery, "is_damaged", lambda folder: next(looks, False))
     remarks = recovery.salvage(Layout(tmp_path))
     assert "there is a folder for step 4 already" in remarks[0]
+    assert (tmp_path / "4" / layout.MANIFEST).is_file(), "at once, and not at the next start"
     assert_same(in_two(tmp_path)[0].state, small_state(9))
 
 
@@ -349,6 +429,115 @@ def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> No
     (aside / "theirs").touch()
     assert recovery.salvage(Layout(tmp_path)) == []
     assert (aside / "theirs").exists()
+
+
+def temporary_of(root: Path) -> layout.Temporary:
+    """The one save that is not committed."""
+    (found,) = Layout(root).temporaries()
+    return found
+
+
+def test_a_save_is_committed_only_when_all_have_finished_and_is_so_whoever_did_it(tmp_path: Path) -> None:
+    leave_uncommitted(tmp_path, 4, (0,))
+    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    assert not commit.finalize(paths, temporary, replace=False)
+    leave_uncommitted(tmp_path, 4, (1,))
+    assert commit.finalize(paths, temporary, replace=False)
+    assert commit.finalize(paths, temporary, replace=False), "another did"
+    assert commit.is_durable(paths, temporary)
+
+
+def test_a_committed_step_has_its_name_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    synced: list[tuple[list[Path], bool]] = []
+    monkeypatch.setattr(
+        commit, "sync_folders", lambda folders: synced.append((list(folders), (tmp_path / "4").is_dir()))
+    )
+    assert commit.finalize(Layout(tmp_path), temporary_of(tmp_path), replace=False)
+    assert synced == [([tmp_path], True)]
+
+
+@pytest.mark.parametrize(("ours", "becomes"), [(True, "trash"), (False, "aside")], ids=["ours", "foreign"])
+def test_what_a_save_replaces_becomes_trash_if_it_is_ours(tmp_path: Path, ours: bool, becomes: str) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    temporary = temporary_of(tmp_path)
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / (layout.MANIFEST if ours else "theirs")).touch()
+    assert commit.finalize(Layout(tmp_path), temporary, replace=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", f"4.gracepoint-{becomes}.job-0-a.1"]
+
+
+def test_what_becomes_trash_does_so_durably_whoever_did_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, trash = tmp_path / "4", tmp_path / "4.gracepoint-trash.job-0-a.1"
+    folder.mkdir()
+    synced: list[tuple[list[Path], bool]] = []
+    monkeypatch.setattr(commit, "sync_folders", lambda folders: synced.append((list(folders), trash.is_dir())))
+    for _ in range(2):
+        commit.discard(folder, trash)
+    assert synced == [([tmp_path], True)] * 2
+
+
+def test_a_step_names_the_handler_of_each_item_and_a_checkpoint_at_a_path_its_one(tmp_path: Path) -> None:
+    save(engine(tmp_path), 4, small_state())
+    checkpoint.save(tmp_path / "best", small_state())
+    step, alone = (json.loads((tmp_path / name / layout.STEP_METADATA).read_text()) for name in ("4", "best"))
+    assert {item: handler.rpartition(".")[2] for item, handler in step["item_handlers"].items()} == {
+        "default": "StandardCheckpointHandler",
+        "host_state": "JsonCheckpointHandler",
+    }
+    assert alone["item_handlers"] == step["item_handlers"]["default"]
+    assert all((tmp_path / name / layout.COMMIT_SUCCESS).is_file() for name in ("4", "best"))
+
+
+def test_a_save_that_may_replace_needs_nothing_to_replace_and_never_replaces_itself(tmp_path: Path) -> None:
+    left = leave_uncommitted(tmp_path, 4, (0, 1))
+    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    assert commit.finalize(paths, temporary, replace=True)
+    committed = (tmp_path / "4").stat().st_ino
+    shutil.copytree(tmp_path / "4", left)  # as if it had been committed while this process was at it
+    assert commit.finalize(paths, temporary, replace=True)
+    assert (tmp_path / "4").stat().st_ino == committed
+    assert paths.trashed() == []
+
+
+def test_what_stands_at_a_step_is_told_from_nothing_and_from_what_is_not_ours(tmp_path: Path) -> None:
+    assert commit.standing(tmp_path / "4") is None
+    (tmp_path / "4").mkdir()
+    assert commit.standing(tmp_path / "4") == ""
+    save(engine(tmp_path), 5, small_state())
+    assert commit.standing(tmp_path / "5") == "job-0-a.1"
+    has_a_cut_manifest(tmp_path / "5")
+    assert commit.standing(tmp_path / "5") == ""
+    save(engine(tmp_path), 6, small_state())
+    make_newer(tmp_path / "6" / layout.MANIFEST)
+    assert commit.standing(tmp_path / "6") is None
+
+
+@pytest.mark.parametrize("by", ["one who commits it", "one who gives it up"])
+def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
+    real = commit._complete
+
+    def meanwhile(folder: Path, *about: Any) -> None:
+        real(folder, *about)
+        folder.rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
+
+    monkeypatch.setattr(commit, "_complete", meanwhile)
+    if by == "one who commits it":
+        assert commit.finalize(paths, temporary, replace=False)
+    else:
+        with pytest.raises(FileNotFoundError):
+            commit.finalize(paths, temporary, replace=False)
+
+
+def test_trash_that_another_process_deletes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layout, "trashed", lambda paths: [tmp_path / "4.gracepoint-trash.job-0-a.1"])
+    commit.empty_trash(Layout(tmp_path))
 
 
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:
@@ -468,6 +657,67 @@ def test_a_start_deletes_incomplete_saves_of_other_attempts_once_they_are_old(tm
     set_age(own, 3700)
     assert restore(tmp_path, small_state(), attempt="job-1-b") is None
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([young.name, own.name])
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(3599, False), (3600, False), (3601, True)])
+@pytest.mark.parametrize("kind", ["file", "folder", "save"])
+def test_what_a_crash_left_goes_once_it_is_older_than_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, age_s: int, goes: bool
+) -> None:
+    left = tmp_path / ".gracepoint-now.elsewhere.1.ab"
+    if kind == "file":
+        left.touch()
+    elif kind == "folder":
+        left.mkdir()
+        (left / "probe").touch()
+    else:
+        left = leave_uncommitted(tmp_path, 4, (0,))
+    now_s = 2_000_000_000  # by the file system's clock
+    for path in (left, *left.rglob("*")):
+        os.utime(path, (now_s - age_s, now_s - age_s))
+    monkeypatch.setattr(commit, "file_system_now_s", lambda paths: float(now_s))
+    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+    assert left.exists() is not goes
+
+
+@pytest.mark.parametrize("young", ["", "default", "default/w", "default/w/0.0"], ids=lambda part: part or "itself")
+def test_a_save_changed_last_when_anything_in_it_did(tmp_path: Path, young: str) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (1000, 1000))
+    os.utime(folder / young, (2000, 2000))
+    assert commit.last_change_s(folder) == 2000
+    assert commit.last_change_s(tmp_path / "gone") == 0
+
+
+def test_where_a_crash_left_nothing_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_uncommitted(tmp_path, 4, (0,), attempt="job-1-b")
+
+    def asked(paths: Layout) -> float:
+        raise AssertionError("the clock is asked by writing a file")
+
+    monkeypatch.setattr(commit, "file_system_now_s", asked)
+    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_another_process_deletes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    left = tmp_path / ".gracepoint-now.elsewhere.1.ab"
+    real = shutil.rmtree
+
+    def rmtree(folder: Path, *, ignore_errors: bool) -> None:
+        real(folder)
+        real(folder, ignore_errors=ignore_errors)
+
+    if kind == "folder":
+        left.mkdir()
+        set_age(left, 3700)
+    monkeypatch.setattr(commit.shutil, "rmtree", rmtree)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Layout, "hidden", lambda paths: [left])
+    commit.give_up_old(Layout(tmp_path), attempt="job-1-b", older_than_s=3600)
+    assert not left.exists()
 
 
 def test_what_a_crash_left_half_deleted_is_deleted_and_never_restored(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,9 @@ def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held
     claim(tmp_path, "job-a", held)
 
 
-def test_a_job_waits_for_another_that_is_about_to_end(tmp_path: Path, held: list[Lease]) -> None:
+def test_a_job_waits_for_another_that_is_about_to_end_and_says_so_once(
+    tmp_path: Path, held: list[Lease], caplog: pytest.LogCaptureFixture
+) -> None:
     path = put(tmp_path, ELSEWHERE)
     time = Time()
 
@@ -162,6 +165,9 @@ def test_a_job_waits_for_another_that_is_about_to_end(tmp_path: Path, held: list
     deadline = Deadline.after(lease.PATIENCE_S, time)
     held.append(lease.claim(Layout(tmp_path), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
     assert 20 < time.now_s < 22
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "another job uses it: job-b" in said
+    assert said.endswith("; waiting for it to end")
 
 
 def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
@@ -193,6 +199,8 @@ def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, 
     mine.release()
     assert list(tmp_path.iterdir()) == []
     second = claim(tmp_path, "job-a", held)
+    mine.release()
+    assert Layout(tmp_path).lease().exists(), "which is another lease of the same process by now"
     path = put(tmp_path, ELSEWHERE)
     second.release()
     assert path.exists()
@@ -240,23 +248,100 @@ def test_whoever_was_followed_by_a_later_attempt_may_still_save(
     assert (tmp_path / "1").is_dir()
 
 
-def test_of_two_jobs_that_start_at_once_one_gets_it(tmp_path: Path, held: list[Lease]) -> None:
-    start = threading.Barrier(8)
-    outcomes: list[str] = []
+def test_of_several_jobs_that_start_at_once_one_gets_it_and_the_others_are_refused(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [f"job-{number}" for number in range(8)]
+    start = threading.Barrier(len(jobs))
+    looked = threading.local()
+    real = lease._read
 
-    def run(number: int) -> None:
-        start.wait()
-        # As from another process: all threads of one may share a directory.
-        mine = dataclasses.replace(ELSEWHERE, job=f"job-{number}")
-        outcomes.append(f"job-{number}" if lease._write(Layout(tmp_path).lease(), mine, only_if_none=True) else "")
+    def read(path: Path) -> Holder | None:
+        found = real(path)
+        if not hasattr(looked, "first"):
+            looked.first = found
+            start.wait(30)  # all have seen that the directory is nobody's
+        return found
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    def on_a_machine_of_its_own(job: str, attempt: str) -> Holder:
+        # All threads of one process may share a directory; each of these is as in another machine's.
+        return Holder(job, attempt, threading.current_thread().name, "4026531836:7:123")
+
+    monkeypatch.setattr(lease, "_read", read)
+    monkeypatch.setattr(Holder, "here", staticmethod(on_a_machine_of_its_own))
+    outcomes: dict[str, str] = {}
+
+    def run(job: str) -> None:
+        try:
+            claim(tmp_path, job, held)
+        except CheckpointError as error:
+            outcomes[job] = str(error)
+
+    threads = [threading.Thread(target=run, args=(job,), name=f"machine of {job}") for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len([outcome for outcome in outcomes if outcome]) == 1
+    assert len(held) == 1
+    assert len(outcomes) == len(jobs) - 1
+    assert all(f"another job uses it: {held[0]._mine.job} " in refusal for refusal in outcomes.values()), outcomes
     assert [p.name for p in tmp_path.iterdir()] == [".gracepoint-lease"]
+
+
+def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, ELSEWHERE)
+    real = lease._read
+
+    def read(path: Path) -> Holder | None:
+        found = real(path)
+        path.unlink(missing_ok=True)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "_read", read)
+        claim(tmp_path, "job-a", held)
+    assert json.loads(path.read_text())["job"] == "job-a"
+
+
+def test_a_process_that_never_releases_its_lease_can_end(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from gracepoint.checkpoint.steps import lease;"
+        "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
+        "lease.claim(Layout(Path(sys.argv[1])), 'job-b', 'job-b-0',"
+        "deadline=Deadline.after(0, time.monotonic), sleep=time.sleep)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert Layout(tmp_path).lease().exists()
+
+
+def test_a_sign_of_life_that_is_under_way_does_not_outlive_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    monkeypatch.setattr(lease, "_END_S", 30.0)
+    beating = threading.Event()
+    real = lease._write
+
+    def write(path: Path, mine: Holder, **options: Any) -> bool:
+        if not options:
+            beating.set()
+            assert mine_now[0]._ended.wait(30), "the release"
+            for _ in range(20):  # the time in which a release that does not wait removes the file
+                if not path.exists():
+                    break
+                time.sleep(0.01)
+        return real(path, mine, **options)
+
+    monkeypatch.setattr(lease, "_write", write)
+    mine_now: list[Lease] = []
+    mine_now.append(claim(tmp_path, "job-a", []))
+    assert beating.wait(30)
+    mine_now[0].release()
+    mine_now[0]._thread.join(30)
+    assert not mine_now[0]._thread.is_alive()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

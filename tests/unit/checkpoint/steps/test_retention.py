@@ -299,3 +299,20 @@ def test_where_no_thread_can_be_had_to_delete_trash_the_save_is_good_and_the_nex
     monkeypatch.undo()
     restore(tmp_path, small_state())
     assert steps(tmp_path) == ["2"]
+
+
+def test_a_step_that_another_process_deletes_while_it_is_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = engine(tmp_path)
+    for step in (1, 2, 3):
+        save(checkpointer, step, small_state())
+    real = commit.file_system_now_s
+
+    def now_s(paths: Layout) -> float:  # between the list of steps and their ages
+        shutil.rmtree(tmp_path / "2", ignore_errors=True)
+        return real(paths)
+
+    monkeypatch.setattr(commit, "file_system_now_s", now_s)
+    retention.apply(Layout(tmp_path), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
+    assert steps(tmp_path) == ["1", "3"]

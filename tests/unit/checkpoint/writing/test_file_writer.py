@@ -215,6 +215,15 @@ def test_every_file_and_every_folder_is_synced_before_it_returns(
         assert (path.stat().st_dev, path.stat().st_ino) in synced, path
 
 
+def test_a_folder_that_cannot_be_synced_fails_the_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(folders: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_writer, "sync_folders", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        FileWriter(WriteOptions()).write(job(folder, Given([random_bytes(5)])), soon())
+
+
 def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 

@@ -8,6 +8,7 @@ from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, StartPreemption, Wait, decide
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.preemption import EndReason
 from gracepoint_operator.model.requests import PreemptionAsk
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.unreadable import Unreadable
@@ -175,7 +176,45 @@ def test_a_drill_gives_way_to_an_epoch_under_way() -> None:
     assert (phase, "under way" in message) == ("Superseded", True)
 
 
-@pytest.mark.parametrize("phase", ["Noticed", "Agreed"])
+def test_a_drill_begins_also_beside_a_request_that_is_none() -> None:
+    scene = Scene()
+    over = objects.request("over") | {"status": {"phase": "Superseded", "message": "told by the test"}}
+    scene.seen(kinds.PREEMPTIONS, over)
+    asked(scene, mode="Drill")
+    start = scene.start()
+    assert start.spec.mode is Mode.DRILL
+    assert [reference.name for reference in start.spec.requests] == ["leave"]
+
+
+def drilling(phase: str = "Noticed") -> Scene:
+    """A drill that is under way."""
+    scene = Scene()
+    asked(scene, mode="Drill")
+    pods = list(scene.start().spec.pods)
+    scene.recorded(mode="Drill", phase=phase, cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=pods)
+    scene.clock.move(1)
+    return scene
+
+
+def test_a_drill_under_way_is_left_alone_where_nothing_comes() -> None:
+    assert [item for item in drilling().decisions() if not isinstance(item, Answer)] == []
+
+
+def test_a_drill_one_of_whose_pods_was_replaced_is_over_when_a_new_one_is_asked_for() -> None:
+    scene = drilling()
+    scene.gone(objects.pod(1))
+    another = objects.pod(1, created_at=scene.clock())
+    another["metadata"] |= {"name": "train-workers-0-1-0abc", "uid": "uid-of-another"}
+    scene.seen(kinds.PODS, another)
+    assert [item for item in scene.decisions() if not isinstance(item, Answer)] == []
+    scene.clock.move(5)
+    asked(scene, name="again", mode="Drill")
+    (end,) = (item for item in scene.decisions() if not isinstance(item, Answer))
+    assert isinstance(end, End)
+    assert (end.phase, end.reason) == (Phase.EXPIRED, EndReason.PODS_REPLACED)
+
+
+@pytest.mark.parametrize("phase", ["Noticed", "Frozen", "Agreed"])
 def test_a_disruption_during_a_drill_has_an_epoch_of_its_own(phase: str) -> None:
     scene = Scene()
     asked(scene, mode="Drill")

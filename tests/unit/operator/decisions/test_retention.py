@@ -10,6 +10,7 @@ from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, 
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.recording.garbage_collector import AGAIN_S
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
@@ -87,6 +88,30 @@ def test_the_number_of_the_next_record_and_what_a_gang_has_answered_are_never_fo
 def test_what_ended_just_now_stays_however_many_there_are() -> None:
     records = [ended(number, ago_s=SHORTEST_S - number) for number in range(1, 9)]
     assert found(*records) == []
+
+
+@pytest.mark.parametrize(
+    ("age_s", "limits", "goes"),
+    [
+        pytest.param(SHORTEST_S, Limits(history=1), False, id="at the shortest time"),
+        pytest.param(SHORTEST_S + 1, Limits(history=1), True, id="just longer"),
+        pytest.param(30 * DAY_S, Limits(ttl_s=30 * 86_400, history=9), False, id="as old as is kept"),
+        pytest.param(30 * DAY_S + 1, Limits(ttl_s=30 * 86_400, history=9), True, id="just older"),
+    ],
+)
+def test_a_limit_is_what_is_kept_just_yet(age_s: float, limits: Limits, goes: bool) -> None:
+    records = [ended(1, ago_s=age_s), ended(2, ago_s=0.0)]
+    for body in records:
+        body["spec"]["policy"]["spec"]["exitBreaker"] = {"savedExits": 1, "withinSeconds": 60}
+    assert bool(found(*records, limits=limits)) is goes
+
+
+@pytest.mark.parametrize(("within_s", "goes"), [(172_801, False), (172_800, False), (172_799, True)])
+def test_what_the_exit_breaker_counts_stays_to_the_second(within_s: int, goes: bool) -> None:
+    records = [ended(1, ago_s=2 * DAY_S), ended(2, ago_s=0.0)]
+    for body in records:
+        body["spec"]["policy"]["spec"]["exitBreaker"] = {"savedExits": 1, "withinSeconds": within_s}
+    assert bool(found(*records, limits=Limits(history=1))) is goes
 
 
 def test_what_the_exit_breaker_counts_stays() -> None:
@@ -175,18 +200,52 @@ async def test_a_record_that_a_newer_version_wrote_since_is_left_to_it_and_holds
         assert kept(replica) == ["1", "3"]
 
 
-async def test_a_pass_deletes_so_many_at_most_and_ends_where_the_api_server_refuses(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pass_deletes_so_many_at_most(api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 7):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.AT_MOST", 2)
         await replica.core._pruner.prune()
         assert kept(replica) == ["3", "4", "5", "6"]
-        api.failing = [client.NotFound("gone"), client.RequestRejected("HTTP 403")]
+
+
+def not_deleted(replica: Replica, outcome: str) -> float:
+    name = "gracepoint_preemptions_not_deleted_total"
+    return float(replica.metrics.registry.get_sample_value(name, {"outcome": outcome}) or 0)
+
+
+async def test_what_the_api_server_refuses_to_delete_is_named_counted_and_holds_up_nothing_else(
+    api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1, 5):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
+    async with running(api, clock) as replica:
+        api.failing = [client.Refused("HTTP 403: denied by a policy")]
         await replica.core._pruner.prune()
-        assert (kept(replica), api.failing) == (["3", "4", "5", "6"], [])
+        assert kept(replica) == ["1", "4"]
+        assert not_deleted(replica, "Refused") == 1
+        (said,) = [record for record in caplog.records if "could not delete" in record.message]
+        assert "train-0b6f1c9e-1" in str(vars(said))
+        api.calls.clear()
+        await replica.core._pruner.prune()
+        assert not any(call.endswith("-1") for call in api.calls), "what was refused is not tried again so soon"
+        clock.move(AGAIN_S)
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["4"]
+
+
+async def test_an_api_server_that_is_away_ends_the_pass_and_another_record_is_tried_in_the_next(
+    api: MemoryApi, clock: Clock
+) -> None:
+    for number in range(1, 5):
+        api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
+    async with running(api, clock) as replica:
+        api.failing = [client.Unavailable("HTTP 500: a webhook of somebody's fails")]
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["1", "2", "3", "4"]
+        await replica.core._pruner.prune()
+        assert kept(replica) == ["1", "4"]
+        assert not_deleted(replica, "Unavailable") == 1
 
 
 async def test_a_replica_prunes_by_itself(api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

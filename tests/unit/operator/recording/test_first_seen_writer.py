@@ -148,13 +148,11 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
         await until(lambda: [float(text) for text in kept(api).values()] == [NOW - 200], "the sign alone")
 
 
-@pytest.mark.parametrize(
-    "error", [client.NotFound("no"), client.RequestRejected("no"), client.Unavailable("no")], ids=repr
-)
+@pytest.mark.parametrize("error", [client.NotFound("no"), client.Refused("no"), client.Unavailable("no")], ids=repr)
 async def test_an_operator_starts_without_its_memory(
     api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.controller._SWEEP_AGAIN_S", 0.01)
+    monkeypatch.setattr("gracepoint_operator.cache.sweeper._AGAIN_S", 0.01)
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

@@ -501,6 +501,22 @@ def test_a_mark_says_since_when_as_far_as_the_api_tells(on: On, body: Body, sinc
     assert found_at == since_at
 
 
+@pytest.mark.parametrize(
+    ("metadata", "since_at"),
+    [
+        pytest.param({"deletionGracePeriodSeconds": 30}, NOW - 10, id="with a grace period"),
+        pytest.param({"deletionGracePeriodSeconds": 0}, NOW + 20, id="at once"),
+        pytest.param({"deletionGracePeriodSeconds": None}, NOW + 20, id="without one"),
+        pytest.param({"deletionTimestamp": ""}, None, id="without a time"),
+    ],
+)
+def test_a_deletion_begins_before_its_grace_period_and_says_so_exactly(metadata: Body, since_at: float | None) -> None:
+    body = objects.pod(deleting_at=NOW + 20)
+    body["metadata"] |= metadata
+    (mark,) = signals.marks(BUILT_IN, On.POD, body)
+    assert (mark.text, mark.since_at, mark.is_exact) == ("deletion of the pod", since_at, since_at is not None)
+
+
 def test_what_is_not_on_the_pod_itself_may_have_been_there_before_it() -> None:
     def lasting(on: On, body: Body) -> list[bool]:
         return [signal.lasting for signal in seen(on, body)]

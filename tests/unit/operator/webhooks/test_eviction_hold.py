@@ -13,6 +13,7 @@ from gracepoint_operator.kube.objects import Pod, read_pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.webhooks import eviction_hold
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from tests.unit.operator import objects
@@ -77,9 +78,10 @@ async def test_the_bound_lets_it_through_without_a_word_of_the_gang(api: MemoryA
         clock.move(60)
         await replica.phase("Expired")
         assert await evict(replica) is None, "it was held once"
+        assert await evict(replica) is None
         text = replica.metrics.text().decode()
         assert 'gracepoint_evictions_answered_total{answer="wait"} 2.0' in text
-        assert 'gracepoint_evictions_answered_total{answer="go"} 2.0' in text
+        assert 'gracepoint_evictions_answered_total{answer="go"} 3.0' in text
         assert len(replica.preemptions) == 1
 
 
@@ -105,6 +107,27 @@ async def test_all_replicas_count_from_the_first_attempt(api: MemoryApi, clock: 
         assert await evict(second) is None
         assert await evict(first) is None
         assert len(first.preemptions) == 1
+
+
+async def test_every_later_epoch_that_the_twin_began_is_looked_up_too(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as first, running(api, clock, "replica-b") as second:
+        await evict(first)
+        clock.move(100)
+        await first.phase("Expired")
+        for number in (1, 2):
+            for body in first.preemptions:  # this much the watch brings, and no more
+                second.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
+            clock.move(400)
+            held = await evict(first)
+            await first.phase("Noticed", epoch=number)
+            clock.move(20)
+            again = await evict(second)
+            assert held is not None
+            assert again is not None
+            assert again.until_at == held.until_at
+            assert len(first.preemptions) == number + 1
+            clock.move(100)
+            await first.phase("Expired", epoch=number)
 
 
 async def test_attempts_at_both_replicas_at_once_are_one_epoch(api: MemoryApi, clock: Clock) -> None:
@@ -311,6 +334,17 @@ async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryA
         assert await evict(replica, new["metadata"]["name"]) is not None
 
 
+async def test_a_pod_that_the_watches_have_not_brought_goes_where_a_budget_refuses_the_eviction(
+    api: MemoryApi, clock: Clock
+) -> None:
+    api.remove(kinds.PODS, objects.pod(1))
+    api.add(kinds.POD_DISRUPTION_BUDGETS, budget(0))
+    async with running(api, clock) as replica:
+        api.add(kinds.PODS, new := objects.pod(1))
+        assert await evict(replica, new["metadata"]["name"]) is None
+        assert replica.preemptions == []
+
+
 @pytest.mark.parametrize("namespace", [NAMESPACE, "team-b"])
 async def test_a_pod_whose_name_is_of_no_jobset_is_answered_without_asking_anybody(
     namespace: str, api: MemoryApi, clock: Clock
@@ -358,7 +392,7 @@ async def test_an_api_server_that_refuses_is_no_reason_to_hold_or_to_break(api: 
     async with running(api, clock) as replica:
         api.failing = [client.Unavailable("no")]
         assert await evict(replica, "train-unknown") is None
-        api.failing = [client.RequestRejected("forbidden")]
+        api.failing = [client.Refused("forbidden")]
         assert await evict(replica) is not None
 
 
@@ -367,6 +401,47 @@ async def test_before_the_cluster_is_known_nothing_is_held(api: MemoryApi, clock
     assert isinstance(replica.core.evictions, EvictionHold)
     assert await evict(replica) is None
     assert api.calls == []
+
+
+async def test_a_replica_that_does_not_decide_yet_holds_nothing_whatever_it_knows(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(api, clock) as replica:
+        monkeypatch.setattr(replica.core.evictions, "_ready", lambda: False)
+        api.calls.clear()
+        assert await evict(replica) is None
+        assert (api.calls, replica.preemptions) == ([], [])
+
+
+async def test_a_policy_that_is_edited_in_mid_flight_changes_nothing_for_an_eviction(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        assert await evict(replica) is not None
+        await replica.phase("Noticed")
+        replica.see(kinds.POLICIES, objects.policy(signals=["NodeTaint"]))
+        await until(
+            lambda: not replica.core.world.policies[NAMESPACE, "careful"].spec.counts(SignalKind.EVICTION),
+            "the policy",
+        )
+        assert await evict(replica) is not None
+        clock.move(100)
+        await replica.phase("Expired")
+        clock.move(400)
+        assert await evict(replica) is None, "it counts for the next disruption"
+
+
+async def test_an_eviction_during_a_drill_is_a_disruption_of_its_own(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.request("rehearse", mode="Drill"))
+        await replica.phase_of(f"train-{objects.JOBSET_UID[:8]}-1", "Noticed")
+        clock.move(1)
+        api.add(kinds.POD_DISRUPTION_BUDGETS, forbids := budget(0))
+        assert await evict(replica) is None, "the API server refuses it"
+        assert len(replica.preemptions) == 2, "the request and its drill"
+        api.remove(kinds.POD_DISRUPTION_BUDGETS, forbids)
+        assert await evict(replica) is not None
+        await replica.phase_of(f"train-{objects.JOBSET_UID[:8]}-2", "Noticed")
 
 
 async def test_where_evictions_are_no_signal_nobody_is_asked_about_them(clock: Clock) -> None:

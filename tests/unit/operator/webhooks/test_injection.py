@@ -12,6 +12,7 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_jobset, refresh_pod, release_contract
+from gracepoint_operator.webhooks.injection import is_injected
 from tests.unit.operator.webhooks.samples import (
     SETTINGS,
     Json,
@@ -202,3 +203,25 @@ def test_a_pod_of_an_older_template_gets_the_operators_present_address() -> None
     before = environment(pod["spec"]["containers"][0])
     assert {k: v for k, v in env.items() if before[k] != v}.keys() == {Env.OPERATOR_URL, Env.CA_CERTIFICATE}
     assert refresh_pod(pod, SETTINGS) == pod
+
+
+def test_a_container_that_has_one_of_the_variables_already_gets_the_others() -> None:
+    body = jobset()
+    ours = pod_of(injected(jobset()))["containers"][0]["env"]
+    same = next(variable for variable in ours if variable["name"] == Env.POLICY)
+    pod_of(body)["containers"][0]["env"] = [same]
+    env = pod_of(injected(body))["containers"][0]["env"]
+    assert sorted(variable["name"] for variable in env) == sorted(variable["name"] for variable in ours)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        pytest.param([{"name": Env.OPERATOR_URL, "value": "https://there"}], True, id="the operator's URL alone"),
+        pytest.param([{"name": "MINE", "value": "x"}, {"name": Env.OPERATOR_URL}], True, id="beside others"),
+        pytest.param([{"name": "MINE", "value": "x"}], False, id="others alone"),
+        pytest.param([], False, id="none"),
+    ],
+)
+def test_a_pod_is_injected_if_a_container_has_the_operators_url(env: list[Json], expected: bool) -> None:
+    assert is_injected({"spec": {"containers": [{"name": "other"}, {"name": "trainer", "env": env}]}}) is expected

@@ -140,7 +140,7 @@ async def test_before_it_is_refused_the_installed_api_is_read_again(client: Clie
     ("found", "says"),
     [
         pytest.param(Served(by_message=False), "onJobFailureMessagePatterns", id="rules without messages"),
-        pytest.param(kube.RequestRejected("HTTP 403"), "HTTP 403", id="an API that cannot be read"),
+        pytest.param(kube.Refused("HTTP 403"), "HTTP 403", id="an API that cannot be read"),
     ],
 )
 async def test_a_jobset_is_allowed_with_a_warning_of_the_installed_api(

@@ -1,0 +1,28 @@
+"""Pauses between attempts, without end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+
+class Backoffs:
+    """An endless series of pauses in seconds: each twice as long as the one before, up to a limit.
+
+    Each ``iter()`` begins with the shortest again. Up to half of a pause is left out by chance, so that replicas which
+    failed together do not try again together.
+
+    Args:
+        first_s: The first pause.
+        most_s: The longest one.
+    """
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+
+    def __iter__(self) -> Iterator[float]:
+        pause_s = self._first_s
+        while True:
+            yield pause_s * random.uniform(0.5, 1.0)
+            pause_s = min(pause_s * 2, self._most_s)
