@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gracepoint.receivers.channel import OperatorConnection
-from gracepoint.wire.messages import Frame, Message, Notice
+from gracepoint.wire.codec import Message
+from gracepoint.wire.messages import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds

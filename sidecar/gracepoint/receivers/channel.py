@@ -14,7 +14,7 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint.errors import GracepointError
-from gracepoint.wire.messages import Message
+from gracepoint.wire.codec import Message
 
 CONNECT_TIMEOUT_S = 2.0
 #: From a connection to the stream's first word. A gang of a thousand connects at once, and each that gave up and began

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
-from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption
+from gracepoint.wire.codec import Message
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION
 
 log = logging.getLogger(__name__)
