@@ -32,7 +32,8 @@ class PreemptionStore:
         self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` were first asked for that are not made
         self._without_workload: set[str] = set()  # UIDs of JobSets of which the API says that they are not there
 
-    def put_epoch(self, epoch: PreemptionRecord) -> None:
+    def put(self, epoch: PreemptionRecord) -> None:
+        """Keeps a record, in place of what was known of it."""
         self.epochs[epoch.key] = epoch
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
         self._latest.add(epoch.key)
@@ -41,6 +42,11 @@ class PreemptionStore:
         else:
             self._under_way.add(epoch.key)
 
+    def join(self, epoch: PreemptionRecord) -> None:
+        """Keeps a record as the API server has it, joined with what was known of it."""
+        known = self.epochs.get(epoch.key)
+        self.put(epoch if known is None else known.joined(epoch))
+
     def put_request(self, request: PreemptionAsk) -> Key:
         """Returns which JobSet it is for: namespace and name."""
         self.requests[request.key] = request
@@ -48,7 +54,7 @@ class PreemptionStore:
         self._requests_for[wanted].add(request.key)
         return wanted
 
-    def drop_epoch(self, key: Key) -> str | None:
+    def drop(self, key: Key) -> str | None:
         """Returns the UID of the JobSet that it was about; None where it was not known."""
         epoch = self.epochs.pop(key, None)
         if epoch is None:
@@ -64,7 +70,7 @@ class PreemptionStore:
         """Forgets a record that was never made."""
         epoch = self.epochs.get(key)
         if epoch is not None and epoch.created_at is None:
-            self.drop_epoch(key)
+            self.drop(key)
 
     def drop_request(self, key: Key) -> Key | None:
         """Returns which JobSet it was for; None where it was not known."""
@@ -75,7 +81,7 @@ class PreemptionStore:
         discard(self._requests_for, wanted, key)
         return wanted
 
-    def epochs_of(self, workload_uid: str, namespace: str | None) -> list[PreemptionRecord]:
+    def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
         """The JobSet's epochs, oldest first; only those in its namespace, where that is told."""
         epochs = (self.epochs[key] for key in self._epochs_of.get(workload_uid, ()))
         return sorted(

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,7 +22,6 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Named
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.unreadable import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +57,16 @@ class Swept:
 
 async def sweep(
     api: KubeClient,
-    world: ClusterCache,
+    cache: ClusterCache,
     drop: Callable[[str], object],
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
 ) -> Swept:
-    """Lists kinds into ``world``. A kind that the cluster does not have yet has no objects.
+    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
 
     Args:
         api: The API server.
-        world: Gets what is there.
+        cache: Gets what is there.
         drop: Called with the UID of each object that is not there any more.
         watches: Knows up to which version each kind was watched; is told what fails.
         wanted: The kinds; all without it.
@@ -79,7 +77,7 @@ async def sweep(
     left_out: set[kinds.Kind] = set()
     rewound = False
     for kind in (kind for kind in SELECTORS if kind in wanted):
-        before, seen_version = world.versions(kind), watches.version(kind)
+        before, seen_version = cache.versions_of(kind), watches.version(kind)
         try:
             found = await api.list(kind, label_selector=SELECTORS[kind])
         except client.NotFound:
@@ -96,14 +94,14 @@ async def sweep(
                 "the API server has gone back to an older state, and all is listed and watched anew",
                 extra=about(kind=kind.plural, found=version_of(found.metadata), known=seen_version),
             )
-            world.rewind()
+            cache.versions.rewind()
             watches.rewind()
             rewound = True
         for uid in before.keys() - {body["metadata"]["uid"] for body in found.items}:
             drop(uid)
         for body in found.items:
             # Fresh: what seemed to be gone, as the kind was not served for a moment, is back in the same version.
-            put(world, kind, body, listed=True, fresh=True)
+            cache.put(kind, body, listed=True, fresh=True)
         if found.metadata:
             watches.listed_at(kind, version_of(found.metadata))
     return Swept(frozenset(left_out), rewound)
@@ -120,18 +118,8 @@ def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: in
     return any(version_of(body["metadata"]) < before.get(body["metadata"]["uid"], 0) for body in found.items)
 
 
-def put(
-    world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, listed: bool, fresh: bool = False
-) -> set[str]:
-    """``ClusterCache.put``, for objects of whatever version: one that cannot be read is left out."""
-    try:
-        return world.put(kind, body, listed=listed, fresh=fresh)
-    except Unreadable:
-        return set()  # the cache says it and counts it
-
-
 async def look_afresh(
-    api: KubeClient, world: ClusterCache, workload: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: KubeClient, cache: ClusterCache, workload: Named, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
     """Reads the JobSet and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
@@ -145,27 +133,26 @@ async def look_afresh(
     """
     try:
         body = await api.get(kinds.JOBSETS, workload.namespace, workload.name)
-        with contextlib.suppress(Unreadable):  # it is there; what was known of it stays
-            world.put(kinds.JOBSETS, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and world.why_unreadable(workload.uid) is not None
-        gone = [] if is_there or workload.uid in world.workloads else [workload.uid]
+        cache.put(kinds.JOBSETS, body, listed=True, fresh=True)
+        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
+        gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]
     for name in jobs:
-        known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
+        known = [job.uid for job in cache.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
         try:
             body = await api.get(kinds.JOBS, workload.namespace, name)
-            put(world, kinds.JOBS, body, listed=True)
+            cache.put(kinds.JOBS, body, listed=True)
             gone += [uid for uid in known if uid != body["metadata"]["uid"]]
         except client.NotFound:
             gone += known
     for uid in gone:
-        world.drop(uid)
+        cache.drop(uid)
     if workload.uid in gone:
-        world.mark_gone(workload.uid)
+        cache.preemptions.mark_gone(workload.uid)
     if await _namespace_goes(api, workload.namespace):
-        world.doom(workload.uid)
-    world.mark_checked(pod_uids)
+        cache.doom(workload.uid)
+    cache.mark_checked(pod_uids)
 
 
 async def _namespace_goes(api: KubeClient, name: str) -> bool:

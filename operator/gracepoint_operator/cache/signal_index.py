@@ -22,10 +22,10 @@ class SignalIndex:
         sightings: Is told since when each mark is there.
     """
 
-    def __init__(self, rows: Sequence[Row], sightings: FirstSeen) -> None:
+    def __init__(self, rows: Sequence[Row], first_seen: FirstSeen) -> None:
         self.left_out: dict[str, None] = {}  # what could not be read of the object that was seen last
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
-        self._sightings = sightings
+        self._first_seen = first_seen
         self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
         self._attached: dict[str, set[str]] = {}  # node's name or JobSet's UID -> UIDs
         self._attached_to: dict[str, str] = {}
@@ -39,7 +39,7 @@ class SignalIndex:
             self._marks[uid] = found
         else:
             self._marks.pop(uid, None)
-        self._sightings.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
+        self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
         return found
 
     def attach(self, uid: str, to: str) -> str:

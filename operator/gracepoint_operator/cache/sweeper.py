@@ -46,14 +46,14 @@ class Sweeper:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
+        cache: ClusterCache,
         watches: WatchState,
         drop: Callable[[str], object],
         begin: Callable[[], Awaitable[None]],
         after: Callable[[Swept], None],
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._watches = watches
         self._drop = drop
         self._begin = begin
@@ -79,7 +79,7 @@ class Sweeper:
             try:
                 if not self._listed:
                     await self._begin()
-                swept = await sweep(self._api, self._world, self._drop, self._watches, wanted)
+                swept = await sweep(self._api, self._cache, self._drop, self._watches, wanted)
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)

@@ -1,4 +1,6 @@
-"""Which signals count for a gang: whose, and which. Pure. The rules:
+"""Which signals count for a gang: whose, and which. Pure.
+
+The rules:
 
 * **Whose signals count**: live pods of the JobSet's current attempt that carry the policy's label, whose Job
   and JobSet are neither finished nor deleted, while no pod of the gang has ended. A gang in

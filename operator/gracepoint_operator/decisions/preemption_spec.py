@@ -42,7 +42,7 @@ def begun(
     """The spec of a new epoch for these signals, of pods of one attempt; ``drill``: they are requests for one.
 
     Args:
-        jobset: Whom it is about.
+        workload: The JobSet that it is about.
         policy: By what it is told.
         epochs: The earlier ones.
         pods: All pods of the JobSet.

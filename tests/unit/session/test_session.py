@@ -21,6 +21,7 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
@@ -487,7 +488,7 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.wait_until_finished(30)
+    session._checkpointer.executor.wait_until_finished(30)
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -499,14 +500,14 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
 
     monkeypatch.setattr(ChunkWriter, "write", hang)
     session.step(step + 1, state_of(step + 1))
-    is_due = StepCheckpointer.is_due
+    is_due = SaveInterval.is_due
 
-    def preempted_meanwhile(checkpointer: StepCheckpointer, number: int) -> bool:
+    def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
         notices.post(remaining_s=20.0)
         wait_until(lambda: session._coordinator.in_epoch)
-        return is_due(checkpointer, number)
+        return is_due(interval, number)
 
-    monkeypatch.setattr(StepCheckpointer, "is_due", preempted_meanwhile)
+    monkeypatch.setattr(SaveInterval, "is_due", preempted_meanwhile)
     session.step(step + 2, state_of(step + 2))
     assert ("a periodic save is left out" in caplog.text) is not ends
     try:
@@ -522,7 +523,7 @@ def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.wait_until_finished(30)
+    session._checkpointer.executor.wait_until_finished(30)
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -581,7 +582,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        session._checkpointer.wait_until_finished(30)
+        session._checkpointer.executor.wait_until_finished(30)
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()
