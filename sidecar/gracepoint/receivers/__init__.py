@@ -1,5 +1,6 @@
-"""How notices arrive: the operator's stream, SIGTERM and the cloud's metadata, all into one mailbox; and how word
-goes back.
+"""How notices arrive and how messages go back: the operator's stream, SIGTERM and the cloud's metadata.
+
+All notices go into one ``Mailbox``. ``preemption`` calls this package; it calls ``wire``. Standard library only.
 """
 
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
