@@ -98,9 +98,7 @@ class Model(BaseModel):
         return {name: value for name, value in self.to_json().items() if value != then.get(name)}
 
 
-class ConditionStatus(StrEnum):
-    """Status of a condition, as Kubernetes spells it."""
-
+class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"

@@ -10,7 +10,7 @@ from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint import StepCheckpointer
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What an emergency save is predicted to take."""
+"""Forecasts: the pace of steps, and how long a save takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gracepoint.preemption.forecast import LIMIT, Forecaster, Pace, figures
 
 
-def test_the_pace_is_the_median_so_that_a_save_in_between_does_not_count() -> None:
+def test_pace_is_the_median_so_that_a_save_does_not_count() -> None:
     pace = Pace()
     for now_s in (0, 1, 2, 12, 13):
         pace.passed(now_s)
@@ -26,7 +26,7 @@ class Throughput:
     snapshot_bytes_per_s: float | None = None
 
 
-def test_the_longest_step_is_remembered_but_for_the_first_ones_of_which_one_is_compiled() -> None:
+def test_longest_step_leaves_out_the_first_ones() -> None:
     pace = Pace()
     for now_s in (0, 60, 61, 62, 63, 64):
         pace.passed(now_s)
@@ -36,7 +36,7 @@ def test_the_longest_step_is_remembered_but_for_the_first_ones_of_which_one_is_c
     assert (pace.step_s, pace.longest_s) == (1, 20)
 
 
-def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_each_save() -> None:
+def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     now_s = itertools.count(0.0)
     throughput = Throughput()
     forecaster = Forecaster(1, throughput, 1.2, lambda: next(now_s))
@@ -59,7 +59,7 @@ def test_figures_are_known_once_the_state_and_the_pace_are_and_told_again_after_
 @pytest.mark.parametrize(
     ("step_s", "in_flight"), [(0.5, 2), (0.99, 2), (1.0, 1), (60.0, 1)], ids=lambda value: f"{value:g}"
 )
-def test_where_steps_are_long_one_is_in_flight_and_the_forecast_says_so(step_s: float, in_flight: int) -> None:
+def test_one_long_step_is_in_flight_and_the_forecast_says_so(step_s: float, in_flight: int) -> None:
     now_s = itertools.count(0.0, step_s)
     forecaster = Forecaster(1, Throughput(None, 20.0), 1.2, lambda: next(now_s))
     forecaster.prepare(100)
@@ -72,7 +72,7 @@ def test_where_steps_are_long_one_is_in_flight_and_the_forecast_says_so(step_s: 
     assert forecaster.situation(6, 300.0, None).drain_s == known.drain_s
 
 
-def test_a_single_long_step_does_not_change_how_many_are_in_flight_and_a_change_of_pace_does() -> None:
+def test_steps_in_flight_change_with_the_pace_and_not_with_one_step() -> None:
     pace, now_s, found = Pace(), 0.0, []
     for took_s in [30.0] + [0.1] * 10 + [30.0] + [0.1] * 10 + [5.0] * 10 + [0.1] * 10:
         now_s += took_s
@@ -83,7 +83,7 @@ def test_a_single_long_step_does_not_change_how_many_are_in_flight_and_a_change_
     assert found[-1] == LIMIT
 
 
-def test_a_forecast_goes_by_emergencies_and_without_any_by_saves_in_the_background() -> None:
+def test_forecast_uses_emergency_saves_else_background_saves() -> None:
     assert figures(Pace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
     assert figures(Pace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
 

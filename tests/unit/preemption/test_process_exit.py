@@ -13,7 +13,7 @@ import pytest
 
 from gracepoint.multihost import InMemoryStore
 from gracepoint.preemption.process_exit import ProcessExit
-from tests.unit.multihost.gangs import together
+from tests.unit.multihost.fakes.gangs import together
 
 
 class End:

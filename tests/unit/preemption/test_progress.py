@@ -1,4 +1,4 @@
-"""When the stages of a preemption ended, in one process and over all."""
+"""Stages of a save: seconds since the notice, and their summary over processes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def test_an_unknown_stage_is_an_error() -> None:
         Stages(0.0, lambda: 0.0).mark("frozzen")
 
 
-def test_the_summary_is_over_all_processes_and_leaves_out_what_not_all_reached() -> None:
+def test_summary_covers_all_processes_and_stages_that_all_reached() -> None:
     found = summary(['{"frozen": 1.0, "written": 2.0}', '{"frozen": 2.0}', '{"frozen": 6.0, "written": 1.0}'])
     assert {k: (t.p50_s, t.max_s) for k, t in found.items()} == {"frozen": (2.0, 6.0)}

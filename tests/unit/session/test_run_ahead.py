@@ -1,4 +1,4 @@
-"""How far the host runs ahead of its devices."""
+"""How many steps the host may dispatch before the devices have run them."""
 
 from __future__ import annotations
 
