@@ -23,6 +23,7 @@ import timeit
 from collections.abc import Callable, Mapping
 
 from benchmarks.agreement import MEASURED, Measured
+from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, meet
 from gracepoint.multihost.ledger import Closed, Event, Noticed
 from gracepoint.process_group import ProcessGroup
@@ -104,7 +105,7 @@ def one_of_ours(agreement: Agreement, observer: Observer, gang: ProcessGroup, nu
         agreement.tell(f"drill {number}", "", remaining_s=0.0, drill=True, once=True)
 
     told_s, stopped_s = train(lambda step: agreement.arrive(), tell, gang, number)
-    agreement.confirm(agreement.seat.ordinal, timeout_s=_TIMEOUT_S)
+    agreement.confirm(agreement.seat.ordinal, deadline=Deadline.after(_TIMEOUT_S, time.monotonic))
     agreement.end_epoch()
     if not observer.closed.wait(_TIMEOUT_S):
         raise TimeoutError(f"waited {_TIMEOUT_S:g} s for all processes to leave drill {number}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from gracepoint.checkpoint.process_groups import JoinedGroup
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
+from gracepoint.deadline import Deadline
 
 EXPRESS = "express writer"
 TENSORSTORE = "TensorStore writer"
@@ -63,7 +65,9 @@ class Gracepoint:
         self._checkpointer.prepare(state, in_background=False)
 
     def save(self, step: int, state: Any) -> Path:
-        self._checkpointer.save(step, state, {}, timeout_s=_TIMEOUT_S, on_stage=lambda stage: None)
+        self._checkpointer.save(
+            step, state, {}, deadline=Deadline.after(_TIMEOUT_S, time.monotonic), on_stage=lambda stage: None
+        )
         return self._root / str(step)
 
     def close(self) -> None:

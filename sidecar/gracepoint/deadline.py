@@ -1,8 +1,10 @@
-"""Until when something may take, by a clock that is passed in.
+"""The point in time after which work must stop, as an object that is handed down to whatever does the work.
 
-A deadline may move to an earlier time: one that follows ``left_s`` asks it again and again, and whoever owns a deadline
-may cancel it from any thread. So what waits for a condition does so by ``wait_for``, which looks every
-``_LOOK_EVERY_S``. It never moves to a later time: what ``left_s`` goes by may be over for another thread already.
+A deadline may move to an earlier time: a preemption's does when a nearer notice comes, and any thread may cancel a
+deadline. So work asks ``remaining_s`` again and again instead of keeping a number of seconds, and a wait for a
+condition goes through ``wait_for``, which checks the deadline every ``_LOOK_EVERY_S``. A deadline never moves to a
+later time: the thread that makes it follow a preemption may have dropped that preemption already, while others still
+work.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ _LOOK_EVERY_S = 0.05
 
 
 class Deadline:
-    """``timeout_s`` from now on, by ``clock``; or the earliest that ``left_s`` ever said, where that is given.
+    """A point in time after which work must stop. The clock is injected.
+
+    Args:
+        timeout_s: Seconds from now until the deadline.
+        clock: Returns monotonic seconds.
+        left_s: Returns the seconds that are left now. The deadline is the earliest point in time that it ever gave.
+            None if the deadline is fixed.
 
     Attributes:
-        timeout_s: How long it was at first.
-        clock: Monotonic seconds.
+        timeout_s: Seconds that the deadline was away when it was made.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float], left_s: Callable[[], float] | None = None) -> None:
@@ -29,22 +37,24 @@ class Deadline:
         self._started_s = clock()
         self._left_s = left_s
         self._until_s = self._started_s + timeout_s
-        self._cancelled: str | None = None  # why; written once
+        self._cancelled: str | None = None  # the reason; written once
 
     @classmethod
     def after(cls, timeout_s: float, clock: Callable[[], float]) -> Deadline:
+        """Returns a fixed deadline, ``timeout_s`` from now."""
         return cls(timeout_s, clock)
 
     @classmethod
-    def of(cls, timeout_s: float | Callable[[], float], clock: Callable[[], float]) -> Deadline:
-        """A deadline that moves where ``timeout_s`` is a function: of the seconds that are left when it is asked."""
-        return cls(timeout_s(), clock, timeout_s) if callable(timeout_s) else cls(timeout_s, clock)
+    def following(cls, left_s: Callable[[], float], clock: Callable[[], float]) -> Deadline:
+        """Returns a deadline that moves to an earlier time when ``left_s`` says so: any thread may ask it."""
+        return cls(left_s(), clock, left_s)
 
     def elapsed_s(self) -> float:
+        """Returns the seconds since the deadline was made."""
         return self.clock() - self._started_s
 
     def remaining_s(self) -> float:
-        """Seconds left, at least 0; none once it is cancelled."""
+        """Returns the seconds that are left: at least 0, and 0 once the deadline is cancelled."""
         if self._cancelled is not None:
             return 0.0
         now_s = self.clock()
@@ -53,35 +63,41 @@ class Deadline:
         return max(0.0, self._until_s - now_s)
 
     def passed(self) -> bool:
+        """Returns True if no time is left."""
         return self.remaining_s() == 0
 
     def part(self, fraction: float) -> Deadline:
-        """Returns the deadline after ``fraction`` of what is left of this one."""
+        """Returns a fixed deadline after ``fraction`` of the time that is left until this one."""
         return Deadline.after(self.remaining_s() * fraction, self.clock)
 
     def cancel(self, reason: str) -> None:
-        """Whoever works until this deadline is to stop. From any thread; the first reason stands."""
+        """Makes whatever works until this deadline stop now. Any thread may call it; the first reason is kept."""
         if self._cancelled is None:
             self._cancelled = reason
 
     @property
     def cancelled(self) -> bool:
+        """True once ``cancel`` was called."""
         return self._cancelled is not None
 
     @property
     def ended(self) -> str:
-        """How it ended, in words: ``within 3.0 s``, or ``before it was stopped: ...``."""
+        """How the deadline ended, for messages: ``within 3.0 s``, or ``before it was stopped: ...``."""
         if self._cancelled is not None:
             return f"before it was stopped: {self._cancelled}"
         return f"within {self.elapsed_s() if self._left_s is not None else self.timeout_s:.1f} s"
 
     def check_not_cancelled(self) -> None:
-        """Raises SaveFailed if it is cancelled: asked where work can stop, at the border of two chunks."""
+        """Raises SaveFailed if the deadline is cancelled. Called where work can stop, between two chunks."""
         if self._cancelled is not None:
             raise SaveFailed(f"not done {self.ended}")
 
     def wait_for(self, condition: threading.Condition, predicate: Callable[[], bool]) -> bool:
-        """Waits in a condition that the caller holds; returns the predicate's last value."""
+        """Waits on a condition that the caller holds, until the predicate is true or the deadline has passed.
+
+        Returns:
+            The predicate's last value.
+        """
         while not predicate():
             left_s = self.remaining_s()
             if left_s == 0:

@@ -1,9 +1,10 @@
-"""What is done with the time that is left once all processes stand at the agreed sync point. Pure.
+"""Chooses what to save in the time that is left once all processes are at the agreed sync point. Pure.
 
-Every process tells the others its ``Situation``; ``merged`` makes one of all, the gloomiest in every figure, and
-``plan`` chooses by it: the same input in all processes, the same choice. docs/deadline.md has the rules and a table.
+Every process tells the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
+``plan`` chooses by the result. All processes have the same input, so they make the same choice. docs/deadline.md has
+the rules and a table.
 
-Predictions are times of the whole gang. *Fits* means: times the margin.
+Predictions are for all processes together. A save *fits* if its predicted duration times the margin is left.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from gracepoint.errors import AgreementError
 
 T = TypeVar("T", int, float)
 
-#: Assumed until the first save was measured: what a slow network disk gives one process, and the fixed part of a
-#: save. A guess, on the safe side; a first periodic save replaces it.
+#: Assumed until a save was measured: the throughput of a slow network disk for one process, and the fixed part of a
+#: save. A cautious guess; the first periodic save replaces it.
 ASSUMED_BYTES_PER_S = 100e6
 ASSUMED_FIXED_S = 1.0
 
 
 class Choice(StrEnum):
-    """What is done."""
+    """What the processes do."""
 
     SAVE_NOW = "SaveNow"  # the current step is saved; nothing else is under way
     FINISH_IN_FLIGHT = "FinishInFlight"  # the save under way is finished, then the current step is saved
     CANCEL_AND_SAVE = "CancelAndSave"  # the save under way is stopped, and the current step is saved
     PROMOTE = "Promote"  # the newest snapshot in host memory is committed in place of the current step
-    IMPOSSIBLE = "Impossible"  # by what is known nothing will be in time; as FINISH_IN_FLIGHT, there is nothing to lose
+    #: Nothing is predicted to be done in time. Done as FINISH_IN_FLIGHT, as nothing is lost by trying.
+    IMPOSSIBLE = "Impossible"
 
 
 class SnapshotState(StrEnum):
-    """Where a snapshot is, as far as is known."""
+    """How far the save of a snapshot is, as far as a process knows."""
 
     WRITING = "writing"  # its save is under way
     COMMITTED = "committed"
-    HELD = "held"  # its save failed or was stopped; the memory still has it
-    GONE = "gone"  # ... and has it no longer
+    HELD = "held"  # its save failed or was stopped, and host memory still has the snapshot
+    GONE = "gone"  # its save failed or was stopped, and host memory does not have the snapshot any more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,11 @@ class NewestSnapshot:
     """The newest snapshot in host memory.
 
     Attributes:
-        step: That it is of.
-        state: Where it is.
-        done_bytes: Of one process's part of its save: on the disk.
-        left_bytes: Not yet.
-        elapsed_s: Since its save began.
+        step: The snapshot's step.
+        state: How far its save is.
+        done_bytes: Bytes of this process's part that are written.
+        left_bytes: Bytes of this process's part that are not yet written.
+        elapsed_s: Seconds since its save began.
     """
 
     step: int
@@ -65,17 +67,17 @@ class NewestSnapshot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What one process knows, or all of them, at the agreed point.
+    """What one process, or all of them, know at the agreed sync point.
 
     Attributes:
-        step: The current one.
-        left_s: Until everything must be done.
-        state_bytes: The state, over all processes; None: not known yet.
-        process_count: How many write.
-        drain_s: What the steps in flight take.
-        streamed_bytes_per_s: How fast emergencies have been, over all processes; None: there was none.
-        snapshot_bytes_per_s: The same of saves from a snapshot.
-        snapshot: The newest; None: there is none.
+        step: The current step.
+        left_s: Seconds until everything must be done. Infinite if no deadline is known.
+        state_bytes: Bytes of the state over all processes. None if that is not known yet.
+        process_count: How many processes write.
+        drain_s: Predicted seconds for the steps in flight.
+        streamed_bytes_per_s: Bytes per second of earlier emergency saves, over all processes. None if there was none.
+        snapshot_bytes_per_s: Bytes per second of earlier saves from a snapshot. None if there was none.
+        snapshot: The newest snapshot in host memory. None if there is none.
         margin: Factor on predictions.
     """
 
@@ -91,17 +93,17 @@ class Situation:
 
     @property
     def save_s(self) -> float:
-        """What it takes to stream the current state to the disk."""
+        """Predicted seconds to write the current state from the devices."""
         return self._writing_s(self.streamed_bytes_per_s or self.snapshot_bytes_per_s)
 
     @property
     def rewrite_s(self) -> float:
-        """What it takes to write a whole snapshot."""
+        """Predicted seconds to write a whole snapshot."""
         return self._writing_s(self.snapshot_bytes_per_s or self.streamed_bytes_per_s)
 
     @property
     def finish_s(self) -> float:
-        """What the save under way still takes: by earlier saves or by its own pace, whichever is longer."""
+        """Predicted seconds until the save under way ends: by earlier saves or by its own pace, whichever is longer."""
         snapshot = self.snapshot
         if snapshot is None or snapshot.state is not SnapshotState.WRITING:
             return 0.0
@@ -109,7 +111,7 @@ class Situation:
         if total_bytes == 0:
             return 0.0
         left = snapshot.left_bytes / total_bytes
-        # Of a save that has nothing on the disk after so long, no more is known than that it is slow.
+        # If a save has written nothing yet, all that is known is that it takes as long again.
         by_itself = snapshot.left_bytes / snapshot.done_bytes if snapshot.done_bytes else 1.0
         return max(self.rewrite_s * left, snapshot.elapsed_s * by_itself)
 
@@ -117,13 +119,13 @@ class Situation:
         return 0.0 if self.state_bytes is None else writing_s(self.state_bytes, self.process_count, bytes_per_s)
 
     def to_json(self) -> str:
-        """One line; a deadline that is not known is null."""
+        """Returns one line of JSON. An infinite ``left_s`` is null."""
         left_s = self.left_s if math.isfinite(self.left_s) else None
         return json.dumps(dataclasses.asdict(self) | {"left_s": left_s})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what ``to_json`` of another process, of this same library, wrote."""
+        """Reads what ``to_json`` returned in another process, which has the same version of this library."""
         found = json.loads(text)
         if found["left_s"] is None:
             found["left_s"] = math.inf
@@ -136,13 +138,13 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is done.
+    """What the processes do at the agreed sync point.
 
     Attributes:
-        choice: Of all processes.
-        step: That will be committed, if all goes as predicted.
+        choice: The choice of all processes.
+        step: The step that will be committed if the predictions hold.
         steps_lost: Completed steps that it lacks.
-        reason: In one sentence.
+        reason: Why, in one sentence.
     """
 
     choice: Choice
@@ -152,14 +154,14 @@ class Plan:
 
 
 def writing_s(state_bytes: int, process_count: int, bytes_per_s: float | None) -> float:
-    """What it takes to write a state at a rate, over all processes; None: at the assumed one."""
+    """Returns the seconds to write a state at a rate over all processes. None: at the assumed rate."""
     if bytes_per_s is None:
         return ASSUMED_FIXED_S + state_bytes / (ASSUMED_BYTES_PER_S * process_count)
     return state_bytes / bytes_per_s
 
 
 def merged(situations: Sequence[Situation]) -> Situation:
-    """One situation of all processes', the worst of each figure.
+    """Returns one situation for all processes: the worst of each figure.
 
     Raises:
         AgreementError: Their newest snapshots are of different steps, or not all have one.
@@ -185,7 +187,7 @@ def merged(situations: Sequence[Situation]) -> Situation:
 
 
 def plan(now: Situation) -> Plan:
-    """Chooses: the current step wherever it fits, else an older one that does, else what may succeed all the same."""
+    """Chooses the current step if it fits, else an older one that does, else what may succeed without the margin."""
     snapshot, left_s, margin = now.snapshot, now.left_s, now.margin
     writing = snapshot is not None and snapshot.state is SnapshotState.WRITING
     current_s, left = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
@@ -205,7 +207,7 @@ def plan(now: Situation) -> Plan:
     if writing:
         assert snapshot is not None
         finish_s = now.finish_s
-        both_s = max(finish_s, now.drain_s) + now.save_s  # the queue drains while the save under way goes on
+        both_s = max(finish_s, now.drain_s) + now.save_s  # the devices finish their steps while the save goes on
         flight = f"the save of step {snapshot.step} under way another {finish_s:.1f} s"
         if margin * both_s <= left_s:
             return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {left}")
@@ -235,7 +237,7 @@ def plan(now: Situation) -> Plan:
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
-    """The newest snapshot as the processes together know it: how its save ends, it ends in all."""
+    """Returns the newest snapshot as all processes together know it: its save ends alike in all of them."""
     for state in (SnapshotState.COMMITTED, SnapshotState.GONE, SnapshotState.HELD):
         for situation in situations:
             if situation.snapshot is not None and situation.snapshot.state is state:

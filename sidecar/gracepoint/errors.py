@@ -4,26 +4,26 @@
     ├── SettingsError          a setting (environment, argument) is missing, unknown or wrong
     ├── WireError              a message of the channel cannot be read
     ├── ClusterError           the JAX cluster cannot be joined, or was joined before
-    │   └── NoCluster          ... because there is none; a ``ValueError`` as in Orbax
-    ├── BarrierError           processes could not be brought together
-    │   ├── BarrierTimeout     ... not in time; names who had not arrived
-    │   ├── BarrierFailed      ... because a process reported an error; carries that error's text
-    │   ├── BarrierCancelled   ... because one gave it up on purpose; says which and why
-    │   └── BarrierReused      ... because the key was used before
-    ├── AgreementError         the processes do not agree on where they are
-    ├── CannotKnow             the question has no honest answer (never answered with False)
+    │   └── NoCluster          there is no JAX cluster; a ``ValueError`` as in Orbax
+    ├── BarrierError           the processes did not all pass a barrier
+    │   ├── BarrierTimeout     not all came in time; names the missing ones
+    │   ├── BarrierFailed      a process reported an error; has that error's text
+    │   ├── BarrierCancelled   a process cancelled the barrier; says which and why
+    │   └── BarrierReused      the key was used before
+    ├── AgreementError         the processes are not at the same sync point, or did not say where they are
+    ├── CannotKnow             the question has no honest answer, and False would be a guess
     └── CheckpointError        a checkpoint cannot be written or read
-        ├── CheckpointNotFound  there is none where one was asked for by name
-        ├── CheckpointExists    something is already where one should be saved
-        ├── CheckpointCorrupt   one is there, and it is torn, foreign or damaged
-        ├── CheckpointTooNew    a newer Gracepoint wrote it, and this one cannot read it
+        ├── CheckpointNotFound  there is no checkpoint with the name that was given
+        ├── CheckpointExists    something already exists where the checkpoint should be saved
+        ├── CheckpointCorrupt   the checkpoint is incomplete, damaged, or no checkpoint
+        ├── CheckpointTooNew    a newer Gracepoint wrote it, and this version cannot read it
         ├── CheckpointMismatch  it does not fit the tree that it should be restored into
-        ├── CheckpointRefused   a leaf or an argument is one that cannot be saved, or restored so
+        ├── CheckpointRefused   a leaf cannot be saved, or cannot be restored as the arguments say
         ├── InvalidSharding     one replica cannot read for the others with this sharding
         └── SaveFailed          a save did not become durable
 
-``Preempted`` is not in the tree: it is a ``SystemExit``, so that a training script that does not know of it
-ends with the right exit code, and ``except Exception`` does not swallow it.
+``Preempted`` is not in the tree: it is a ``SystemExit``. So a training script that does not know of it exits with the
+right exit code, and ``except Exception`` does not swallow it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SettingsError(GracepointError, ValueError):
 
 
 class WireError(GracepointError, ValueError):
-    """A message of the channel is not of the form that the protocol says."""
+    """A message of the channel does not have the form that the protocol prescribes."""
 
 
 class ClusterError(GracepointError, RuntimeError):
@@ -46,15 +46,15 @@ class ClusterError(GracepointError, RuntimeError):
 
 
 class NoCluster(ClusterError, ValueError):
-    """Several processes should meet, and this one has not joined a JAX cluster; a ``ValueError`` as in Orbax."""
+    """The call needs a JAX cluster, and this process has not joined one; a ``ValueError`` as in Orbax."""
 
 
 class BarrierError(GracepointError, RuntimeError):
-    """The processes could not be brought together at a barrier."""
+    """The processes did not all pass a barrier."""
 
 
 class BarrierTimeout(BarrierError, TimeoutError):
-    """Not every process arrived in time; ``missing`` holds the indices of those that had not."""
+    """Not every process arrived in time. ``missing`` has the indices of those that did not."""
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -62,23 +62,23 @@ class BarrierTimeout(BarrierError, TimeoutError):
 
 
 class BarrierFailed(BarrierError):
-    """A process reported an error at the barrier, which the others thus need not wait for."""
+    """A process reported an error at the barrier, so the others wait no longer."""
 
 
 class BarrierCancelled(BarrierError):
-    """A process gave the barrier up on purpose; nobody passes it."""
+    """A process cancelled the barrier; no process passes it."""
 
 
 class BarrierReused(BarrierError):
-    """The barrier's key was used before in this process; keys are for one use."""
+    """This process has used the barrier's key before. Each key is for one use."""
 
 
 class AgreementError(GracepointError, RuntimeError):
-    """The processes are not at the same point, or did not say where they are."""
+    """The processes are not at the same sync point, or did not say where they are."""
 
 
 class CannotKnow(GracepointError, RuntimeError):
-    """The question has no honest answer here, and False would be a guess."""
+    """The question has no honest answer, and False would be a guess."""
 
 
 class CheckpointError(GracepointError):
@@ -86,19 +86,19 @@ class CheckpointError(GracepointError):
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
-    """No complete checkpoint is where one was asked for by name."""
+    """There is no complete checkpoint with the name that was given."""
 
 
 class CheckpointExists(CheckpointError, FileExistsError, ValueError):
-    """Something is already where a checkpoint should be saved; a ``ValueError`` as in Orbax."""
+    """Something already exists where a checkpoint should be saved; a ``ValueError`` as in Orbax."""
 
 
 class CheckpointCorrupt(CheckpointError):
-    """A checkpoint is torn, foreign or damaged, and was not restored."""
+    """A checkpoint is incomplete, damaged or no checkpoint, and was not restored."""
 
 
 class CheckpointTooNew(CheckpointError):
-    """A newer Gracepoint wrote a checkpoint, in a format that this version does not know; it is left as it is."""
+    """A newer Gracepoint wrote the checkpoint in a format that this version does not know. It is not changed."""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
@@ -106,15 +106,15 @@ class CheckpointMismatch(CheckpointError, ValueError):
 
 
 class CheckpointRefused(CheckpointError, ValueError):
-    """A leaf cannot be saved, or not restored as the arguments say; a ``ValueError`` as in Orbax."""
+    """A leaf cannot be saved, or cannot be restored as the arguments say; a ``ValueError`` as in Orbax."""
 
 
 class InvalidSharding(CheckpointError, ValueError):
-    """One replica cannot read for the others with the sharding that was given."""
+    """With the given sharding, one replica cannot read for the others."""
 
 
 class SaveFailed(CheckpointError):
-    """A save did not become durable; what was complete before still is."""
+    """A save did not become durable. Earlier complete checkpoints are not affected."""
 
 
 class Preempted(SystemExit):
@@ -122,9 +122,9 @@ class Preempted(SystemExit):
 
     Attributes:
         saved: True if the state at ``step`` is committed.
-        step: The step that was saved, or the last one passed where nothing was saved.
-        steps_lost: How many completed steps that one lacks: more than 0 where an older snapshot was saved, as there
-            was no time for more. None where nothing was saved.
+        step: The step that was saved. If nothing was saved, the last step that was passed.
+        steps_lost: Completed steps that the saved one lacks: more than 0 if an older snapshot was committed, as there
+            was no time for more. None if nothing was saved.
         reason: What happened, in words.
     """
 

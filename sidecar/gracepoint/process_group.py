@@ -1,7 +1,7 @@
-"""What the library needs from the other processes of the gang, as a protocol.
+"""What the library needs from the other processes, as a protocol.
 
-The checkpoint engine and the session see the gang only through this; ``gracepoint.multihost`` implements it
-on the JAX coordination service, and ``SingleProcess`` is the gang of one.
+The checkpoint engine and the session see the other processes only through ``ProcessGroup``. ``gracepoint.multihost``
+implements it on the JAX coordination service, and ``SingleProcess`` for a job of one process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Protocol
 class ProcessGroup(Protocol):
     """The processes that train together, as one of them sees them.
 
-    Every call that names a ``key`` is collective: each process makes it with the same key, once. Keys are
-    made unique within the attempt by the caller (``save/3/commit``, or ``multihost.BarrierKeys``); the
-    implementation puts job and attempt in front. Calls with different keys may run at the same time in
-    different threads.
+    Every call with a ``key`` is collective unless it says otherwise: each process makes it once, with the same key. The
+    caller makes keys unique within the attempt (``save/3/commit``, or ``multihost.BarrierKeys``); the implementation
+    adds job and attempt in front. Calls with different keys may run in different threads at the same time.
 
-    ``processes`` names those that take part, the same ones in each of them, by ``process_index``; None means
-    all. A process that is not among them must not make the call.
+    ``processes`` names the processes that take part by their ``process_index``, alike in all of them. None means all. A
+    process that is not among them must not make the call.
     """
 
     @property
@@ -28,7 +27,7 @@ class ProcessGroup(Protocol):
 
     @property
     def process_count(self) -> int:
-        """How many processes the gang has."""
+        """How many processes train together."""
 
     def barrier(
         self,
@@ -42,28 +41,28 @@ class ProcessGroup(Protocol):
 
         Args:
             key: Unique within the attempt.
-            timeout_s: Seconds until it gives up.
-            on_last: Called in the one process that arrives last, before any is released. Its exception
-                releases the others with ``BarrierFailed``.
-            processes: Who takes part; None for all.
+            timeout_s: Seconds until this process gives up, for all.
+            on_last: Called in the process that arrives last, before any process passes. If it raises, the other
+                processes raise ``BarrierFailed``.
+            processes: The processes that take part. None for all.
 
         Raises:
-            BarrierTimeout: Not all came in time; says who is missing.
+            BarrierTimeout: Not all processes came in time. Names the missing ones.
             BarrierFailed: A process called ``fail`` for this key, or its ``on_last`` raised.
             BarrierCancelled: A process called ``cancel`` for this key.
-            BarrierReused: This process used the key before.
-            ValueError: This process is not in ``processes``, or one there is not in the gang.
+            BarrierReused: This process has used the key before.
+            ValueError: This process is not in ``processes``, or ``processes`` has an index that does not exist.
         """
 
     def fail(self, key: str, error: BaseException) -> None:
-        """Tells those that wait for ``key``, or will, that this process does not come, and why."""
+        """Tells the processes that wait for ``key``, now or later, that this process does not come, and why."""
 
     def cancel(self, key: str, reason: str) -> bool:
-        """Gives up what waits for ``key``, in another thread of this process and in all others.
+        """Ends the waits for ``key``, in other threads of this process and in all other processes.
 
         Returns:
-            True if nobody passes or has passed it. False if it was decided before: then all pass, or what
-            they were told stands.
+            True if no process passes or has passed it. False if the barrier was decided before: then all processes
+            pass, or all raise what was decided.
         """
 
     def broadcast(
@@ -75,10 +74,10 @@ class ProcessGroup(Protocol):
         source: int = 0,
         processes: Collection[int] | None = None,
     ) -> str:
-        """Hands the ``value`` of process ``source`` to all; the others pass None. The source waits for nobody.
+        """Returns the ``value`` of process ``source`` in all processes. The others pass None. The source does not wait.
 
         Raises:
-            BarrierTimeout: The source did not publish in time.
+            BarrierTimeout: The source did not publish its value in time.
             BarrierFailed, BarrierCancelled, BarrierReused, ValueError: As ``barrier``.
         """
 
@@ -86,31 +85,32 @@ class ProcessGroup(Protocol):
         """Returns every process's ``value``, in the order of their indices.
 
         Raises:
-            BarrierTimeout: Not all published in time; says who is missing.
+            BarrierTimeout: Not all processes published their value in time. Names the missing ones.
             BarrierFailed, BarrierCancelled, BarrierReused, ValueError: As ``barrier``.
         """
 
     def decide(self, key: str, value: str) -> str:
-        """Returns the ``value`` of the process that called first: the same in all that ask. Waits for nobody.
+        """Returns the ``value`` of the process that called first, in all processes that call. Does not wait.
 
-        Not collective: any number of processes may ask, whenever they like.
+        Not collective: any number of processes may call, at any time.
         """
 
     def leave(self, folder: str) -> None:
-        """This process is done with the keys below ``folder``; the last process to say so removes them.
+        """Says that this process is done with the keys below ``folder``. The last process to say so removes them.
 
-        Collective, for each folder once; waits for nobody.
+        Collective, once for each folder. Does not wait.
         """
 
     def retire(self, folder: str) -> None:
-        """Removes the key ``folder`` and those below it, which all processes have passed; process 0 does it for all.
+        """Removes the key ``folder`` and those below it, which all processes have passed. Process 0 does it for all.
 
-        Each process calls it where it knows that, as from a later barrier, or does not. Waits for nobody.
+        A process may call it once it knows that all have passed, for example from a later barrier; it need not. Does
+        not wait.
         """
 
 
 class SingleProcess:
-    """The gang of one process: nothing to wait for."""
+    """A job of one process: there is nothing to wait for."""
 
     process_index = 0
     process_count = 1

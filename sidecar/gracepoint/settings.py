@@ -1,8 +1,8 @@
-"""What the library is told by its pod, read once, strictly.
+"""The settings that the library reads from its pod's environment, once and strictly.
 
-In a cluster the operator's webhook writes the environment (``wire/names.py``). On a laptop nothing is set and
-the defaults hold: one process, no operator. A name with our prefix that this version does not know, or a value
-that cannot be read, is an error: a setting that is silently dropped is noticed only when a job is lost.
+In a cluster the operator's webhook writes the environment (``wire/names.py``). On a laptop nothing is set, and the
+defaults hold: one process, no operator. A variable with our prefix that this version does not know, or a value that
+cannot be read, is an error: a setting that is silently ignored is noticed only when a job is lost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from gracepoint.wire.names import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that may be told to the library; field ``x`` is the environment's ``GRACEPOINT_X``.
-
-    None means "not told".
-    """
+    """All settings. The field ``x`` is the variable ``GRACEPOINT_X``; None means that it is not set."""
 
     # Who this pod is.
     namespace: str | None = None
@@ -44,7 +41,7 @@ class Settings:
     restart_attempt: int = 0
     replicated_job: str | None = None
     job_index: int = 0
-    # Where it stands in the gang.
+    # Its place among the training processes.
     process_count: int | None = None
     process_offset: int = 0
     pods_per_job: int | None = None
@@ -57,21 +54,21 @@ class Settings:
     ca_certificate: str | None = None  # PEM
     token_file: str = TOKEN_FILE
     # What else is watched.
-    metadata: tuple[str, ...] = ()  # clouds' metadata servers: METADATA_CLOUDS, or METADATA_AUTO alone
+    metadata: tuple[str, ...] = ()  # some of METADATA_CLOUDS, or METADATA_AUTO alone
     # The policy.
     policy: str | None = None
     directory: str | None = None
-    save_every_steps: int = 0  # 0: no periodic saves for that reason
-    save_every_s: float = 0.0  # 0: no periodic saves for that reason
+    save_every_steps: int = 0  # 0: no periodic saves by number of steps
+    save_every_s: float = 0.0  # 0: no periodic saves by time
     keep_last: int = 3
-    keep_every_steps: int = 0  # 0: none for that reason
-    keep_for_s: float = 0.0  # 0: none for that reason
-    host_memory_limit_bytes: int | None = None  # of a snapshot, in each process; None: what there is
+    keep_every_steps: int = 0  # 0: no steps are kept for that reason
+    keep_for_s: float = 0.0  # 0: no steps are kept for that reason
+    host_memory_limit_bytes: int | None = None  # for snapshots, in each process; None: all that is free
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
     unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
     grace_period_s: float = 30.0  # Kubernetes' own default
     margin: float = 1.25
-    head_start_s: float = DEFAULT_HEAD_START_S  # a preemption's save begins that long before the deadline at the latest
+    head_start_s: float = DEFAULT_HEAD_START_S  # a save begins that long before the deadline at the latest
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -88,7 +85,7 @@ class Settings:
                 f"spelling, or install in the image the version of gracepoint that the operator has. "
                 f"Known: {', '.join(sorted(_READERS))}"
             )
-        # The downward API writes an empty text for a label that the pod has not: empty means not told.
+        # The downward API writes an empty text for a label that the pod does not have: empty means not set.
         found = {
             field: reader(name, environ[name])
             for name, (field, reader) in _READERS.items()
@@ -97,7 +94,7 @@ class Settings:
         return cls(**found)
 
     def override(self, **values: Any) -> Self:
-        """A copy with those values that are not None, checked like the environment's.
+        """Returns a copy with the values that are not None. They are checked like those of the environment.
 
         Raises:
             SettingsError: A value is out of range.
@@ -113,7 +110,7 @@ class Settings:
         """The id with which this pod joins the JAX cluster.
 
         Raises:
-            SettingsError: What it is made of is missing or contradicts itself.
+            SettingsError: A setting that it is computed from is missing, or the settings contradict each other.
         """
         count = self.required("process_count")
         if count == 1:
@@ -134,16 +131,16 @@ class Settings:
         """``host:port`` of process 0.
 
         Raises:
-            SettingsError: What it is made of is missing.
+            SettingsError: A setting that it is computed from is missing.
         """
         pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
         return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
 
     def required(self, field: str, *, because: str | None = None) -> Any:
-        """The value of a field that cannot be done without.
+        """Returns the value of a field that must be set.
 
         Raises:
-            SettingsError: It was not told.
+            SettingsError: It is not set.
         """
         value = getattr(self, field)
         if value is None:
@@ -219,7 +216,7 @@ def _clouds(name: str, value: str) -> tuple[str, ...]:
 
 _exit_code = _integer(3, 125)
 
-#: Environment variable -> (field, how its text is read).
+#: Environment variable -> (field, function that reads its text).
 _READERS: dict[str, tuple[str, Reader]] = {
     Env.NAMESPACE: ("namespace", _text),
     Env.POD_NAME: ("pod_name", _text),

@@ -12,7 +12,7 @@ import runpy
 import sys
 from typing import Any
 
-from gracepoint.preemption.epoch_progress import EpochProgress
+from gracepoint.preemption.progress import EpochProgress
 
 EXAMPLE = "/app"
 #: The state has about a megabyte.
@@ -26,8 +26,8 @@ def main() -> None:
     storage.bytes_per_s = 0.0
     chose = EpochProgress.chose
 
-    def chose_and_go_on(account: EpochProgress, plan: Any) -> None:
-        chose(account, plan)
+    def chose_and_go_on(progress: EpochProgress, plan: Any) -> None:
+        chose(progress, plan)
         storage.bytes_per_s = _THEN_BYTES_PER_S
 
     EpochProgress.chose = chose_and_go_on  # type: ignore[method-assign,assignment]

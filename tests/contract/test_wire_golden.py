@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gracepoint.wire import messages
-from gracepoint.wire.messages import Frame, Message
+from gracepoint.wire.codec import VERSION, Message
+from gracepoint.wire.messages import Frame
 
 GOLDEN = Path(__file__).parent / "wire"
 FILES = sorted(GOLDEN.glob("v*/*.json"))
@@ -45,4 +46,4 @@ def test_every_message_has_a_golden_file() -> None:
         for name, value in vars(messages).items()
         if isinstance(value, type) and issubclass(value, Message) and dataclasses.is_dataclass(value)
     }
-    assert names - parts == {kind(path) for path in FILES if path.parent.name == f"v{messages.VERSION}"}
+    assert names - parts == {kind(path) for path in FILES if path.parent.name == f"v{VERSION}"}

@@ -96,6 +96,7 @@ class Observer:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
     here().initialize_jax()
+    from gracepoint.deadline import Deadline
     from gracepoint.multihost import Agreement, meet
     from gracepoint.settings import Settings
 
@@ -125,7 +126,7 @@ def main() -> None:
             for _ in range(own.choice([1, 1, 1, 10, 100])):
                 if agreement.arrive():
                     stopped.append(agreement.seat.ordinal)
-                    agreement.confirm(agreement.seat.ordinal, timeout_s=30)
+                    agreement.confirm(agreement.seat.ordinal, deadline=Deadline.after(30, time.monotonic))
                     agreement.end_epoch()
             time.sleep(own.choice([0.0, 0.001, 0.005]))
         speaker.join()

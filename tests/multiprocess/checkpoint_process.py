@@ -31,6 +31,7 @@ from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, file_writer
+from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -229,7 +230,13 @@ def do_tell_waiting(engine: StepCheckpointer, gang: ProcessGroup, root: str) -> 
 
 def do_save(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     state = with_keys(make_state(int(step)), int(step))
-    saved = engine.save(int(step), state, {}, timeout_s=SAVE_TIMEOUT_S, on_stage=lambda stage: print(stage, flush=True))
+    saved = engine.save(
+        int(step),
+        state,
+        {},
+        deadline=Deadline.after(SAVE_TIMEOUT_S, time.monotonic),
+        on_stage=lambda stage: print(stage, flush=True),
+    )
     print(f"saved {saved.step}", flush=True)
 
 

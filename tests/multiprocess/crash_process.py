@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import save_operation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage import direct_io
+from gracepoint.deadline import Deadline
 from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.multiprocess.launcher import here
@@ -113,7 +115,7 @@ def do_save(engine: StepCheckpointer, step: int, *, dying: bool = False) -> None
                 os.kill(os.getpid(), signal.SIGKILL)
 
     mark(f"begun {step}")
-    engine.save(step, make_state(step), {}, timeout_s=TIMEOUT_S, on_stage=on_stage)
+    engine.save(step, make_state(step), {}, deadline=Deadline.after(TIMEOUT_S, time.monotonic), on_stage=on_stage)
     mark(f"committed {step}")
 
 

@@ -42,11 +42,19 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     import gracepoint
     from gracepoint.checkpoint.storage.storage_path import storage_path
     from gracepoint.deadline_plan import SnapshotState
-    from gracepoint.preemption.epoch_progress import EpochProgress
+    from gracepoint.preemption.progress import EpochProgress
 
+    epochs: list[EpochProgress] = []
+    make_epoch = EpochProgress.__init__
+
+    def note_epoch(epoch: EpochProgress, *arguments: Any) -> None:
+        make_epoch(epoch, *arguments)
+        epochs.append(epoch)
+
+    EpochProgress.__init__ = note_epoch  # type: ignore[method-assign,assignment]
     storage = SlowStorage(setattr)
     session = gracepoint.attach(directory, grace_period_s=30.0)
-    engine, emergency = session._checkpointer, session._standby.emergency
+    engine = session._checkpointer
     me = jax.process_index()
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     sharded, replicated = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
@@ -78,8 +86,8 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     chose = EpochProgress.chose
     after: dict[str, Any] = {}
 
-    def chose_and_go_on(account: EpochProgress, plan: Any) -> None:
-        chose(account, plan)
+    def chose_and_go_on(progress: EpochProgress, plan: Any) -> None:
+        chose(progress, plan)
         if "storage" in after:
             take(after["storage"])
 
@@ -127,15 +135,15 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
         loaded = threading.Event()
         for _ in range(2 if scenario.get("load") else 0):
             threading.Thread(target=burn, args=(loaded,), daemon=True).start()
-        before = emergency.epoch.number
+        before = epochs[-1].number
         for _ in range(scenario.get("steps_more", 0)):
             train()
         print("ready", number, step, flush=True)
         if "steps_more" in scenario:  # and the next one never ends
-            wait_until(lambda before=before: emergency.epoch.number != before, "the freeze")
+            wait_until(lambda before=before: epochs[-1].number != before, "the freeze")
             take(scenario["then"])
             time.sleep(PATIENCE_S)
-        while emergency.epoch.number == before or not emergency.epoch.ended:
+        while epochs[-1].number == before or not epochs[-1].ended:
             train()
         loaded.set()
         print("over", number, step, flush=True)

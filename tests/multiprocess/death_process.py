@@ -71,7 +71,7 @@ def die_at(point: str) -> None:
     def save_until(
         self: StepCheckpointer, step: int, *args: Any, on_stage: Callable[[str], None], **options: Any
     ) -> Any:
-        print("saves", step, flush=True)
+        print("saves_step", step, flush=True)
 
         def reached(stage: str) -> None:
             on_stage(stage)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from gracepoint.checkpoint import WriteOptions, verify
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.multiprocess.launcher import here
 
@@ -47,7 +49,7 @@ def main(directory: str) -> None:
         bytearray(STATE_BYTES)
     except MemoryError:
         print("there is no memory for a copy", flush=True)
-    saved = engine.save(1, state, {}, timeout_s=120.0, on_stage=print)
+    saved = engine.save(1, state, {}, deadline=Deadline.after(120.0, time.monotonic), on_stage=print)
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     restored = engine.restore(state, timeout_s=120.0)
     assert restored is not None
@@ -67,7 +69,7 @@ def main_in_group(directory: str, procs: Path) -> None:
             for device in engine.executor._writer._express._direct:
                 engine.executor._writer._express._direct[device] = False
         procs.write_text(str(os.getpid()))
-        saved = engine.save(1, state, {}, timeout_s=120.0, on_stage=lambda stage: None)
+        saved = engine.save(1, state, {}, deadline=Deadline.after(120.0, time.monotonic), on_stage=lambda stage: None)
         print("saved", name, saved.bytes, flush=True)
         (procs.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
         engine.close(60)

@@ -242,6 +242,7 @@ def broadcast() -> None:
     )()
     with pytest.raises(TypeError, match="that this process holds wholly"):
         multihost.broadcast_one_to_all([spread])
+    multihost.sync_global_processes("done")  # whoever came last to a meeting has removed its keys by now
     left = [key for key in everybody().store.list("local") if not key.endswith(("/released", "/all"))]
     assert not any("/data" in key or "/who" in key for key in left), left
     multihost.sync_global_processes("end")
@@ -334,7 +335,6 @@ def permuted() -> None:
     meeting = multihost.meet(settings)
     expected = multihost.ProcessNames(process_index, service_id, pod_index, f"gpt-w-0-{pod_index}")
     assert meeting.me == meeting.members[process_index] == expected
-    assert meeting.of_service_id(service_id) == meeting.of_pod_index(pod_index) == expected
     assert [m.process_index for m in meeting.members] == list(range(count))
     assert multihost.process_index() == process_index != multihost.global_state.process_id == service_id
 

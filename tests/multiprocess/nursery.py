@@ -31,7 +31,6 @@ _PRELOADED = (
     "jax.experimental.multihost_utils",
     "tensorstore",
     "gracepoint.session.session",
-    "gracepoint.preemption.emergency",
     "gracepoint.checkpoint",
     "gracepoint.multihost",
 )

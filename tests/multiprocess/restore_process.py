@@ -124,7 +124,9 @@ class Job:
     def save(self, step: str) -> None:
         state = make_state() | {"replicated": replicated_state()}
         values = {"rows": [self.gang.process_index * 10 + i for i in range(2)], "fixed": self.gang.process_index}
-        self.engine.save(int(step), state, values, timeout_s=TIMEOUT_S, on_stage=lambda stage: None)
+        self.engine.save(
+            int(step), state, values, deadline=Deadline.after(TIMEOUT_S, time.monotonic), on_stage=lambda stage: None
+        )
 
     def restore(self, step: str, how: str) -> None:
         """Restores in the same shardings or in others, in whatever number of processes these are.

@@ -127,7 +127,7 @@ def test_next_start_salvages_what_process_0_left_when_it_died(tmp_path: Path) ->
     row = Death(2, 0, "durable", {ABORTED}, None)
     with start(row, tmp_path) as gang:
         survived(gang, row, died(gang[0], row))
-    step = int(gang[0].wait_for_line("saves").split()[1])
+    step = int(gang[0].wait_for_line("saves_step").split()[1])
     with Processes.start(SCRIPT, 2, arguments=[str(tmp_path), json.dumps({"steps": step})], devices=1) as again:
         for result in again.wait(90):
             assert result.code == 0, again.output()
@@ -155,7 +155,7 @@ def hold(rows: Sequence[Death], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for number, (gang, row) in enumerate(zip(gangs, rows, strict=True)):
         expected = row.restores
         if expected is None:
-            expected = int(gang[row.who].wait_for_line("saves").split()[1])
+            expected = int(gang[row.who].wait_for_line("saves_step").split()[1])
         assert restored(tmp_path / str(number)) == expected, row
 
 

@@ -140,12 +140,12 @@ def misbehave(me: int, step: int) -> None:
     if OPTIONS["fail"] == [me, step]:
         raise RuntimeError("the user's own error")
     if OPTIONS["kill_self_in_freeze"] == me:
-        from gracepoint.preemption.emergency import Emergency
+        from gracepoint.preemption.observer import PreemptionObserver
 
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        Emergency._opened = die  # type: ignore[assignment,method-assign]
+        PreemptionObserver._opened = die  # type: ignore[assignment,method-assign]
 
 
 main()

@@ -296,7 +296,7 @@ class StepCheckpointer:
         state: Any,
         host_state: Mapping[str, Any],
         *,
-        timeout_s: float | Callable[[], float],
+        deadline: Deadline,
         on_stage: Callable[[str], None],
     ) -> Saved:
         """Saves now, and returns when the step is committed.
@@ -310,7 +310,7 @@ class StepCheckpointer:
             step: The step that ``state`` is at; the same in all processes.
             state: The train state. Must not be donated until this returns.
             host_state: This process's values by name.
-            timeout_s: For all of it; a function is asked again and again, as a preemption's deadline may move.
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
             on_stage: Called with "written" (this process's files are), "durable" (its done-record is) and
                 "committed" (the step is, for all).
 
@@ -318,7 +318,6 @@ class StepCheckpointer:
             SaveFailed: It is not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
-        deadline = Deadline.of(timeout_s, self._clock)
         self.executor.wait_until(deadline)
         if error := self.executor.take_error():
             logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
@@ -334,19 +333,19 @@ class StepCheckpointer:
         self._retire(save.temporary.ordinal, self._due.asked)
         return Saved(step, total_bytes)
 
-    def promote(self, *, timeout_s: float | Callable[[], float], on_stage: Callable[[str], None]) -> Saved:
+    def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
         """Commits the newest snapshot in host memory, in place of a state for which there is no time.
 
         A background save that is under way is waited for; one that failed is written once more.
 
         Args:
-            timeout_s: As in ``save``.
+            deadline: When the step must be committed, as in ``save``.
             on_stage: As in ``save``.
 
         Raises:
             SaveFailed: There is no snapshot, or it is not committed in time.
         """
-        step, total_bytes = self.executor.promote(self._paths, Deadline.of(timeout_s, self._clock), on_stage)
+        step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
         self._committed_step = step
         return Saved(step, total_bytes)
 

@@ -1,18 +1,18 @@
 """The agreement at work: ``protocol.Member`` between the training thread and two background threads.
 
-* The **training thread** calls ``arrive`` at every sync point. While nothing is wrong that is a counter and one
-  attribute test. In an open epoch it waits here, bounded by the time left, until the agreed point is known.
-* The **reading thread** ("gracepoint-agreement", one a process, daemon) is parked on the bell. It hears every
+* The **training thread** calls ``arrive`` at every sync point. Without a preemption that is a counter and one
+  attribute test. In an open epoch it waits here, for the time that is left at most, until the agreed point is known.
+* The **reading thread** ("gracepoint-agreement", one per process, daemon) is parked on the bell. It reads every
   entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
-  the ordinal; the last to publish tells all what was agreed.
-* The **timing thread** ("gracepoint-agreement-time", one a process, daemon) sleeps until there is a notice. Then
-  it looks when the freeze must begin, by this process's own figures, and rings the start; whichever process is
-  first starts all. In an open epoch it steps in for a process that died in the middle of the protocol, and gives
+  the ordinal. The last process to publish writes what was agreed.
+* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) sleeps until there is a notice. Then
+  it computes when the freeze must begin, by this process's own figures, and writes the start. The first process to do
+  so starts all. In an open epoch it takes over for a process that died in the middle of the protocol, and gives
   the epoch up for all when the time is over.
 * **Any thread** may call ``tell`` and ``take_back``.
 
-State between the threads: the seat and the ledger (see there; each is written by one thread, as a whole or
-attribute by attribute), and ``_failure``. ``_changed`` is notified after every change that somebody waits for.
+The threads share the seat and the ledger, each written by one thread (see there), and ``_failure``. ``_changed`` is
+notified after every change that a thread may wait for.
 ``close`` and ``abandon`` end the threads; both return within about two seconds.
 """
 
@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Protocol
 
+from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
@@ -36,38 +37,38 @@ log = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
 _LOOK_EVERY_S = 0.5
-#: How long training waits for the timing thread to tell who is missing when the time is over.
+#: How long training waits after the deadline for the timing thread, which can name the missing processes.
 _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
-#: How long a process waits to read its own last word.
+#: How long a process waits to read its own last entry.
 _HEARD_S = 5.0
-#: Two processes that are told the same within so many seconds of each other need to say it once, if it has no revision.
+#: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
 
 
 class Observer(Protocol):
-    """Whom the background threads tell, each in its own time."""
+    """Is told by the background threads what happens, and tells them the time."""
 
     def heard(self, event: Event) -> None:
-        """An entry of the bell has come to something (the reading thread; must not block)."""
+        """Called in the reading thread when an entry of the bell has an effect. Must not block."""
 
     def start_in_s(self) -> float:
-        """Seconds until the freeze must begin, so that the save can be done in time; 0 or less: now."""
+        """Returns the seconds until the freeze must begin, so that the save is done in time. 0 or less means now."""
 
     def time_left_s(self) -> float:
-        """Seconds in which all work of the open epoch must be done."""
+        """Returns the seconds in which all work of the open epoch must be done."""
 
     def looked(self) -> None:
-        """About twice a second while an epoch is open (the timing thread)."""
+        """Called in the timing thread about twice a second while an epoch is open."""
 
 
 class Agreement:
     """Brings all processes to one sync point.
 
     Args:
-        store: Shared by the gang.
-        gang: The processes.
-        observer: Told of what happens; knows the time.
+        store: The key-value store that all processes share.
+        gang: The processes that train together.
+        observer: Is told what happens, and knows the time.
     """
 
     def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer) -> None:
@@ -101,18 +102,18 @@ class Agreement:
         once: bool = False,
         revision: int | None = None,
     ) -> None:
-        """Tells every process of a notice, or the newest word on one; training goes on until it is time.
+        """Tells every process of a notice, or of a change of one. Training goes on until the freeze must begin.
 
         Args:
-            origin: Whose word this is; see ``entries.Notice`` for all of them.
-            text: Handed to every observer.
-            remaining_s: Until the deadline.
-            drill: To be rehearsed.
-            once: The origin is a name that is not used again.
-            revision: Which deadline this speaks of; None: not known, so that ``remaining_s`` is compared.
+            origin: Where the notice comes from; see ``entries.NoticeEntry`` for all arguments.
+            text: Passed to every observer.
+            remaining_s: Seconds until the deadline.
+            drill: True if the disruption is only rehearsed.
+            once: True if the origin is a name that is not used again.
+            revision: Identifies the deadline. None if it is not known; then ``remaining_s`` is compared.
 
         Raises:
-            StoreUnavailable: The store could not be reached, also when tried again.
+            StoreUnavailable: The store could not be reached, in several attempts.
         """
         notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision)
 
@@ -131,7 +132,7 @@ class Agreement:
                 time.sleep(0.1 * attempt)
 
     def take_back(self, origin: str, reason: str) -> None:
-        """The signal of a notice went away. Without effect once the freeze has begun, in all processes or none.
+        """Tells every process that the signal of a notice went away. Has no effect once the freeze has begun.
 
         Raises:
             StoreUnavailable: The store could not be reached.
@@ -140,7 +141,7 @@ class Agreement:
         self._bell.ring(retract, unless=lambda there: isinstance(there, Retract) and there.origin == origin)
 
     def tell_gone(self, reason: str) -> None:
-        """Lets those that wait for this process, or will, wait no longer, and tells them why. Never raises."""
+        """Ends all waits for this process, now and later, and tells the other processes why. Never raises."""
         try:
             self._bell.ring(Gone(self._me, reason), unless=lambda there: isinstance(there, Gone))
             if self.seat.epoch is not None:
@@ -161,12 +162,12 @@ class Agreement:
 
     @property
     def sync_point(self) -> int:
-        """Number of the sync point begun last, from 1; 0 before the first. The training thread's."""
+        """Number of the latest sync point, from 1. 0 before the first. For the training thread."""
         return self.seat.ordinal
 
     @property
     def steps_key(self) -> str:
-        """Where ``confirm`` waits; who cancels it there lets all processes wait no longer."""
+        """Key of the gather in ``confirm``. Cancelling it ends the wait of all processes."""
         return f"epoch/{self.seat.epoch}/steps"
 
     # The training thread.
@@ -175,34 +176,34 @@ class Agreement:
         """Passes the next sync point.
 
         Returns:
-            True at the agreed one: ``confirm`` it, save, then ``end_epoch`` or leave.
+            True at the agreed one: call ``confirm``, save, then call ``end_epoch`` or exit.
 
         Raises:
             AgreementError: The others did not say where they are in the time left, or one broke off.
         """
         seat = self.seat
-        seat.ordinal += 1  # begin(), spelt out: this line and the next are all that a quiet step costs
+        seat.ordinal += 1  # not begin(): this line and the next are all that a quiet step costs
         if seat.epoch is None:
             return False
         return self._held() is Verdict.SAVE
 
-    def confirm(self, step: int, word: str = "", *, timeout_s: float) -> list[str]:
+    def confirm(self, step: int, word: str = "", *, deadline: Deadline) -> list[str]:
         """Brings all processes together at the agreed sync point and compares their steps.
 
         Args:
-            step: This process's.
-            word: What the others are to know of this process.
-            timeout_s: Until they are here.
+            step: This process's step.
+            word: What the others are to know about this process.
+            deadline: When all processes must be here.
 
         Returns:
             Every process's word, in the order of their indices.
 
         Raises:
-            AgreementError: Two processes carry different steps; names both.
-            BarrierTimeout: A process did not get here in time; names it.
+            AgreementError: Two processes are at different steps; names both.
+            BarrierTimeout: A process did not come in time; names it.
             BarrierFailed: A process broke off.
         """
-        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=timeout_s)
+        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=deadline.remaining_s())
         steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
         for other, found in enumerate(steps):
             if found != steps[0]:
@@ -213,7 +214,7 @@ class Agreement:
         return list(words)
 
     def end_epoch(self) -> None:
-        """Leaves the agreed point of a drill, or one that was not reached; every process does so and trains on.
+        """Ends the epoch of a drill, at the agreed point or before it. Every process calls it and trains on.
 
         Raises:
             StoreUnavailable: The others could not be told.
@@ -224,12 +225,12 @@ class Agreement:
             pass
 
     def finish(self) -> bool:
-        """Passes the last sync point: this process is done with training.
+        """Passes the last sync point: this process has finished training.
 
-        When this returns, every notice that came before is dealt with.
+        When it returns, every notice that came before is dealt with.
 
         Returns:
-            True if that ended an open epoch, whose agreed point lies beyond the end.
+            True if that ended an open epoch, whose agreed point would come after the end.
 
         Raises:
             AgreementError: As ``arrive``.
@@ -246,7 +247,7 @@ class Agreement:
         return self.seat.epoch is not None and self._held() is Verdict.OVER
 
     def abandon(self, reason: str) -> None:
-        """This process breaks off training: it tells so, and its threads end. Never raises."""
+        """Tells the other processes that this one breaks off training, and ends the threads. Never raises."""
         if not self._leaving:
             self.tell_gone(reason)
             self.close()
@@ -280,7 +281,7 @@ class Agreement:
                         f"held at sync point {self.seat.ordinal} until the time was over: not every process "
                         f"said where it is"
                     )
-                # Not longer, as the deadline may move meanwhile.
+                # In short waits, as the deadline may move meanwhile.
                 self._changed.wait(_LOOK_EVERY_S)
 
     # The reading thread.
@@ -305,7 +306,7 @@ class Agreement:
         self._observer.heard(event)
 
     def _retire(self, epoch: int) -> None:
-        """All processes have left this epoch, and so every one before it: nobody uses their keys any more."""
+        """Removes the keys of this epoch and of all before it: all processes have left them."""
         over = [number for number in self._epochs if number <= epoch]
         self._epochs = [number for number in self._epochs if number > epoch]
         try:
@@ -336,14 +337,14 @@ class Agreement:
                     return
                 sleep_s = self._sleep_s()
                 if (sleep_s is None or sleep_s > 0) and self._changed.wait(sleep_s):
-                    continue  # something has changed: reckon anew
+                    continue  # something has changed: compute the time again
             try:
                 self._look()
             except GracepointError as error:
                 log.warning("could not keep the time of a notice, trying again error=%s", error)
 
     def _sleep_s(self) -> float | None:
-        """How long nothing is to be done; None: until something changes."""
+        """Returns the seconds until something is to be done. None: not before something changes."""
         ledger = self._member.ledger
         if ledger.failed is not None or (not ledger.standing and ledger.epoch is None):
             return None

@@ -1,22 +1,22 @@
-"""Bringing processes together on a key-value store: barriers, broadcast, gather.
+"""Barriers, broadcasts and gathers of processes, on a key-value store.
 
-Why not the coordination service's own ``wait_at_barrier``: it cannot be interrupted when a peer fails, breaks
-both sides when an id is used again, and runs nothing in the last one to arrive.
+The coordination service's own ``wait_at_barrier`` is not used: it cannot be interrupted when a peer fails, it breaks
+both sides when an id is used again, and it runs nothing in the process that arrives last.
 
-A barrier is four kinds of keys below its own: ``arrived/<process>`` (so that a timeout can name who is missing),
-``count/<who>``, and ``released``, written exactly once by whoever decides: the last to arrive (come through), a
-process that fails (its error), one that gives up (its timeout) or one that cancels (its reason). All others wait
-on that one key, so the service carries a single parked request a process; whoever loses the race to write it
-obeys what stands there. So nobody passes a barrier that another has left by timeout, and the other way round.
-A broadcast is ``released`` alone, written by its source.
+A barrier has these keys below its own: ``arrived/<process>``, so that a timeout can name the missing processes,
+``count/<who>``, and ``released``. ``released`` is written exactly once, by the process that decides the barrier: the
+last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that cancels (its
+reason). All others wait for that key, so the service has one parked request per process. A process that loses the race
+to write it obeys what is there. So no process passes a barrier that another has left by timeout, and the other way
+round. A broadcast is ``released`` alone, written by its source.
 
-``<who>`` stands for the set of those that take part: processes that name different sets never complete each
-other's barrier, and learn why.
+``<who>`` stands for the set of processes that take part. Processes that name different sets never complete each other's
+barrier, and the error says so.
 
-The calls block the thread that makes them, bounded by their timeout; different keys may be used in different
-threads at the same time, and ``fail`` and ``cancel`` are for any thread. The process that completes a barrier
-removes its arrivals. ``released`` stays until the caller knows that all processes have passed it (``retire``), or all
-have said so (``leave``): whatever is done again and again needs one of the two, or the store grows with it.
+A call blocks its thread until its timeout at most. Different keys may be used in different threads at the same time,
+and any thread may call ``fail`` and ``cancel``. The process that completes a barrier removes its arrivals. ``released``
+stays until the caller knows that all processes have passed it (``retire``), or all have said so (``leave``). A barrier
+that is repeated needs one of the two, or the store grows.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class StoreGang:
     """``gracepoint.process_group.ProcessGroup`` on a store.
 
     Args:
-        store: Shared by all processes of the attempt, and by no other attempt.
+        store: The key-value store of all processes of the attempt, and of no other attempt.
         process_index: This process, 0 to ``process_count - 1``.
-        process_count: How many there are.
-        names: What a process is called beside its index (its pod), by index; for messages.
+        process_count: How many processes there are.
+        names: Pod names by process index, for messages. None where a process has no pod.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StoreGang:
         on_last: Callable[[], None] | None = None,
         processes: Collection[int] | None = None,
     ) -> None:
-        """As ``Gang.barrier``."""
+        """As ``ProcessGroup.barrier``."""
 
         def complete() -> str:
             if on_last is not None:
@@ -83,7 +83,7 @@ class StoreGang:
         self._meet(key, "", timeout_s, self._participants(processes), complete)
 
     def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
-        """As ``Gang.gather``; the last to arrive reads all values once and hands them to the others."""
+        """As ``ProcessGroup.gather``. The last process to arrive reads all values and publishes them for the others."""
         participants = self._participants(processes)
 
         def complete() -> str:
@@ -102,7 +102,7 @@ class StoreGang:
         source: int = 0,
         processes: Collection[int] | None = None,
     ) -> str:
-        """As ``Gang.broadcast``."""
+        """As ``ProcessGroup.broadcast``."""
         participants = self._participants(processes)
         if source not in participants:
             raise ValueError(f"broadcast {key!r}: expected a source among the processes taking part, found {source}")
@@ -124,33 +124,33 @@ class StoreGang:
         return self._result(key, released, who)
 
     def decide(self, key: str, value: str) -> str:
-        """As ``Gang.decide``."""
+        """As ``ProcessGroup.decide``."""
         decided: str = self._release(key, {"by": self._process_index, "result": value})["result"]
         return decided
 
     def leave(self, folder: str) -> None:
-        """As ``Gang.leave``."""
+        """As ``ProcessGroup.leave``."""
         self._forget(folder)
         if self._store.increment(f"{folder}/left") == self._process_count:
             self._store.delete_folder(folder)
 
     def retire(self, folder: str) -> None:
-        """As ``Gang.retire``."""
+        """As ``ProcessGroup.retire``."""
         self._forget(folder)
         if self._process_index == 0:
             self._store.delete_folder(folder)
 
     def fail(self, key: str, error: BaseException) -> None:
-        """As ``Gang.fail``. Too late where the barrier has been released: then nobody waits any more."""
+        """As ``ProcessGroup.fail``. Has no effect once the barrier is released, as no process waits then."""
         self._release(key, {"by": self._process_index, "error": f"{type(error).__name__}: {error}"})
 
     def cancel(self, key: str, reason: str) -> bool:
-        """As ``Gang.cancel``."""
+        """As ``ProcessGroup.cancel``."""
         mine = {"by": self._process_index, "cancelled": reason + self._without(key)}
         return self._release(key, mine) is mine
 
     def _without(self, key: str) -> str:
-        """Who has not come to a barrier of all processes where others wait, in words."""
+        """Returns, in words, which processes have not come to a barrier of all processes. Empty if none waits there."""
         if list(self._store.list(f"{key}/count")) != [group_name(range(self._process_count), self._process_count)]:
             return ""
         here = {int(i) for i in self._store.list(f"{key}/arrived")}
@@ -180,7 +180,7 @@ class StoreGang:
         return result
 
     def _complete(self, key: str, who: str, complete: Callable[[], str]) -> dict[str, Any]:
-        """What the last to arrive does. If somebody has decided otherwise by now, nothing is completed."""
+        """Completes the barrier in the last process to arrive, unless it was decided otherwise meanwhile."""
         before = self._store.try_get(f"{key}/released")
         if before is not None:
             return _read(before)
@@ -208,7 +208,7 @@ class StoreGang:
             return self._release(key, mine)
 
     def _release(self, key: str, what: dict[str, Any]) -> dict[str, Any]:
-        """Decides the barrier, or returns how it was decided before."""
+        """Decides the barrier, or returns what was decided before."""
         try:
             self._store.set(f"{key}/released", json.dumps(what))
         except KeyExists:
@@ -235,11 +235,11 @@ class StoreGang:
         return result
 
     def check_participants(self, processes: Collection[int] | None) -> None:
-        """Raises ValueError if ``processes`` are not some of the gang's with this one among them."""
+        """Raises ValueError if ``processes`` has an index that does not exist, or lacks this process."""
         self._participants(processes)
 
     def _participants(self, processes: Collection[int] | None) -> Sequence[int]:
-        """Those that take part, sorted."""
+        """Returns the processes that take part, sorted."""
         if processes is None:
             return range(self._process_count)
         found = sorted(set(processes))
@@ -269,7 +269,7 @@ class StoreGang:
 
 
 def group_name(participants: Sequence[int], process_count: int) -> str:
-    """A short name of a set of processes, given sorted; two different sets have different names."""
+    """Returns a short name of a sorted set of processes. Different sets have different names."""
     if len(participants) == process_count:
         return "all"
     return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
@@ -281,7 +281,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def named(processes: Iterable[int], names: Sequence[str | None] = (), *, at_most: int = 10) -> str:
-    """Process indices in words, with their pods where they are known; cut off where they are many."""
+    """Returns process indices in words, with their pods if known. At most ``at_most`` are named."""
     found = list(processes)
     shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:at_most])
     more = f" and {len(found) - at_most} more" if len(found) > at_most else ""

@@ -1,8 +1,8 @@
-"""Joining the JAX cluster, and who is who in it.
+"""Joining the JAX cluster, and the names of its processes.
 
-Three numbers may name one process: the id with which it joined the coordination service, ``jax.process_index()``
-(JAX may order processes by their devices, on TPU it does), and the JobSet's pod index. The library speaks of
-``jax.process_index()`` everywhere; all three are exchanged once, by ``meet``.
+A process has three numbers: the id with which it joined the coordination service, ``jax.process_index()`` (JAX may
+order processes by their devices, and does so on TPU), and the JobSet's pod index. The library uses
+``jax.process_index()`` everywhere. ``meet`` exchanges all three once.
 """
 
 from __future__ import annotations
@@ -41,47 +41,32 @@ class ProcessNames:
 
     process_index: int  # jax.process_index()
     service_id: int  # in JAX's coordination service; 0 hosts it
-    pod_index: int | None  # among the JobSet's training pods; None outside of one
-    pod_name: str | None
+    pod_index: int | None  # among the JobSet's training pods; None outside a JobSet
+    pod_name: str | None  # None outside a pod
 
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """What the processes know of each other after ``meet``."""
+    """What the processes know about each other after ``meet``."""
 
     gang: ProcessGroup
     store: KeyValueStore
-    attempt: str  # unique per start of the gang, the same in all processes
+    attempt: str  # unique for each start of the job, the same in all processes
     members: tuple[ProcessNames, ...]  # by process_index
     client: Any | None  # JAX's coordination-service client; None for a single process
 
     @property
     def start(self) -> str:
-        """Which start of the job this is, without what tells this cluster from others of the same start."""
+        """Identifies the start of the job: the same in all clusters of that start."""
         return self.attempt.rpartition("-")[0]
 
     @property
     def me(self) -> ProcessNames:
         return self.members[self.gang.process_index]
 
-    def of_service_id(self, service_id: int) -> ProcessNames:
-        """The process that joined the coordination service as ``service_id``."""
-        return next(m for m in self.members if m.service_id == service_id)
-
-    def of_pod_index(self, pod_index: int) -> ProcessNames:
-        """The process in the JobSet's training pod ``pod_index``.
-
-        Raises:
-            KeyError: No process said that it runs there.
-        """
-        for member in self.members:
-            if member.pod_index == pod_index:
-                return member
-        raise KeyError(f"no process runs in pod {pod_index}; known: {[m.pod_index for m in self.members]}")
-
 
 def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
-    """Joins the JAX cluster that the settings speak of, or adopts one that is initialised already.
+    """Joins the JAX cluster that the settings describe, or adopts one that is initialised already.
 
     Returns:
         True if this call initialised ``jax.distributed``.
@@ -133,13 +118,13 @@ def raise_jax_notice(client: Any) -> None:
 
 
 def meet(settings: Settings) -> Meeting:
-    """Brings the processes of an initialised cluster together once and exchanges who they are.
+    """Brings the processes of an initialised cluster together once, and exchanges their names.
 
     Collective. Initialises JAX's backend.
 
     Raises:
-        AgreementError: JAX's processes are not the coordination service's, or not as many as were injected; in all
-            processes.
+        AgreementError: JAX's processes are not the coordination service's, or their number is not the one that was
+            injected. Raised in all processes.
         BarrierTimeout: A process did not come.
     """
     import jax
@@ -176,12 +161,12 @@ def meet(settings: Settings) -> Meeting:
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None) -> None:
-    """Raises AgreementError unless the cluster has as many processes as each of them was told, where it was told.
+    """Raises AgreementError unless the cluster has as many processes as the webhook injected into each of them.
 
     Args:
-        injected: What each process was told; None: nothing.
-        joined: How many the cluster has.
-        by: What initialised it; None: nothing did.
+        injected: The number that was injected into each process. None if none was.
+        joined: How many processes the cluster has.
+        by: What initialised the cluster. None if nothing did.
     """
     wrong = next((count for count in injected if count is not None and count != joined), None)
     if wrong is None:

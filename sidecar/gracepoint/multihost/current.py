@@ -1,6 +1,6 @@
-"""Whom ``reached_preemption`` asks: the session that is open in this process, if there is one.
+"""Which session ``reached_preemption`` asks: the one that is open in this process, if there is one.
 
-Set when a session is attached and cleared when it ends, in the training thread, which is also the one that asks.
+The training thread sets it when a session is attached, clears it when the session ends, and reads it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ _hook: Callable[[int], bool] | None = None
 
 
 def set_reached_preemption_hook(hook: Callable[[int], bool] | None) -> None:
-    """Says who answers ``reached_preemption(step)`` from now on; None: nobody."""
+    """Sets the function that answers ``reached_preemption(step)``. None: there is none."""
     global _hook
     _hook = hook
 
 
 def reached_preemption_hook() -> Callable[[int], bool] | None:
-    """Who answers ``reached_preemption(step)``; None where no session is open."""
+    """Returns the function that answers ``reached_preemption(step)``. None if no session is open."""
     return _hook

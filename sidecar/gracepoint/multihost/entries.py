@@ -1,7 +1,7 @@
-"""The words of the bell: what a process may write into the log that all processes read in the same order.
+"""The entries of the bell, the log that all processes read in the same order.
 
-An entry is written once, by one process, and never changes. What it means depends on what stands before it alone,
-so every process takes it in the same way (``ledger``).
+An entry is written once, by one process, and never changes. Its meaning depends only on the entries before it, so every
+process comes to the same result (``ledger``).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gracepoint.wire.messages import same_revision
 
 @dataclasses.dataclass(frozen=True)
 class NoticeEntry:
-    """Something is going to end this gang; or the newest word on what was told before, as when a deadline moves.
+    """Something is going to end a pod of this job, or its deadline has moved.
 
     Attributes:
         by: The process that was told.
-        origin: Whose word this is; a later notice of the same origin takes its place.
-        remaining_s: Until the deadline, when this was written.
-        text: What else is known; nothing here looks into it.
-        drill: True: to be rehearsed, and training goes on.
-        once: True: the origin is a name that is never used again once its notice is dealt with.
-        revision: Which deadline this speaks of, as ``wire.messages.Notice`` has it; None: that was not told.
+        origin: Where the notice comes from. A later notice of the same origin replaces it.
+        remaining_s: Seconds until the deadline, when this was written.
+        text: What else is known. The agreement does not read it.
+        drill: True if the disruption is only rehearsed, and training goes on.
+        once: True if the origin is a name that is never used again once its notice is dealt with.
+        revision: Identifies the deadline, as in ``wire.messages.Notice``. None if it is not known.
     """
 
     by: int
@@ -36,7 +36,7 @@ class NoticeEntry:
     revision: int | None = None
 
     def repeats(self, other: NoticeEntry) -> bool | None:
-        """True if this says what ``other`` says; None if only the deadlines can tell, as one has no revision."""
+        """Returns True if this repeats ``other``. None if only the deadlines can tell, as one has no revision."""
         if (self.origin, self.drill) != (other.origin, other.drill):
             return False
         return same_revision(self.revision, other.revision)
@@ -44,7 +44,7 @@ class NoticeEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Retract:
-    """The signal of a notice went away. Counts only if no ``Start`` stands before it."""
+    """The signal of a notice went away. Has no effect after a ``StartEntry``."""
 
     by: int
     origin: str
@@ -53,12 +53,12 @@ class Retract:
 
 @dataclasses.dataclass(frozen=True)
 class StartEntry:
-    """It is time: the freeze begins, and the entry's number becomes the epoch's.
+    """The freeze begins. The entry's number becomes the epoch's number.
 
     Attributes:
-        by: The process that found so.
-        heard: Number of the newest notice or retraction it had read. If there is another one by now, the start
-            was decided on old news and is void.
+        by: The process that started it.
+        heard: Number of the newest notice or retraction that it had read. If there is a newer one, this entry has no
+            effect.
     """
 
     by: int
@@ -67,7 +67,7 @@ class StartEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Agreed:
-    """Every process has published its ordinal in this epoch, and these are they, by process index."""
+    """Every process has published its ordinal in this epoch: the ordinals by process index."""
 
     epoch: int
     ordinals: dict[str, int]
@@ -75,7 +75,7 @@ class Agreed:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """There will be no agreement in this epoch."""
+    """There is no agreement in this epoch."""
 
     epoch: int
     by: int
@@ -84,21 +84,21 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Every process has left the agreed point of this epoch (a drill) and trains on."""
+    """Every process has left the agreed point of this epoch, a drill, and trains on."""
 
     epoch: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """The first process has passed its last sync point: nothing will be saved any more."""
+    """A process has passed its last sync point: nothing is saved any more. Written by the first one."""
 
     by: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-    """The first process has broken off training: there is no agreement without it."""
+    """A process has broken off training: there is no agreement without it. Written by the first one."""
 
     by: int
     reason: str
@@ -106,7 +106,7 @@ class Gone:
 
 @dataclasses.dataclass(frozen=True)
 class Closing:
-    """The first process stops to listen. Says nothing of training."""
+    """A process stops listening. Says nothing about training. Written by the first one."""
 
     by: int
 
@@ -118,12 +118,12 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def to_json(entry: Entry) -> str:
-    """One entry as it stands in the log."""
+    """Returns an entry as it is written in the log."""
     return json.dumps({"kind": type(entry).__name__, **vars(entry)})
 
 
 def from_json(text: str) -> Entry:
-    """Reads what ``to_json`` of another process (of this same library) wrote."""
+    """Reads what ``to_json`` returned in another process, which has the same version of this library."""
     found: dict[str, Any] = json.loads(text)
     entry: Entry = _KINDS[found.pop("kind")](**found)
     return entry

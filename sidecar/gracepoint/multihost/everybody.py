@@ -1,7 +1,7 @@
-"""The gang of all JAX processes, without a session: for the utilities, which any training code may call.
+"""All JAX processes as a process group, without a session: for the utilities, which any training code may call.
 
-State: one gang for the coordination service that this process is a client of, with the keys of calls that name
-none. Made on first use, in whichever thread that is; made anew for another cluster.
+State: one process group for the coordination service of which this process is a client, with the keys of calls that
+name none. Any thread makes it on first use, and again for another cluster.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def everybody() -> Everybody:
             raise NoCluster("expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start")
         if _last is None or _last.client is not client:
             store = JaxStore(client, "gracepoint/everybody")
-            # The service, and so its store, is that of one attempt; both names are for those who read its keys.
+            # The service, and so its store, belongs to one attempt; the names of job and attempt are for readers of
+            # the keys.
             keys = BarrierKeys(os.environ.get(Env.JOBSET_UID) or "local", os.environ.get(Env.RESTART_ATTEMPT) or 0)
             _last = Everybody(client, StoreGang(store, index, count), store, keys)
         return _last

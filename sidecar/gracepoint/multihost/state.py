@@ -1,4 +1,4 @@
-"""JAX's distributed state, as it is when it is asked: no copy is kept, so it does not matter who joined the cluster."""
+"""JAX's distributed state. Read from JAX at each access, so it does not matter which code joined the cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gracepoint.errors import ClusterError
 
 
 class State:
-    """What is known of the cluster; read it at any time. Before ``initialize`` it is that of one process."""
+    """The state of the JAX cluster. Before ``initialize`` it is that of a single process."""
 
     @property
     def initialized(self) -> bool:
@@ -33,17 +33,17 @@ class State:
 
     @property
     def client(self) -> Any | None:
-        """The coordination service's client; every process of a cluster has one."""
+        """The coordination service's client. None if this process has not joined a cluster."""
         return jax_state().client
 
     @property
     def service(self) -> Any | None:
-        """The coordination service; only process 0 has it."""
+        """The coordination service. None in all processes but process 0."""
         return jax_state().service
 
     @property
     def preemption_sync_manager(self) -> Any | None:
-        """What ``multihost_utils.reached_preemption_sync_point`` asks; None where JAX's preemption service is off."""
+        """What ``multihost_utils.reached_preemption_sync_point`` asks. None if JAX's preemption service is off."""
         return jax_state().preemption_sync_manager
 
     def initialize_preemption_sync_manager(self) -> None:

@@ -1,4 +1,6 @@
-"""From a notice to the exit of the process: agree, decide what fits, save, report, leave.
+"""What a process does from the notice of a preemption until it exits, or until a drill ends.
 
-``session`` calls it. It calls ``multihost``, ``receivers`` and, through a protocol, the checkpoint engine.
+``session`` is the only caller, and calls ``coordinator.Coordinator`` alone. This package calls ``multihost`` (the
+agreement on one sync point), ``receivers`` (notices in, reports out) and the ``checkpoint`` engine, through the
+protocol ``emergency_save.StepSaver``.
 """

@@ -1,93 +1,243 @@
-"""What stands by for a preemption while a session trains, wired together: who hears of it, agrees, saves and leaves.
+"""What a session does about preemptions, from the notice to the exit of the process.
 
-Owns all threads but the checkpoint engine's; each module says what its own do. Made and ended by the training thread.
+``Coordinator`` owns all threads of the library but those of the checkpoint engine: the receivers', the agreement's,
+the watchdog's. Each module says what its own threads do, and what state they own. All methods belong to the training
+thread; ``end`` ends the threads.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
-from gracepoint.preemption.emergency import Emergency
-from gracepoint.preemption.emergency_save import EmergencySave
-from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.notice_relay import NoticeRelay
+from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
+from gracepoint.preemption.forecast import Figures, Forecaster
+from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
+from gracepoint.preemption.observer import PreemptionObserver
+from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
-from gracepoint.receivers import Hints, Mailbox
+from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings
 
+log = logging.getLogger(__name__)
+
 _FLUSH_S = 3.0
+#: The exit code of Python after an exception that nobody caught.
+_UNCAUGHT_CODE = 1
 
 
 class Coordinator:
-    """See the module.
+    """See the module. Starts to listen for notices when it is made.
 
     Args:
-        settings: Of this process.
-        meeting: The processes.
-        nonce: The session's.
-        forecaster: What an emergency would take now.
-        clock: Monotonic seconds.
+        settings: This process's settings.
+        meeting: The processes that train together.
+        session: The session's nonce.
+        saver: The checkpoint engine.
+        forecaster: Predicts what an emergency save would take now.
+        hints: Takes the hints that receivers bring.
+        clock: Returns monotonic seconds.
+        receiver: Brings notices from one more source. None if there is none.
+
+    Attributes:
+        step: The step that training has reached. The session sets it; all threads read it.
+        arrive: Passes the next sync point, as ``Agreement.arrive``. It is that method itself: a quiet sync point costs
+            one call.
     """
 
     def __init__(
         self,
         settings: Settings,
         meeting: Meeting,
-        nonce: str,
+        session: str,
+        saver: StepSaver,
         forecaster: Forecaster,
+        hints: Hints,
+        *,
         clock: Callable[[], float],
+        receiver: Receiver | None = None,
     ) -> None:
-        gang = meeting.gang
-        self._alone = gang.process_count == 1
-        self.mailbox = Mailbox(clock)
-        self.hints = Hints(clock)
-        self._receivers = ReceiverSet(settings, self.mailbox, self.hints, clock)
-        self.reporter = Reporter(self._receivers.sender, settings, nonce, gang, self.mailbox)
-        notices = NoticeRelay(self.mailbox, gang.process_index, clock)
-        self.outlook = TimeBudget(self.mailbox, settings, forecaster.figures, clock)
-        self.emergency = Emergency(gang, settings, self.mailbox, notices, self.outlook, self.reporter, clock)
-        self.leaving = ProcessExit(
-            meeting.store,
-            meeting.me.service_id,
-            gang.process_count,
+        group = meeting.gang
+        self.step = 0
+        self._alone = group.process_count == 1
+        self._forecaster = forecaster
+        self._mailbox = mailbox = Mailbox(clock)
+        self._receivers = ReceiverSet(settings, mailbox, hints, clock, receiver)
+        self._reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox)
+        self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
+        self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
+        self._outcome = Outcome(
+            group,
+            settings,
+            mailbox,
+            budget,
+            reporter,
+            self._exit,
+            committed_step=lambda: saver.committed_step,
+            current_step=lambda: self.step,
             clock=clock,
-            on_overdue=self.emergency.overdue,
         )
-        self.leaving.start()
-        self.emergency.leave_by(self.leaving)
-        self.agreement = Agreement(meeting.store, gang, self.emergency)
-        self.saving = EmergencySave(
-            gang, settings, self.mailbox, self.reporter, self.emergency, self.agreement, forecaster
-        )
-        notices.connect(self.agreement)
-        # A SIGTERM would have raised JAX's notice without us, at once; any other notice does when it is time.
+        # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
+        # raise it when the freeze begins.
         tell_jax = functools.partial(raise_jax_notice, meeting.client)
-        self.emergency.call_when_it_freezes(tell_jax)
-        self._receivers.listen(nonce, gang, tell_jax)
+        notices = NoticeReader(mailbox, group.process_index, clock)
+        observer = PreemptionObserver(group, settings, notices, budget, self._outcome, reporter, self._exit, tell_jax)
+        self._exit.start()
+        self._agreement = Agreement(meeting.store, group, observer)
+        self.arrive = self._agreement.arrive
+        self._emergency_save = EmergencySave(
+            group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
+        )
+        mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
+        self._receivers.listen(session, group, tell_jax)
+
+    # What is going on.
+
+    @property
+    def noticed(self) -> bool:
+        """True while a notice or an epoch is open, in all processes."""
+        return self._agreement.noticed
+
+    @property
+    def in_epoch(self) -> bool:
+        """True from the freeze on, until training goes on."""
+        return self._agreement.in_epoch
+
+    @property
+    def sync_point(self) -> int:
+        """Number of the latest sync point, from 1. 0 before the first."""
+        return self._agreement.sync_point
+
+    def time_left_s(self) -> float:
+        """Returns the seconds that are left for work, as ``TimeBudget``."""
+        return self._budget.time_left_s()
+
+    def doubt(self) -> str:
+        """Returns why there is probably no time to save the current step. Empty if nothing says so."""
+        return self._budget.doubt(drained=False)
+
+    # At the agreed sync point.
+
+    def save(self, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Preempted | None:
+        """Saves what there is time for and ends the epoch. Returns what to raise; None after a drill."""
+        return self._ended(self._emergency_save.save(self.step, state, host_state))
+
+    def meet(self) -> None:
+        """Waits for the other processes, before the training loop saves by its own means.
+
+        Raises:
+            AgreementError: Two processes are at different steps.
+            BarrierError: A process did not come in time, or broke off.
+        """
+        self._emergency_save.meet(self.step)
+
+    def saved(self) -> Preempted | None:
+        """Ends an epoch in which the training loop has saved. Returns what to raise; None after a drill."""
+        return self._ended(self._emergency_save.saved(self.step))
+
+    def not_saved(self, error: Exception, steps_lost: int | None) -> Preempted | None:
+        """Ends an epoch, or a preemption before its epoch, without a save.
+
+        Args:
+            error: Why nothing was saved.
+            steps_lost: Steps since the last committed one. None if that is not known.
+
+        Returns:
+            What to raise. None after a drill.
+        """
+        outcome = self._outcome.failed(self.step, error, steps_lost)
+        if outcome is not None:
+            self._agreement.tell_gone(str(error))
+        return self._ended(outcome)
+
+    def peer_lost(self) -> bool:
+        """To be called when a step fails on the devices, as it does when a peer is killed.
+
+        Returns:
+            True if that is due to a preemption, which is to be ended then by ``not_saved``. The processes may not have
+            agreed before.
+        """
+        if self._mailbox.current is None:
+            return False
+        if not self._agreement.in_epoch or self._outcome.epoch.drill:
+            self._outcome.begin(-1, drill=False)
+        return True
+
+    def _ended(self, outcome: Preempted | None) -> Preempted | None:
+        if outcome is None:
+            self._agreement.end_epoch()
+        return outcome
+
+    # Reports that are not about a preemption.
+
+    def report_resumption(self, restored_step: int | None, *, training: bool) -> None:
+        """Reports that the state is restored, or that training goes on from it."""
+        self._reporter.resumption(restored_step, training=training)
+
+    def report_forecast(self, figures: Figures) -> None:
+        """Reports what an emergency save would take now."""
+        self._reporter.forecast(figures, self._forecaster.margin)
+
+    # The end of the session.
+
+    def finish(self) -> None:
+        """Passes the last sync point: training has finished."""
+        try:
+            over = self._agreement.finish()
+        except AgreementError as error:
+            # A process is gone in the middle of a preemption. This one has nothing left to save.
+            log.warning("training finished during a preemption without agreement error=%s", error)
+            over = True
+        if over:
+            self._outcome.finished()
+
+    def abandon(self, reason: str, not_saved: Exception | None = None, steps_lost: int | None = None) -> None:
+        """Tells the other processes that this one breaks off training.
+
+        Args:
+            reason: Why.
+            not_saved: Why the step was not saved that the training loop was told to save. None if it was not told to.
+            steps_lost: As in ``not_saved``.
+        """
+        if not_saved is not None:
+            self._outcome.failed(self.step, not_saved, steps_lost)
+        self._agreement.abandon(reason)
 
     def end(self, *, well: bool) -> bool:
         """Ends the threads.
 
         Args:
-            well: Training ended as it should.
+            well: True if training has finished.
 
         Returns:
-            False if the process is still to be watched until its very end: it leaves for a preemption, or breaks
-            off while others may hold up JAX's shutdown. Then the watchdog stays.
+            False if the watchdog stays until the process has exited: the process exits for a preemption, or it
+            breaks off while others may hold up JAX's shutdown.
         """
-        self.agreement.close()
+        self._agreement.close()
         self._receivers.stop_listening()
-        leaves = self.leaving.decided
-        if not leaves:
-            self.leaving.cancel()
-        self.reporter.flush(_FLUSH_S)
+        exits = self._exit.decided
+        if not exits:
+            self._exit.cancel()
+        self._reporter.flush(_FLUSH_S)
         self._receivers.close()
-        all_done = well or (self._alone and not leaves)
+        all_done = well or (self._alone and not exits)
         if all_done:
-            self.leaving.stop()
+            self._exit.stop()
         return all_done
+
+    def exit_process(self, *, uncaught: bool) -> None:
+        """Ends the process after a preemption; returns otherwise. Called at the interpreter's exit, after ``end``.
+
+        Args:
+            uncaught: True if the process exits for an exception that nobody caught. Then it has a few seconds to do so.
+        """
+        self._exit.leave()
+        if uncaught:
+            self._exit.hurry(_UNCAUGHT_CODE)

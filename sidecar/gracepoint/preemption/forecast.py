@@ -1,4 +1,4 @@
-"""What an emergency would take now, in figures that were measured where there are any."""
+"""Predicts what an emergency save would take now, from measurements where there are any."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from typing import Protocol
 
 from gracepoint import deadline_plan
 from gracepoint.deadline_plan import NewestSnapshot, Situation
-from gracepoint.preemption.run_ahead import LIMIT, LONG_STEP_S, limit
 
 _KEPT = 9
+#: Steps in flight at most; see ``session.run_ahead``.
+LIMIT = 2
+#: A step that takes this long is a long one: only one of these is in flight.
+LONG_STEP_S = 1.0
 
 
 class ThroughputSource(Protocol):
-    """What saves have been like, over all processes; None where there was none."""
+    """How fast earlier saves were, over all processes."""
 
     @property
     def streamed_bytes_per_s(self) -> float | None:
-        """Of emergencies."""
+        """Bytes per second of emergency saves. None if there was none."""
 
     @property
     def snapshot_bytes_per_s(self) -> float | None:
-        """Of saves in the background."""
+        """Bytes per second of background saves. None if there was none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What is known before an emergency, all but the first in seconds.
+    """What is predicted of an emergency save.
 
     Attributes:
-        state_bytes: The state, over all processes.
-        step_s: From one ``step()`` to the next, typically: that may be many steps of the optimizer.
-        wait_s: Until the next one, at worst: the longest there was, as an evaluation without sync points makes it.
-        drain_s: For the steps in flight.
-        save_s: From drained to committed, by the throughput that was learnt.
+        state_bytes: Size of the state over all processes.
+        step_s: Typical seconds from one ``step()`` to the next, which may be many steps of the optimizer.
+        wait_s: Most seconds from one ``step()`` to the next, for example during an evaluation without sync points.
+        drain_s: Seconds for the steps in flight.
+        save_s: Seconds from drained to committed, by the throughput of earlier saves.
     """
 
     state_bytes: int
@@ -47,19 +50,22 @@ class Figures:
 
     @property
     def needed_s(self) -> float:
-        """From the freeze to the commit, if all goes as usual."""
+        """Seconds from the freeze to the commit in the usual case."""
         return self.drain_s + self.save_s
 
     @property
     def needed_at_worst_s(self) -> float:
-        """From the freeze to the commit, if it meets the longest gap between two sync points."""
+        """Seconds from the freeze to the commit if the freeze begins in the longest gap between two sync points."""
         return self.wait_s + self.needed_s
 
 
 class Pace:
-    """How long a step takes: the median of the latest, as saves and evaluations in between make outliers.
+    """How long a step takes: the median of the latest ones, as saves and evaluations in between make outliers.
 
-    ``passed`` is for the training thread; what it tells may be read by any.
+    The training thread calls ``passed``. Any thread may read the rest.
+
+    Attributes:
+        run_ahead: How many steps may be in flight.
     """
 
     def __init__(self) -> None:
@@ -67,11 +73,12 @@ class Pace:
         self._durations_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
         self._passed = 0
         self._longest_s = 0.0
-        self.run_ahead = LIMIT  # how many steps may be in flight
+        self.run_ahead = LIMIT
 
     def passed(self, now_s: float) -> None:
-        """A step was passed. The first ones are only dispatched, not waited for, and one of them is compiled: what
-        is told leaves them out.
+        """Notes that a step was passed.
+
+        The first steps do not count: they are dispatched without a wait, and one of them is compiled.
         """
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
@@ -81,28 +88,35 @@ class Pace:
         self._durations_s.append(took_s)
         if (took_s >= LONG_STEP_S) is not (
             self.run_ahead == 1
-        ):  # the median is sought only if it may have changed sides
+        ):  # the median is computed only if it may have changed sides
             self.run_ahead = limit(self.step_s)
-        if took_s > self._longest_s and self._passed > 2 * LIMIT:  # spelt out: this is part of every quiet step
+        if took_s > self._longest_s and self._passed > 2 * LIMIT:  # not max(): this is part of every quiet step
             self._longest_s = took_s
 
     @property
     def known(self) -> bool:
+        """True once enough steps were passed."""
         return self._passed > 2 * LIMIT
 
     @property
     def step_s(self) -> float:
-        durations_s = list(self._durations_s)  # in one go, as training may add to it meanwhile
+        """Typical seconds of a step. 0 before the second step."""
+        durations_s = list(self._durations_s)  # one atomic copy, as the training thread may append meanwhile
         return statistics.median(durations_s) if durations_s else 0.0
 
     @property
     def longest_s(self) -> float:
-        """The longest of all so far."""
+        """Seconds of the longest step so far."""
         return self._longest_s
 
 
+def limit(step_s: float) -> int:
+    """Returns how many steps may be in flight if one takes ``step_s``."""
+    return 1 if step_s >= LONG_STEP_S else LIMIT
+
+
 def figures(pace: Pace, state_bytes: int, process_count: int, throughput: ThroughputSource) -> Figures:
-    """Predicts an emergency from the pace of training and the saves so far."""
+    """Predicts an emergency save from the pace of training and from the saves so far."""
     bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
     save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
     step_s = pace.step_s
@@ -110,13 +124,16 @@ def figures(pace: Pace, state_bytes: int, process_count: int, throughput: Throug
 
 
 class Forecaster:
-    """What is known so far. ``figures`` may be called by any thread, the rest belongs to the training thread.
+    """What is known so far. Any thread may call ``figures``; the rest belongs to the training thread.
 
     Args:
-        process_count: Who save together.
-        throughput: Of the saves so far, also of earlier starts.
+        process_count: How many processes save together.
+        throughput: How fast the saves so far were, including those of earlier starts.
         margin: Factor on predictions.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
+
+    Attributes:
+        margin: As given.
     """
 
     def __init__(
@@ -137,31 +154,31 @@ class Forecaster:
         return self._state_bytes is not None
 
     def prepare(self, state_bytes: int) -> None:
-        """The state has so many bytes, over all processes."""
+        """Notes the size of the state over all processes."""
         self._state_bytes = state_bytes
 
     @property
     def run_ahead(self) -> int:
-        """How many steps may be in flight, by how long they take. For the training thread."""
+        """How many steps may be in flight, by how long they take."""
         return self._pace.run_ahead
 
     def passed(self) -> None:
-        """A step was passed."""
+        """Notes that a step was passed."""
         self._pace.passed(self._clock())
 
     def figures(self) -> Figures | None:
-        """What an emergency would take now; None while that is not known."""
+        """Returns what an emergency save would take now. None while that is not known."""
         if self._state_bytes is None or not self._pace.known:
             return None
         return figures(self._pace, self._state_bytes, self._process_count, self._throughput)
 
     def situation(self, step: int, left_s: float, snapshot: NewestSnapshot | None) -> Situation:
-        """What the deadline plan goes by at the agreed point. What is not known is taken for nothing there.
+        """Returns this process's input to the deadline plan. Durations that are not known count as 0.
 
         Args:
-            step: The current one.
-            left_s: Until everything must be done.
-            snapshot: The newest in host memory.
+            step: The current step.
+            left_s: Seconds until everything must be done.
+            snapshot: The newest snapshot in host memory. None if there is none.
         """
         known = self.figures()
         return Situation(
@@ -177,7 +194,13 @@ class Forecaster:
         )
 
     def news(self, last_save: object) -> Figures | None:
-        """The figures, when they are known first and whenever another save, told by its measures, was committed."""
+        """Returns the figures if they are worth a report, None otherwise.
+
+        They are when they are known for the first time, and after each save that was committed.
+
+        Args:
+            last_save: Anything that is another object after each committed save.
+        """
         if self._told and last_save is self._last_save:
             return None
         self._last_save = last_save

@@ -1,10 +1,10 @@
-"""Between this process's mailbox and the bell that all processes read.
+"""Between this process's mailbox and the bell, the log of notices that all processes read in the same order.
 
-What a receiver posts or retracts is written on the bell, in the receiver's thread. What stands in the mailbox is
-what the bell says, in all processes alike: the agreement's reading thread puts it there and takes it away.
+``NoticePublisher`` writes on the bell what a receiver posts or retracts, in the receiver's thread. ``NoticeReader``
+keeps the mailbox in line with what the bell says, in the agreement's reading thread, so all mailboxes agree.
 
-A preemption's name says the same in all processes. A notice without one (SIGTERM, the cloud's metadata) is about
-the pod that got it: on the bell its origin carries the process, so that one pod's SIGTERM does not put off
+The name of a preemption means the same in all processes. A notice without a name (SIGTERM, the cloud's metadata) is
+about one pod: on the bell its origin has the process index in front, so that one pod's SIGTERM does not replace
 another's.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class NoticeLog(Protocol):
-    """The part of the agreement that is used here."""
+    """The part of the agreement that writes on the bell."""
 
     def tell(
         self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool, revision: int | None
@@ -35,32 +35,24 @@ class NoticeLog(Protocol):
         """Tells every process that a signal went away."""
 
 
-class NoticeRelay(Listener):
-    """See the module.
+class NoticePublisher(Listener):
+    """Tells the other processes what a receiver of this process posts or retracts.
 
     Args:
-        mailbox: This process's.
+        mailbox: This process's mailbox.
+        bell: Where the notices are written.
         process_index: This process.
-        clock: Monotonic seconds; the mailbox's.
+        clock: Returns monotonic seconds; the mailbox's clock.
     """
 
-    def __init__(self, mailbox: Mailbox, process_index: int, clock: Callable[[], float]) -> None:
+    def __init__(self, mailbox: Mailbox, bell: NoticeLog, process_index: int, clock: Callable[[], float]) -> None:
         self._mailbox = mailbox
-        self._process_index = process_index
-        self._clock = clock
-        self._own = f"{process_index}/"
-        self._bell: NoticeLog | None = None
-
-    def connect(self, bell: NoticeLog) -> None:
-        """From now on the others are told; first of what is here already."""
         self._bell = bell
-        self._mailbox.listen(self)
-
-    # Receivers' threads.
+        self._own = f"{process_index}/"
+        self._clock = clock
 
     def posted(self, disruption: Disruption) -> None:
         """As ``Listener``."""
-        assert self._bell is not None
         try:
             self._bell.tell(
                 disruption.origin if disruption.preemption else self._own + disruption.origin,
@@ -75,7 +67,6 @@ class NoticeRelay(Listener):
 
     def retracted(self, origin: str, reason: str) -> None:
         """As ``Listener``."""
-        assert self._bell is not None
         found = self._mailbox.find(origin)
         unnamed = found is not None and not found.preemption
         try:
@@ -83,21 +74,35 @@ class NoticeRelay(Listener):
         except GracepointError as error:
             log.error("the other processes could not be told of the retraction error=%s", error)
 
-    # The agreement's reading thread.
+
+class NoticeReader:
+    """Keeps the mailbox in line with the bell.
+
+    Args:
+        mailbox: This process's mailbox.
+        process_index: This process.
+        clock: Returns monotonic seconds; the mailbox's clock.
+    """
+
+    def __init__(self, mailbox: Mailbox, process_index: int, clock: Callable[[], float]) -> None:
+        self._mailbox = mailbox
+        self._process_index = process_index
+        self._own = f"{process_index}/"
+        self._clock = clock
 
     def stands(self, notice: NoticeEntry) -> Disruption:
-        """A notice is on the bell: the newest word of its origin."""
+        """Puts a notice of the bell into the mailbox: it replaces an earlier one of the same origin."""
         text = json.loads(notice.text)
         disruption = Disruption.from_json(text["disruption"])
-        if notice.by == self._process_index:  # then the time that it took here is known
+        if notice.by == self._process_index:  # written here, so it is known how long ago that was
             passed_s = self._clock() - text["at_s"]
             disruption = dataclasses.replace(disruption, remaining_s=disruption.remaining_s - passed_s)
         self._mailbox.take(self._here(notice.origin), disruption)
         return disruption
 
-    def falls(self, origin: str) -> None:
-        """A notice is dealt with, or was retracted."""
-        self._mailbox.drop(self._here(origin))
+    def falls(self, origin: str) -> Disruption | None:
+        """Removes a notice that is dealt with or was retracted, and returns it. None if it was not in the mailbox."""
+        return self._mailbox.drop(self._here(origin))
 
     def _here(self, origin: str) -> str:
         return origin.removeprefix(self._own)

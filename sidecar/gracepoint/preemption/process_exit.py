@@ -1,22 +1,22 @@
-"""How a process ends after a preemption: with the policy's exit code, in time, whatever else is going on.
+"""How a process exits after a preemption: with the policy's exit code and in time, whatever the training thread does.
 
 JAX makes this hard. Process 0 hosts the coordination service: when it dies, every other process is aborted within
-0.1 s, with another exit code. And a regular end waits in ``jax.distributed.shutdown`` for all processes, for
-minutes if one is dead. So after a preemption nobody ends regularly:
+0.1 s, with another exit code. And a regular exit waits in ``jax.distributed.shutdown`` for all processes, for
+minutes if one is dead. So after a preemption no process exits regularly:
 
-* ``leave`` runs in the main thread at the interpreter's exit, before JAX's own exit handler (handlers run in
-  reverse order of registration, and ours is registered after JAX was imported). The others say that they are
-  gone and end with ``os._exit``; the host of the service waits for the last of them, then ends in the same way.
-* A **watchdog** thread ("gracepoint-watchdog", daemon) does the same when the main thread does not come that far:
-  shortly before the deadline, or ``LINGER_S`` after the end was decided. User code may have a ``finally`` that hangs,
+* ``leave`` runs in the main thread at the interpreter's exit, before JAX's own exit handler: handlers run in
+  reverse order of registration, and ours is registered after JAX was imported. All but the host of the coordination
+  service report that they are gone and call ``os._exit``. The host waits for the last of them, then does the same.
+* A **watchdog** thread ("gracepoint-watchdog", daemon) does the same if the main thread does not get there:
+  shortly before the deadline, or ``LINGER_S`` after the exit code was decided. User code may hang in a ``finally``,
   swallow the ``SystemExit``, or be stuck in a step.
 
-A process that ends by an error of its own does end regularly, and would wait in JAX's shutdown for peers that are stuck
-in a step without it, for minutes, while the JobSet could start again. The watchdog gives that ``FAILED_S``
-(``hurry``). It is started beforehand, as an interpreter that ends starts no threads any more; nothing is timed until
-one of the three is asked for.
+A process that fails by an error of its own does exit regularly. It would wait in JAX's shutdown for peers that are
+stuck in a step without it, for minutes, while the JobSet could be started again. The watchdog gives that ``FAILED_S``
+(``hurry``). The watchdog is started with the session, as an interpreter that exits starts no threads any more. It times
+nothing before ``watch``, ``decide`` or ``hurry`` is called.
 
-The host's watchdog is a little more patient than the others'. All state is guarded by ``_changed``.
+The host's watchdog waits a little longer than the others'. All state is guarded by ``_changed``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from gracepoint.multihost import KeyValueStore
 
 log = logging.getLogger(__name__)
 
-#: How long user code may go on after Preempted was raised.
+#: How long user code may run after Preempted was raised.
 LINGER_S = 5.0
-#: How long a process may take to end that fails by itself, from its exit handlers on.
+#: How long a process that failed by itself may take to exit, counted from its exit handlers on.
 FAILED_S = 15.0
 _HOST_LINGERS_LONGER_S = 2.0
-#: Between the word that a process is gone and its end lie a few instructions; on a starved machine, this.
+#: How long a process may take from reporting that it is gone to its exit: a few instructions, on a busy machine this.
 _SETTLE_S = 0.1
 _LOOK_EVERY_S = 0.5
 _JOIN_S = 1.0
-#: For the watchdog to say what it does; it ends the process all the same.
+#: How long the watchdog waits for its log lines and reports before it ends the process.
 _LAST_WORDS_S = 1.0
 
 
@@ -52,13 +52,11 @@ class ProcessExit:
     """See the module.
 
     Args:
-        store: Shared by the gang.
-        service_id: This process's id in the coordination service; 0 hosts it.
-        process_count: How many processes there are.
-        clock: Monotonic seconds.
-        on_overdue: Called by the watchdog, in a thread of its own, before it ends a process whose end was not
-            decided. It is not waited for longer than a second.
-        end: Ends the process.
+        store: The key-value store that all processes share.
+        service_id: This process's id in the coordination service. Process 0 hosts the service.
+        process_count: How many processes train together.
+        clock: Returns monotonic seconds.
+        end: Ends the process with an exit code. None: ``os._exit``.
     """
 
     def __init__(
@@ -68,25 +66,24 @@ class ProcessExit:
         process_count: int,
         *,
         clock: Callable[[], float],
-        on_overdue: Callable[[], None],
-        end: Callable[[int], None] = os._exit,
+        end: Callable[[int], None] | None = None,
     ) -> None:
         self._store = store
         self._hosts = service_id == 0
         self._process_count = process_count
         self._clock = clock
-        self._on_overdue = on_overdue
-        self._end = end
+        self._on_overdue: Callable[[], None] = lambda: None
+        self._end = end or os._exit
         self._changed = threading.Condition()
-        self._code: int | None = None  # decided
-        self._until_s = math.inf  # for an end that was decided, on the clock
-        self._left_s: Callable[[], float] | None = None  # until the deadline
+        self._code: int | None = None  # the exit code; None while none is decided
+        self._until_s = math.inf  # when a process whose exit code is decided must have exited, on the clock
+        self._left_s: Callable[[], float] | None = None  # seconds until the deadline; None without a preemption
         self._overdue_code = 0
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def start(self) -> None:
-        """Starts the watchdog, which watches nothing yet."""
+        """Starts the watchdog. It watches nothing yet."""
         self._thread = threading.Thread(target=self._watch, name="gracepoint-watchdog", daemon=True)
         self._thread.start()
 
@@ -98,14 +95,21 @@ class ProcessExit:
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
-    def watch(self, left_s: Callable[[], float], code: int) -> None:
-        """Ends the process with ``code`` when ``left_s()`` is used up, unless another end is decided before."""
+    def watch(self, left_s: Callable[[], float], code: int, *, on_overdue: Callable[[], None]) -> None:
+        """Ends the process in time, unless an exit code is decided before.
+
+        Args:
+            left_s: Returns the seconds that are left. No ``Deadline``, as notices may give the process more time, too.
+            code: The exit code.
+            on_overdue: Called by the watchdog, in a thread of its own, before it ends the process. The watchdog waits
+                for it for a second at most. It may decide another exit code.
+        """
         with self._changed:
-            self._left_s, self._overdue_code = left_s, code
+            self._left_s, self._overdue_code, self._on_overdue = left_s, code, on_overdue
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Nobody has to leave after all. Safe to repeat."""
+        """Withdraws what was decided: the process does not have to exit. Safe to repeat."""
         with self._changed:
             self._code = None
             self._until_s = math.inf
@@ -113,17 +117,17 @@ class ProcessExit:
             self._changed.notify_all()
 
     def decide(self, code: int) -> None:
-        """From now on the process ends with ``code``, within ``LINGER_S``."""
+        """Decides the exit code: the process exits with it within ``LINGER_S``."""
         self._end_within(LINGER_S, code)
 
     @property
     def decided(self) -> bool:
-        """True if the end was decided."""
+        """True if the exit code was decided."""
         with self._changed:
             return self._code is not None
 
     def hurry(self, code: int) -> None:
-        """The process is ending by itself, with ``code``, and has ``FAILED_S`` to do so."""
+        """Gives a process that is exiting by itself ``FAILED_S`` to do so; then it exits with ``code``."""
         self._end_within(FAILED_S, code)
 
     def _end_within(self, patience_s: float, code: int) -> None:
@@ -133,14 +137,14 @@ class ProcessExit:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """Ends the process in its turn. Does nothing unless an end was decided."""
+        """Ends the process when it is its turn. Does nothing unless an exit code was decided."""
         with self._changed:
             code = self._code
         if code is None:
             return
         flush_output()
         if self._process_count > 1:
-            with contextlib.suppress(GracepointError):  # nobody to tell or to wait for: then just end
+            with contextlib.suppress(GracepointError):  # there is no peer to report to or to wait for
                 self._take_turn()
         self._end(code)
 
@@ -156,23 +160,24 @@ class ProcessExit:
     def _watch(self) -> None:
         with self._changed:
             while not self._stopped and (wait_s := self._wait_s()) > 0:
-                # Not longer at once, as the deadline may move meanwhile; without one there is nothing to look for.
+                # In short waits, as the deadline may move meanwhile. Without a deadline there is nothing to check.
                 self._changed.wait(None if wait_s == math.inf else min(wait_s, _LOOK_EVERY_S))
             if self._stopped:
                 return
             decided = self._code
             code = self._overdue_code if decided is None else decided
+            on_overdue = self._on_overdue
 
         def last_words() -> None:
             nonlocal code
             if decided is None:
-                self._on_overdue()
-                if self._code is not None:  # what was saved in the background is known only now
+                on_overdue()
+                if self._code is not None:  # only now is known what a background save has committed
                     code = self._code
             log.warning("ended by the watchdog code=%d", code)
             flush_output()
 
-        # In a thread of its own: whoever is stuck may be so with the lock of a stream or a log handler in its hand.
+        # In a thread of its own: a thread that is stuck may hold the lock of a stream or of a log handler.
         speaker = threading.Thread(target=last_words, name="gracepoint-last-words", daemon=True)
         with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
             speaker.start()

@@ -1,7 +1,7 @@
-"""What one process tells the operator for the whole gang, and every process its log.
+"""Reports to the operator, by one process for all, and to the log of every process.
 
-Everything here may be called from any thread: it builds a message and hands it to the sender's queue. Without
-an operator (a laptop) only the log remains.
+Any thread may call everything here: it builds a message and puts it into the sender's queue. Without an operator (on a
+laptop) only the log is written.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageT
 
 log = logging.getLogger(__name__)
 
-#: For word that is not about a preemption that is going on.
+#: How long a message is tried that is not about an open preemption.
 _UNHURRIED_S = 60.0
-#: A report is still tried this long after the deadline: the pod may live on, and the word is worth it.
+#: How long after the deadline a report is still tried: the pod may live longer than announced.
 _AFTER_DEADLINE_S = 5.0
-#: For the receipt of a process that has nothing else to say: it may still be held back.
+#: How long ``flush`` waits in a process that has sent no report: its acknowledgement may still be held back.
 _RECEIPT_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a report says beside its phase; what is not known yet is None."""
+    """What a report says beside its phase; see ``wire.messages.Report``. None if it is not known yet."""
 
     ordinal: int | None = None
     step: int | None = None
@@ -42,14 +42,14 @@ class Progress:
 
 
 class Reporter:
-    """Speaks for the gang where this process is to do so, and for itself in the log.
+    """Sends the reports of all processes if this is the primary process, and logs them in any case.
 
     Args:
-        sender: To the operator; None without one.
-        settings: Who this pod is.
+        sender: Sends messages to the operator. None if there is no operator.
+        settings: Say which pod this is.
         session: The session's nonce.
-        gang: Process 0 is the primary.
-        mailbox: Tells how long word counts.
+        gang: The processes that train together. Process 0 is the primary process.
+        mailbox: Says how long a report is worth sending.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Reporter:
         self._mailbox = mailbox
 
     def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
-        """The preemption has come this far.
+        """Reports that the preemption has reached a phase.
 
         Args:
-            phase: How far.
-            progress: What is known.
-            about: The notice that is spoken of.
-            alone: This process speaks, also if it is not the primary one, as no other can or will.
+            phase: How far the preemption is.
+            progress: What is known about it.
+            about: The notice that the report is about. None if there is none.
+            alone: True if this process reports even if it is not the primary one, as no other process does.
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
         log.info(
@@ -113,7 +113,7 @@ class Reporter:
         self._sender.send(message, within_s=left_s)
 
     def forecast(self, figures: Figures, margin: float) -> None:
-        """An emergency would take this much now."""
+        """Reports what an emergency save would take now."""
         log.info(
             "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
             figures.state_bytes,
@@ -135,7 +135,7 @@ class Reporter:
             self._sender.send(message, within_s=_UNHURRIED_S)
 
     def resumption(self, restored_step: int | None, *, training: bool) -> None:
-        """The state is restored, or training goes on from it."""
+        """Reports that the state is restored, or that training goes on from it."""
         log.info("resumed restored_step=%s training=%s", restored_step, training)
         if self._sender is not None and self._is_primary:
             message = Resumption(
@@ -150,7 +150,7 @@ class Reporter:
             self._sender.send(message, within_s=_UNHURRIED_S)
 
     def flush(self, timeout_s: float) -> None:
-        """Waits until the operator has everything, bounded."""
+        """Waits until the operator has all messages, for ``timeout_s`` at most."""
         if self._sender is None:
             return
         wait_s = timeout_s if self._spoke else min(timeout_s, _RECEIPT_S)

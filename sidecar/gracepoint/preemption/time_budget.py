@@ -1,15 +1,15 @@
-"""How much time there is, and whether it will do.
+"""How much time is left until the deadline of a preemption, and whether it is enough.
 
-The deadline is when the pod dies. A **reserve** before it is kept for ending with the right code, so everything
-that waits is bounded by ``time_left_s``, which is zero two reserves before the deadline: one for the report of a
-failure, one for leaving. A deadline that is very near or past is no reason not to try: at least ``_LEAST_S`` are
-taken, as operators round and clouds are late.
+The deadline is the time at which the pod is killed. A **reserve** before it is kept for exiting with the right code. So
+every wait is bounded by ``time_left_s``, which is zero two reserves before the deadline: one reserve for the report of
+a failure, one for the exit. If the deadline is very near or has passed, the save is tried all the same, for
+``_LEAST_S``: operators round, and clouds are late.
 
-Late as possible: the freeze begins when the time that is left is what drain and save are predicted to take, at
-worst and times the margin; but never later than the head start before the deadline. What is not known is not
-waited for: without figures it begins at once.
+The freeze begins as late as possible: when the time that is left is what drain and save are predicted to take in the
+worst case, times the margin; but no later than the head start before the deadline. As long as there are no predictions,
+the freeze begins at once.
 
-May be asked by any thread; ``begin`` and ``end`` are for the agreement's reading thread.
+Any thread may call the methods, but ``begin`` and ``end``, which belong to the agreement's reading thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from gracepoint.deadline import Deadline
 from gracepoint.preemption.forecast import Figures
 from gracepoint.receivers import Mailbox
 from gracepoint.settings import Settings
@@ -30,10 +31,13 @@ class TimeBudget:
     """See the module.
 
     Args:
-        mailbox: Deadlines.
+        mailbox: The notices, with their deadlines.
         settings: ``margin`` and ``head_start_s``.
-        figures: What an emergency would take now; None while that is not known.
-        clock: Monotonic seconds; the mailbox's.
+        figures: Returns what an emergency save would take now. None while that is not known.
+        clock: Returns monotonic seconds; the mailbox's clock.
+
+    Attributes:
+        reserve_s: Seconds before the deadline that are kept for the report of a failure, and again for the exit.
     """
 
     def __init__(
@@ -47,11 +51,11 @@ class TimeBudget:
         self._settings = settings
         self._figures = figures
         self._clock = clock
-        self._floor_s = math.inf  # training may be held before ``begin`` has said how long
+        self._floor_s = math.inf  # training may be held before ``begin`` was called
         self.reserve_s = _RESERVE_S
 
     def start_in_s(self) -> float:
-        """Seconds until the freeze must begin; 0 or less: now."""
+        """Returns the seconds until the freeze must begin. 0 or less means now."""
         figures = self._figures()
         if figures is None:
             return 0.0
@@ -59,24 +63,32 @@ class TimeBudget:
         return self._mailbox.remaining_s() - max(self._settings.head_start_s, needed_s)
 
     def begin(self) -> None:
-        """An epoch opens."""
+        """Notes that an epoch opens."""
         self._floor_s = self._clock() + _LEAST_S
         self.reserve_s = min(_RESERVE_S, _RESERVE_PART * self.until_deadline_s())
 
     def end(self) -> None:
-        """It has ended, and training goes on."""
+        """Notes that the epoch has ended and training goes on."""
         self._floor_s = math.inf
 
     def until_deadline_s(self) -> float:
-        """Until the process should be gone."""
+        """Returns the seconds until the process must have exited."""
         return max(self._mailbox.remaining_s(), self._floor_s - self._clock())
 
     def time_left_s(self) -> float:
-        """For all work, without what ending takes."""
+        """Returns the seconds that are left for work, without the two reserves. Negative when they are in use."""
         return self.until_deadline_s() - 2 * self.reserve_s
 
+    def deadline(self) -> Deadline:
+        """Returns the point in time after which work must stop. It moves to an earlier time with the notices."""
+        return Deadline.following(self.time_left_s, self._clock)
+
     def doubt(self, *, drained: bool) -> str:
-        """Why the save will not be done in time, by what is known; empty where nothing says so."""
+        """Returns why the save will probably not be done in time. Empty if nothing says so.
+
+        Args:
+            drained: True if the devices are done with the steps in flight, so that only the save is left.
+        """
         figures = self._figures()
         left_s = self.until_deadline_s() - self.reserve_s
         if figures is None:

@@ -1,10 +1,11 @@
-"""How notices arrive: the operator's stream, SIGTERM and the cloud's metadata, all into one mailbox; and how word
-goes back.
+"""How notices arrive and how messages go back: the operator's stream, SIGTERM and the cloud's metadata.
+
+All notices go into one ``Mailbox``. ``preemption`` calls this package; it calls ``wire``. Standard library only.
 """
 
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
-from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.receivers.mailbox import Disruption, Mailbox, Receiver
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
 from gracepoint.receivers.sender import Sender
@@ -20,6 +21,7 @@ __all__ = [
     "Operator",
     "OperatorConnection",
     "OperatorSubscriber",
+    "Receiver",
     "Sender",
     "SigtermReceiver",
 ]

@@ -1,7 +1,7 @@
 """HTTPS to the operator with the standard library alone.
 
-An object of this class belongs to one thread. The token file is read at every connection, as kubelet renews a
-projected token in place; proxies of the environment are not used (the operator is inside the cluster).
+An ``OperatorConnection`` belongs to one thread. The token file is read for every request, as the kubelet renews a
+projected token in place. Proxies of the environment are not used, as the operator is inside the cluster.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint.errors import GracepointError
-from gracepoint.wire.messages import Message
+from gracepoint.wire.codec import Message
 
 CONNECT_TIMEOUT_S = 2.0
-#: From a connection to the stream's first word. A gang of a thousand connects at once, and each that gave up and began
-#: anew would cost the operator the most expensive part, the handshake, again.
+#: From the connection to the first frame of the stream. A thousand processes may connect at once. If they gave up and
+#: tried again, each would cost the operator another handshake, which is the most expensive part.
 STREAM_TIMEOUT_S = 15.0
 
 
 class ChannelError(GracepointError, ConnectionError):
-    """The operator could not be reached, or refused; ``status`` is its HTTP status, None where it gave none."""
+    """The operator could not be reached, or refused. ``status`` is its HTTP status, None if it gave none."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -35,8 +35,8 @@ class OperatorConnection:
 
     Args:
         url: ``https://host:port``.
-        ca_certificate: PEM of whom to trust; None for the system's.
-        token_file: Where the bearer token stands.
+        ca_certificate: PEM certificate of the authority to trust. None for the system's authorities.
+        token_file: Path of the bearer token.
     """
 
     def __init__(self, url: str, ca_certificate: str | None, token_file: str) -> None:
@@ -50,10 +50,10 @@ class OperatorConnection:
         self._socket: socket.socket | None = None
 
     def post(self, path: str, message: Message, *, timeout_s: float) -> None:
-        """Sends a message and waits for the word that it was taken; keeps the connection for the next.
+        """Sends a message and waits until the operator has taken it. Keeps the connection for the next message.
 
         Raises:
-            ChannelError: It was not.
+            ChannelError: The operator was not reached, or did not take the message.
         """
         kept = self._connection is not None
         try:
@@ -73,10 +73,10 @@ class OperatorConnection:
         self._check(path, response.status, text)
 
     def stream(self, path: str, message: Message) -> http.client.HTTPResponse:
-        """Sends a message and returns the response, whose body goes on for as long as both want.
+        """Sends a message and returns the response, whose body is an open stream.
 
         Raises:
-            ChannelError: Not reached, or not taken.
+            ChannelError: The operator was not reached, or did not take the message.
         """
         response = self._request(path, message, STREAM_TIMEOUT_S)
         if response.status != 200:
@@ -87,15 +87,15 @@ class OperatorConnection:
         return response
 
     def set_timeout_s(self, timeout_s: float) -> None:
-        """How long a read of the stream may take."""
+        """Sets how long a read of the stream may take."""
         if self._socket is not None:
             self._socket.settimeout(timeout_s)
 
     def interrupt(self) -> None:
-        """Ends a read or write that another thread is blocked in (the one call that another thread may make)."""
+        """Ends a read or write in which this object's thread is blocked. The only method for other threads."""
         held = self._socket
         if held is not None:
-            with contextlib.suppress(OSError):  # not connected any more: nobody is blocked
+            with contextlib.suppress(OSError):  # not connected any more, so no thread is blocked
                 held.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -127,7 +127,8 @@ class OperatorConnection:
         context = ssl.create_default_context(cadata=self._ca_certificate)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         connection.connect()
-        # Here rather than in an HTTPSConnection, as whoever accepts at once may still take long to shake hands.
+        # Not by HTTPSConnection: a server that accepts at once may take long for the handshake, which has its own
+        # timeout.
         connection.sock.settimeout(handshake_timeout_s)
         try:
             connection.sock = context.wrap_socket(connection.sock, server_hostname=self._host)
@@ -135,7 +136,7 @@ class OperatorConnection:
             connection.close()
             raise
         self._connection = connection
-        # Kept apart: a response that ends with its connection takes the socket out of the connection.
+        # Kept here, too: a response that ends with its connection takes the socket out of the connection.
         self._socket = connection.sock
         return connection
 

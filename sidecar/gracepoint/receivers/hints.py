@@ -1,8 +1,7 @@
-"""Hints: signs that a disruption may be near. Training goes on; the session prepares for a save.
+"""Hints: signs that a disruption may be near. Training goes on, and the session prepares for a save.
 
-The subscription's thread brings them (``take``), the training thread asks for them (``due``). What they share is one
-event, so that asking costs nothing at a step without a hint, and a hint that comes while one is acted upon is a part of
-that.
+The subscription's thread calls ``take``, the training thread calls ``due``. They share one event, so ``due`` costs
+nothing at a step without a hint. A hint that comes while the session prepares for another one is covered by that.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from gracepoint.wire.messages import Hint
 
 log = logging.getLogger(__name__)
 
-#: Hints are acted upon no more often than that: an autoscaler that cannot make up its mind costs little.
+#: The session prepares no more often than this, so an autoscaler that often changes its mind costs little.
 LEAST_PAUSE_S = 300.0
-#: A hint that was not heard for so long is another one of the same name: a node that is cordoned for a second time.
+#: A hint that comes again after this time counts as new: a node may be cordoned for a second time.
 SAME_S = 3600.0
 
 
@@ -25,20 +24,20 @@ class Hints:
     """See the module.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._heard_s: dict[str, float] = {}  # when each was heard last, by name
+        self._heard_s: dict[str, float] = {}  # when each hint came last, by name
         self._last_s: float | None = None
         self._due = threading.Event()
 
     def take(self, hint: Hint) -> None:
-        """Takes a hint in: one that was heard before, or comes soon after another, is not acted upon.
+        """Takes a hint. A hint that came before, or soon after another one, is ignored.
 
-        Names are the same for all replicas of the operator, so they don't say how often a sign has come and gone.
-        A stream that was lost brings again what still stands; what comes again after ``SAME_S`` counts as new.
+        All replicas of the operator use the same names, so a name does not say how often a sign has come and gone.
+        After a stream was lost, the new one repeats the hints that still hold.
         """
         now_s = self._clock()
         self._heard_s = {name: at_s for name, at_s in self._heard_s.items() if now_s - at_s < SAME_S}
@@ -59,7 +58,7 @@ class Hints:
             self._due.set()
 
     def due(self) -> bool:
-        """True, once, if the session is to prepare now."""
+        """Returns True, once, if the session is to prepare now."""
         if not self._due.is_set():
             return False
         self._due.clear()

@@ -1,11 +1,11 @@
-"""The one place where notices arrive, whoever brought them.
+"""The one place where notices arrive, from all receivers.
 
-Any thread may post: the subscription's, the SIGTERM reader's, a metadata watcher's. What is posted or retracted
-is a receiver's word; the listener hands it to the other processes, and tells by ``take`` and ``drop`` what all
-of them go by (``notices``). Every field is guarded by one lock; listeners are called in the poster's thread,
-outside of the lock.
+Any thread may post: the subscription's, the SIGTERM reader's, a metadata watcher's. The listener passes what receivers
+post and retract to the other processes. What all processes go by comes back through ``take`` and ``drop``
+(``preemption.notice_relay``). One lock guards every field. Listeners are called in the poster's thread, outside the
+lock.
 
-What counts when several are there: each origin's latest word, and of those the earliest deadline.
+If there are several notices, the latest of each origin counts, and of those the earliest deadline.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from gracepoint.errors import WireError
 from gracepoint.wire.messages import same_revision
 
 SIGTERM = "SIGTERM"
 
-#: A deadline that moves by less is the same one, told again, where the notice has no revision.
+#: If a notice has no revision, a deadline that moves by this or less counts as the same one, told again.
 SAME_DEADLINE_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Disruption:
-    """Something is going to end this gang.
+    """Something is going to end a pod of this job.
 
     Attributes:
-        preemption: Name of the operator's Preemption; empty where it was learnt without the operator.
-        cause: Why, in the operator's words.
+        preemption: Name of the operator's Preemption object. Empty if the operator does not know of the disruption.
+        cause: Why, as in ``wire.messages.Notice``.
         signal: What was seen.
-        remaining_s: Until the deadline, at the moment of posting.
-        drill: True: nothing will end, it is to be rehearsed.
-        revision: Which deadline this speaks of, as ``wire.messages.Notice`` has it; None: that was not told.
+        remaining_s: Seconds until the deadline, at the moment of posting.
+        drill: True if the disruption is only rehearsed.
+        revision: Identifies the deadline, as in ``wire.messages.Notice``. None if it is not known.
     """
 
     preemption: str
@@ -47,7 +48,7 @@ class Disruption:
 
     @property
     def origin(self) -> str:
-        """Whose word this is: a later one of the same origin takes its place."""
+        """Where the notice comes from. A later notice of the same origin replaces it."""
         return self.preemption or self.signal
 
     def to_json(self) -> str:
@@ -55,10 +56,10 @@ class Disruption:
 
     @classmethod
     def from_json(cls, text: str) -> Disruption:
-        """Reads what ``to_json`` of another process (of this same library) wrote.
+        """Reads what ``to_json`` returned in another process, which has the same version of this library.
 
         Raises:
-            WireError: It did not.
+            WireError: The text is something else.
         """
         try:
             found = cls(**json.loads(text))
@@ -68,40 +69,50 @@ class Disruption:
 
 
 class Listener:
-    """Whom the mailbox tells of what receivers bring; each call in the receiver's thread."""
+    """Is told what receivers bring. Each call is made in the receiver's thread."""
 
     def posted(self, disruption: Disruption) -> None:
-        """A notice has come, or its deadline has moved."""
+        """Called when a notice has come, or its deadline has moved."""
 
     def retracted(self, origin: str, reason: str) -> None:
-        """The signal of a notice went away."""
+        """Called when the signal of a notice went away."""
+
+
+class Receiver(Protocol):
+    """Brings notices from a source that ``attach`` is given, such as a test or another scheduler."""
+
+    def start(self, mailbox: Mailbox) -> None:
+        """Starts to listen. From now on any thread may ``post`` notices into the mailbox and ``retract`` them."""
+
+    def close(self) -> None:
+        """Ends all threads. Safe to repeat."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Post:
     disruption: Disruption
     deadline_s: float  # on the clock
-    told_deadline_s: float  # as the others have it
-    told_revision: int | None  # likewise
-    first_at_s: float
+    told_deadline_s: float  # the one that the other processes know, on the clock
+    told_revision: int | None  # the one that the other processes know; None if they know none
+    first_at_s: float  # when the origin's first notice came, on the clock
 
 
 class Mailbox:
     """Thread-safe; see the module.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._posts: dict[str, _Post] = {}  # by origin
-        self._over: set[str] = set()  # preemptions that have been dealt with: their names do not come back
+        self._over: set[str] = set()  # names of preemptions that are over; they are not used again
         self._listener: Listener | None = None
 
     def listen(self, listener: Listener) -> None:
-        """Has ``listener`` told of what is here already and of everything later."""
+        """Tells ``listener`` what is in the mailbox already, and from now on what comes."""
         with self._lock:
             self._listener = listener
             now_s = self._clock()
@@ -115,7 +126,7 @@ class Mailbox:
     # Receivers.
 
     def post(self, disruption: Disruption) -> None:
-        """Takes a notice, or the newest word on one that is here."""
+        """Takes a notice, which replaces an earlier one of the same origin."""
         with self._lock:
             if disruption.origin in self._over or not self._keep(disruption.origin, disruption):
                 return
@@ -124,9 +135,11 @@ class Mailbox:
             listener.posted(disruption)
 
     def retract(self, origin: str, reason: str = "the signal went away") -> None:
-        """Asks to take back what an origin has posted: a preemption's name, or the signal of one without a name.
+        """Asks to remove a notice. It is removed unless the freeze has begun.
 
-        It is done unless the freeze has begun.
+        Args:
+            origin: Name of the preemption, or the signal if the notice has no name.
+            reason: Why, in words.
         """
         with self._lock:
             listener = self._listener
@@ -138,48 +151,49 @@ class Mailbox:
     # What all processes go by.
 
     def take(self, origin: str, disruption: Disruption) -> None:
-        """Notes what another process was told."""
+        """Takes a notice that all processes go by."""
         with self._lock:
             self._keep(origin, disruption)
 
-    def drop(self, origin: str) -> None:
-        """Forgets a notice that is dealt with; the preemption of that name is over."""
+    def drop(self, origin: str) -> Disruption | None:
+        """Removes a notice that is dealt with and returns it. The preemption of that name is over; None if unknown."""
         with self._lock:
             post = self._posts.pop(origin, None)
             if post is not None and post.disruption.preemption:
                 self._over.add(origin)
+        return None if post is None else post.disruption
 
     # Readers.
 
     def find(self, origin: str) -> Disruption | None:
-        """The notice of this origin that is here."""
+        """Returns the notice of this origin. None if there is none."""
         with self._lock:
             post = self._posts.get(origin)
         return None if post is None else post.disruption
 
     def named(self) -> list[Disruption]:
-        """All that the operator has a name for."""
+        """Returns all notices that have a name."""
         with self._lock:
             return [post.disruption for post in self._posts.values() if post.disruption.preemption]
 
     @property
     def current(self) -> Disruption | None:
-        """What to speak of: the operator's notice before anything without a name, then the most urgent; no drill."""
+        """The notice to report on: one with a name if there is one, and of those the most urgent. No drill."""
         return self._foremost(drill=False)
 
     @property
     def current_drill(self) -> Disruption | None:
-        """The same among drills."""
+        """The same for drills."""
         return self._foremost(drill=True)
 
     @property
     def first_at_s(self) -> float | None:
-        """When the first of the notices that are here came, on the clock."""
+        """When the first of the current notices came, on the clock. None if there is none."""
         with self._lock:
             return min((post.first_at_s for post in self._posts.values()), default=None)
 
     def remaining_s(self) -> float:
-        """Seconds until the earliest deadline, negative after it; infinite while there is no notice."""
+        """Returns the seconds until the earliest deadline: negative after it, infinite without a notice."""
         with self._lock:
             earliest_s = min((post.deadline_s for post in self._posts.values()), default=math.inf)
         return earliest_s - self._clock()
@@ -191,7 +205,7 @@ class Mailbox:
         return None if first is None else first.disruption
 
     def _keep(self, origin: str, disruption: Disruption) -> bool:
-        """Notes the origin's newest word; False if that is no news to the others."""
+        """Keeps the origin's newest notice. Returns False if it is no news to the other processes."""
         now_s = self._clock()
         deadline_s = now_s + disruption.remaining_s
         before = self._posts.get(origin)
@@ -200,7 +214,7 @@ class Mailbox:
             return True
         same = same_revision(before.told_revision, disruption.revision)
         if same:
-            # Told again, perhaps late: what came on the shorter way is nearer to the truth.
+            # The same notice again, perhaps delayed: the earlier deadline is the more exact one.
             deadline_s = min(deadline_s, before.deadline_s)
         elif same is None:
             same = abs(before.told_deadline_s - deadline_s) <= SAME_DEADLINE_S

@@ -1,4 +1,4 @@
-"""Both directions of the channel to the operator, for one session."""
+"""The channel to the operator in both directions, for one session."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _BETWEEN_RECEIPTS_S = 0.005
 
 
 class Operator:
-    """The sender, at once, and the subscription, when there is a mailbox to fill.
+    """Starts the sender when it is made, and the subscription with ``subscribe``.
 
     Args:
-        settings: Where the operator is, and who this pod is.
-        clock: Monotonic seconds.
+        settings: Say where the operator is, and which pod this is.
+        clock: Returns monotonic seconds.
 
     Raises:
-        SettingsError: The operator is known, but not who this pod is.
+        SettingsError: The operator is set, but not which pod this is.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class Operator:
 
     @classmethod
     def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
-        """The operator, or None (and a log line) where no address of one is set."""
+        """Returns the operator. None, with a line in the log, if its address is not set."""
         if settings.operator_url is None:
             log.info("no operator is known, SIGTERM alone is watched variable=%s", Env.OPERATOR_URL)
             return None
@@ -79,16 +79,16 @@ class Operator:
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:
-        """True once the operator has said hello; False where that did not happen in time, or nobody subscribed."""
+        """Returns True once the operator has sent ``Hello``, False if it did not in time or nothing is subscribed."""
         return self._subscriber is not None and self._subscriber.wait_until_connected(timeout_s)
 
     def stop_listening(self) -> None:
-        """Ends the subscription; word can still be sent. Safe to repeat."""
+        """Ends the subscription. Messages can still be sent. Safe to repeat."""
         if self._subscriber is not None:
             self._subscriber.close()
 
     def close(self) -> None:
-        """Ends both. What the sender still holds is dropped: flush it first."""
+        """Ends both directions. Drops the messages that are not yet sent: flush the sender first."""
         self.stop_listening()
         self.sender.close()
 
@@ -99,9 +99,10 @@ class Operator:
 
 
 def receipt_after_s(gang: ProcessGroup) -> float:
-    """How long after a notice this process sends its receipt.
+    """Returns how many seconds after a notice this process sends its acknowledgement.
 
-    A gang is told at once. Its receipts, of which none is urgent, come when all have been told, and one after another:
-    each may cost the operator a new connection, thus some milliseconds, in which it could tell ten more processes.
+    The operator tells all processes at the same time. Acknowledgements are not urgent. They come once all processes
+    have been told, and one after another: each may cost the operator a new connection, and so some milliseconds, in
+    which it could tell ten more processes.
     """
     return gang.process_count * _TELLING_ONE_S + gang.process_index * _BETWEEN_RECEIPTS_S

@@ -1,7 +1,7 @@
-"""Whatever brings notices, as one: started by ``attach``, ended with the session.
+"""All receivers of notices as one: started with the session, and closed with it.
 
-The threads are the receivers' own. All calls here belong to the training thread, which must be the main one where
-SIGTERM is to be watched.
+Each receiver has its own threads. All calls here belong to the training thread. It must be the main thread if SIGTERM
+is to be watched.
 """
 
 from __future__ import annotations
@@ -9,44 +9,63 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gracepoint.process_group import ProcessGroup
-from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Sender, SigtermReceiver
+from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Receiver, Sender, SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
 
 
 class ReceiverSet:
-    """The operator's stream, SIGTERM and the cloud's metadata, all into one mailbox.
+    """Reads the operator's stream, SIGTERM and the cloud's metadata into one mailbox.
 
     Args:
-        settings: What there is to listen to.
+        settings: Say what there is to listen to.
         mailbox: Where notices go.
         hints: Where hints go.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
+        receiver: Brings notices from one more source. None if there is none.
     """
 
-    def __init__(self, settings: Settings, mailbox: Mailbox, hints: Hints, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        mailbox: Mailbox,
+        hints: Hints,
+        clock: Callable[[], float],
+        receiver: Receiver | None = None,
+    ) -> None:
         self._settings = settings
         self._mailbox = mailbox
         self._hints = hints
+        self._receiver = receiver
         self._operator = Operator.known_to(settings, clock)
         self._metadata: MetadataWatchers | None = None
         self._sigterm: SigtermReceiver | None = None
 
     @property
     def sender(self) -> Sender | None:
-        """To the operator; None where there is none."""
+        """Sends messages to the operator. None if there is no operator."""
         return None if self._operator is None else self._operator.sender
 
     def listen(self, session: str, gang: ProcessGroup, on_sigterm: Callable[[], None]) -> None:
-        """Starts to listen."""
+        """Starts to listen.
+
+        Args:
+            session: The session's nonce.
+            gang: The processes that train together.
+            on_sigterm: Called once, in the thread that reads SIGTERM.
+        """
         self._sigterm = SigtermReceiver(self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm)
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
             self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints)
+        if self._receiver is not None:
+            self._receiver.start(self._mailbox)
 
     def stop_listening(self) -> None:
-        """Brings no notices any more; word can still be sent. Safe to repeat."""
+        """Closes the receivers. Messages can still be sent. Safe to repeat."""
+        if self._receiver is not None:
+            self._receiver.close()
         if self._operator is not None:
             self._operator.stop_listening()
         if self._metadata is not None:
@@ -55,7 +74,7 @@ class ReceiverSet:
             self._sigterm.close()
 
     def close(self) -> None:
-        """Ends all threads. What was not sent is dropped: flush it first."""
+        """Ends all threads. Messages that were not sent are dropped: flush the sender first."""
         self.stop_listening()
         if self._operator is not None:
             self._operator.close()

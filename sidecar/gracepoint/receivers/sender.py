@@ -1,10 +1,10 @@
-"""What the library tells the operator, without ever making training wait.
+"""Sends messages to the operator. Training never waits for that.
 
 ``send`` puts a message into a bounded queue and returns. One thread ("gracepoint-sender", daemon) owns the
-connection and posts the messages in order, each again and again until it is taken, its time is over, or the
-operator says that it never will be. A message may be held back for a while; those behind it overtake it. ``flush``
-ends that and waits for the queue to be empty, bounded; ``close`` ends the thread.
-All state is guarded by ``_changed``.
+connection. It posts the messages in order, and repeats each until the operator takes it, its time is over, or the
+operator refuses it for good. A message may be held back for a while; later messages overtake it then. ``flush`` sends
+those at once, too, and waits until the queue is empty or the time is over. ``close`` ends the thread. All state is
+guarded by ``_changed``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
-from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption
+from gracepoint.wire.codec import Message
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,11 @@ _PATHS: dict[type[Message], str] = {
     Resumption: PATH_RESUMPTION,
 }
 _MOST_WAITING = 200
-#: Short, as a replica that went away with its node answers nothing, and the next try may reach the other one.
+#: Short, as a replica that is gone with its node does not answer, and the next attempt may reach the other replica.
 _POST_TIMEOUT_S = 2.0
 _JOIN_S = 1.0
-#: The operator took the message for what it is and does not want it; trying again cannot help. 401 and 403 are
-#: not among them: a token is renewed, and the operator may not have seen the pod yet.
+#: The operator has read the message and refuses it; another attempt cannot help. 401 and 403 are not here: a token is
+#: renewed, and the operator may not have seen the pod yet.
 _FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 
 
@@ -53,7 +54,7 @@ class _Item:
         return self.queued_at_s + self.within_s
 
     def as_of(self, now_s: float) -> Message:
-        """The message as it reads when sent now."""
+        """Returns the message with its ages as of now."""
         if isinstance(self.message, Resumption):
             return dataclasses.replace(self.message, age_s=self.message.age_s + now_s - self.queued_at_s)
         return self.message
@@ -63,8 +64,8 @@ class Sender:
     """Sends acknowledgements, reports, forecasts and resumptions.
 
     Args:
-        channel: Its own, used by its thread alone.
-        clock: Monotonic seconds.
+        channel: The connection, used by the sender's thread alone.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, channel: OperatorConnection, clock: Callable[[], float]) -> None:
@@ -83,8 +84,8 @@ class Sender:
 
         Args:
             message: What is sent.
-            within_s: It is dropped (with a log line) if it was not taken within this.
-            after_s: It is held back so long, unless ``flush`` is called.
+            within_s: Seconds after which the message is dropped, with a line in the log, if it was not taken.
+            after_s: Seconds for which the message is held back, unless ``flush`` is called.
         """
         with self._changed:
             if len(self._waiting) >= _MOST_WAITING:
@@ -94,7 +95,7 @@ class Sender:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything was sent or dropped; False if that did not happen in time."""
+        """Waits until every message was sent or dropped. Returns False if that did not happen in time."""
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -104,7 +105,7 @@ class Sender:
                 self._flushing -= 1
 
     def close(self) -> None:
-        """Ends the thread; what waits is dropped, so ``flush`` first. Safe to repeat."""
+        """Ends the thread. Drops the messages in the queue: call ``flush`` first. Safe to repeat."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,23 +1,23 @@
-"""SIGTERM as a notice: what is left when the operator is down.
+"""SIGTERM as a notice. It needs no operator.
 
-A Python signal handler runs only when the main thread comes back from C++, which may take as long as a training
-step. The wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once, and a
-**reader thread** ("gracepoint-sigterm", daemon), blocked on the other end, posts the notice. That C handler is
-there only while some Python handler is installed, so one is: it writes a byte of its own (somebody may have put
-another wakeup fd in our fd's place) and calls the handler that was there before. A wakeup fd that was there before
-gets the signals' bytes passed on, each once (asyncio's, say, whose own handlers go on working).
+A Python signal handler runs only when the main thread returns from C++, which may take as long as a training step. The
+wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once. A **reader thread**
+("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. That C handler exists only while a
+Python handler is installed, so one is. The Python handler writes a byte of its own, in case other code has installed
+another wakeup fd, and calls the handler that was installed before. The bytes are passed on, each once, to the wakeup
+fd that was installed before, for example asyncio's, whose own handlers go on working.
 
-Who comes after us and replaces the handler or the fd leaves the other one, and one is enough. Who replaces both, as
-asyncio's ``add_signal_handler(SIGTERM)`` does, has taken the signal away. The fd can only be looked at from the main
-thread, so the reader looks every few seconds at the handler alone, and says once that it is no longer ours.
+If other code replaces the handler or the fd later, the other of the two is enough. Code that replaces both, as
+asyncio's ``add_signal_handler(SIGTERM)`` does, takes the signal away. Only the main thread can read which fd is
+installed, so the reader thread checks the handler alone, every few seconds, and logs once that it was replaced.
 
-A forked child inherits all of this: a worker of a data loader that is told to end with SIGTERM would write into
-its parent's pipe. So the child puts back what was there before, first thing.
+A forked child inherits all of this: a data loader's worker that is ended with SIGTERM would write into its parent's
+pipe. So the child restores the previous handler and fd at once.
 
-JAX installs a C handler of its own when it joins a cluster. It shows as SIG_DFL in Python, ours displaces it and
-it cannot be put back; ``on_signal`` lets the session raise JAX's notice in its place. ``close`` restores the
-handler and the fd that Python knows of, and ends the thread. Python lets only the main thread install handlers:
-elsewhere ``install`` says so in the log and does nothing.
+JAX installs a C handler when it joins a cluster. Python sees it as SIG_DFL. Our handler replaces it, and it cannot be
+restored; ``on_signal`` lets the session raise JAX's notice instead. ``close`` restores the handler and the fd that
+Python knows of, and ends the thread. Python allows only the main thread to install handlers: in another thread
+``install`` logs that and does nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class SigtermReceiver:
     """Posts a SIGTERM into the mailbox.
 
     Args:
-        mailbox: Where to.
-        grace_period_s: How long the pod lives after a SIGTERM.
-        on_signal: Called once in the reader thread at the first SIGTERM, after it was posted.
+        mailbox: Where the notice goes.
+        grace_period_s: Seconds that the pod lives after a SIGTERM.
+        on_signal: Called once, in the reader thread, after the first SIGTERM was posted.
     """
 
     def __init__(self, mailbox: Mailbox, grace_period_s: float, on_signal: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class SigtermReceiver:
         self._installed = False
 
     def install(self) -> bool:
-        """Installs the handler; False (and a log line) where Python does not allow it."""
+        """Installs the handler. Returns False, with a line in the log, if Python does not allow it here."""
         if threading.current_thread() is not threading.main_thread():
             log.warning(
                 "SIGTERM is not watched: attach() was called outside of the main thread thread=%s",
@@ -81,7 +81,7 @@ class SigtermReceiver:
         return True
 
     def close(self) -> None:
-        """Restores what was there before, and ends the thread. Safe to repeat."""
+        """Restores the previous handler and fd, and ends the thread. Safe to repeat."""
         if not self._installed:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -95,7 +95,7 @@ class SigtermReceiver:
 
     def _restore(self) -> None:
         self._installed = False
-        # Bound methods are made anew at each access: compare by equality. Whoever replaced ours keeps theirs.
+        # Compared by equality, as each access makes a new bound method. A handler that replaced ours stays.
         if signal.getsignal(signal.SIGTERM) == self._handle:
             before = self._previous_handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
@@ -104,8 +104,8 @@ class SigtermReceiver:
             signal.set_wakeup_fd(found)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Main thread, between two bytecodes: maybe late, maybe in the middle of anything that holds a lock."""
-        with contextlib.suppress(BlockingIOError):  # full: then the reader will wake anyway
+        """Runs in the main thread between two bytecodes: perhaps late, perhaps while the thread holds a lock."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the reader wakes anyway
             self._write_end.send(_HANDLED)
         if callable(self._previous_handler):
             self._previous_handler(number, frame)
@@ -126,7 +126,7 @@ class SigtermReceiver:
 
     def _post(self) -> None:
         if self._posted.is_set():
-            return  # the deadline counts from the first one
+            return  # the grace period counts from the first SIGTERM
         self._posted.set()
         log.warning("received SIGTERM grace_period_s=%g", self._grace_period_s)
         self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=SIGTERM, remaining_s=self._grace_period_s))
@@ -151,7 +151,7 @@ class SigtermReceiver:
 
 
 def _forget(receiver: weakref.ref[SigtermReceiver]) -> None:
-    """In a forked child: the signals of its parent are not its own."""
+    """Runs in a forked child: its parent's signals are not its own."""
     found = receiver()
     if found is not None and found._installed:  # noqa: SLF001  of this module
         found._restore()  # noqa: SLF001

@@ -1,16 +1,15 @@
 """The stream of notices from the operator.
 
-One thread ("gracepoint-subscription", daemon) owns the connection: it connects, says who listens, and reads
-frames, one JSON object a line, until the stream ends or is silent for three heartbeats; then it connects again,
-after a pause that grows and is jittered, for as long as the session lives. The pauses begin anew only after a stream
-that has proved itself by more than its greeting: a server that greets and hangs up is not hammered. What was missed
-meanwhile is not lost, as the operator greets with what is open; the mailbox knows what it has heard before. Nothing
-here can make training wait or fail: what goes wrong is logged, each reason once in an outage, and tried again.
-``close`` interrupts a blocked read and ends the thread.
+One thread ("gracepoint-subscription", daemon) owns the connection. It connects, sends the ``Subscription``, and reads
+frames, one JSON object on each line, until the stream ends or is silent for three heartbeats. Then it connects again
+after a pause, for as long as the session lives. The pauses grow and are jittered. They start over only after a stream
+that has brought more than its first frame, so a server that accepts and hangs up is not flooded. No notice is lost
+meanwhile: the operator sends all open notices first, and the mailbox ignores those that it has. Nothing here makes
+training wait or fail: errors are logged, each reason once in an outage. ``close`` interrupts a blocked read and ends
+the thread.
 
-A notice is taken only if it names this pod and this session (a stream may be mixed up by a proxy, a pod's name
-and address may be those of its predecessor); it is acknowledged, on the sender's own
-connection, and posted.
+A notice is taken only if it names this pod and this session: a proxy may mix up streams, and a pod may have the name
+and address of an earlier one. It is acknowledged, on the sender's own connection, and posted.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class OperatorSubscriber:
     """Reads notices into the mailbox.
 
     Args:
-        channel: Its own, used by its thread alone.
-        who: Says who listens.
+        channel: The connection, used by the subscriber's thread alone.
+        who: The first message, which says who listens.
         mailbox: Where notices go.
-        acknowledge: Called with the receipt for each notice that was taken; must not block.
-        hints: Where hints go; None where ``who`` takes none.
+        acknowledge: Called with the acknowledgement of each notice that is taken. Must not block.
+        hints: Where hints go. None if ``who`` does not take hints.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class OperatorSubscriber:
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
-        self._said: set[str] = set()  # what went wrong in this outage; of the thread alone
+        self._said: set[str] = set()  # reasons that were logged in this outage; the thread's own
         self._thread = threading.Thread(target=self._run, name="gracepoint-subscription", daemon=True)
         self._thread.start()
 
     def wait_until_connected(self, timeout_s: float) -> bool:
-        """True once the operator has said hello on the present stream."""
+        """Returns True once the operator has sent ``Hello`` on the current stream, False if it did not in time."""
         return self._connected.wait(timeout_s)
 
     def close(self) -> None:
@@ -88,7 +87,7 @@ class OperatorSubscriber:
             self._channel.close()
             if self._closed.is_set():
                 return
-            # An operator that is down for an hour is a line in the log for each reason, not hundreds.
+            # While the operator is down for an hour, the log has one line for each reason, not hundreds.
             log.log(
                 logging.DEBUG if reason in self._said else logging.WARNING,
                 "not subscribed to the operator, trying again; SIGTERM is still watched reason=%s",
@@ -109,7 +108,7 @@ class OperatorSubscriber:
                 return
             try:
                 frame = Frame.read(line)
-            except WireError as error:  # lines keep the stream in step, so one bad frame costs only itself
+            except WireError as error:  # the next line is a new frame, so only this one is lost
                 log.error("ignored a frame that cannot be read error=%s", error)
                 unreadable += 1
                 if unreadable == _MOST_UNREADABLE:
@@ -121,7 +120,7 @@ class OperatorSubscriber:
                 self._take(frame)
 
     def _greeted(self, response: http.client.HTTPResponse) -> None:
-        """Reads the first frame: what does not greet is not the operator."""
+        """Reads the first frame. A server that does not begin with ``Hello`` is not the operator."""
         line = response.readline(_LONGEST_LINE_BYTES)
         try:
             hello = Frame.read(line)
@@ -160,7 +159,7 @@ class OperatorSubscriber:
                 frame.signal,
                 frame.remaining_s,
             )
-            # First, as the mailbox tells the other processes, and that takes as long as process 0 takes to answer.
+            # Before the post, in which the mailbox tells the other processes: that waits for process 0 to answer.
             self._acknowledge(
                 Acknowledgement(
                     pod_uid=self._who.pod_uid,

@@ -1,4 +1,4 @@
-"""``attach``: joins the cluster, brings the processes together and opens a session. No state, no threads."""
+"""``attach``: joins the JAX cluster, brings the processes together and opens a session. No state, no threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
+from gracepoint.receivers import Receiver
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
@@ -35,34 +36,39 @@ def attach(
     head_start_s: float | None = None,
     metadata: str | None = None,
     host_memory_limit_bytes: int | None = None,
+    receiver: Receiver | None = None,
 ) -> Session:
     """Joins the training processes and starts to listen for preemptions. Collective.
 
-    Every argument overrides what the policy (through the environment) says. Joins the JAX cluster unless it is
+    Each argument overrides the policy's value, which comes through the environment. Joins the JAX cluster unless it is
     initialised already, and initialises JAX's backend.
 
     Args:
-        directory: Path or ``file://`` URI below which the steps are kept, the same storage for all processes.
-        save_every_steps: Periodic saves at the first sync point from each of its multiples on; 0: none for that reason.
-        save_every_s: Periodic saves so many seconds after the last one; 0: none for that reason.
+        directory: Path or ``file://`` URI below which the steps are kept, on storage that all processes share.
+        save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
+            0: no saves by number of steps.
+        save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
         keep_last: How many committed steps are kept.
-        keep_every_steps: Its multiples are kept, too; 0: none for that reason.
-        keep_for_s: Steps that are younger are kept, too; 0: none for that reason.
-        saved_exit_code: With which the process ends after an emergency save.
-        unsaved_exit_code: With which it ends if the save failed.
-        grace_period_s: How long the pod lives after a SIGTERM.
+        keep_every_steps: Multiples of this number of steps are kept, too. 0: no steps are kept for that reason.
+        keep_for_s: Steps that are younger than this are kept, too. 0: no steps are kept for that reason.
+        saved_exit_code: Exit code of the process after an emergency save.
+        unsaved_exit_code: Exit code if that save failed.
+        grace_period_s: Seconds that the pod lives after a SIGTERM.
         margin: Factor on predicted durations.
-        head_start_s: A preemption's save begins no later than so many seconds before the deadline, however short it
-            is predicted to be. Up to that much training time is given for safety against what no figure foresees;
-            notices that are shorter (spot: 15 to 30 s) are acted upon at once. 0: by the prediction alone.
-        metadata: Clouds whose metadata server is watched for notices, ``gce``, ``aws``, ``azure`` with commas
-            between, or ``auto``.
-        host_memory_limit_bytes: Periodic saves may have so much host memory in each process; None: what there is.
+        head_start_s: A preemption's save begins no later than this many seconds before the deadline, however short it
+            is predicted to be: a safety margin for delays that no prediction knows of. Shorter notices (spot: 15 to 30
+            s) are acted upon at once. 0: the prediction alone counts.
+        metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
+            commas, or ``auto``.
+        host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
+            free.
+        receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
+            session and closed with it. None if there is none.
 
     Raises:
         SettingsError: A setting is missing, unknown or wrong, or a session is open already.
-        CheckpointError: The directory cannot be written to, is not the same storage for all processes, or another
-            job uses it, or another cluster of the same start of this job.
+        CheckpointError: The directory cannot be written to, or not all processes share its storage. Or another job uses
+            it, or another cluster of the same start of this job.
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
@@ -112,7 +118,7 @@ def attach(
         where,
     )
     try:
-        return Session(settings, meeting, checkpointer, where, clock=time.monotonic)
+        return Session(settings, meeting, checkpointer, where, clock=time.monotonic, receiver=receiver)
     except BaseException as error:
         checkpointer.abandon(str(error), timeout_s=0.0)
         raise

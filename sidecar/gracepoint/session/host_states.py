@@ -1,6 +1,6 @@
-"""The per-process state that is no array of the train state: a data iterator, a host's RNG.
+"""Per-process state that is not in the train state, such as a data iterator or a host's RNG.
 
-Used by the training thread alone.
+Belongs to the training thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Value:
 
 
 class HostStates:
-    """What was registered, by name."""
+    """The registered functions, by name."""
 
     def __init__(self) -> None:
         self._values: dict[str, _Value] = {}
@@ -35,7 +35,7 @@ class HostStates:
         set: Callable[[Any], None],
         reshard: Callable[..., Any] | None,
     ) -> None:
-        """As ``Session.host_state``.
+        """Registers an item, as ``Session.host_state``.
 
         Raises:
             SettingsError: The name is taken.
@@ -45,14 +45,14 @@ class HostStates:
         self._values[name] = _Value(get, set, reshard)
 
     def get(self) -> dict[str, Any]:
-        """The values as of now."""
+        """Returns the current values."""
         return {name: value.get() for name, value in self._values.items()}
 
     def set(self, restored: Mapping[str, Any], step: int) -> None:
-        """Hands over what was restored.
+        """Passes the restored values to the registered functions.
 
         Raises:
-            CheckpointMismatch: A value is not there.
+            CheckpointMismatch: The checkpoint lacks a registered name.
         """
         missing = sorted(self._values.keys() - restored.keys())
         if missing:
@@ -67,5 +67,5 @@ class HostStates:
 
     @property
     def reshard(self) -> dict[str, Callable[..., Any]]:
-        """What makes values fit another number of processes, where that was said."""
+        """The functions that convert values to another number of processes, by name."""
         return {name: value.reshard for name, value in self._values.items() if value.reshard is not None}

@@ -1,4 +1,4 @@
-"""What is on the disk while training goes on: periodic saves, and how much would be lost. For the training thread."""
+"""Periodic saves, and how many steps would be lost without another one. Belongs to the training thread."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import CheckpointError, SaveFailed
-from gracepoint.multihost import Agreement
-from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
@@ -22,26 +21,22 @@ class PeriodicSaves:
     """See the module.
 
     Args:
-        checkpointer: The engine.
-        directory: Where its steps are.
-        agreement: Says whether a preemption is under way.
-        outlook: Says how much time it leaves, and whether that will do.
+        checkpointer: The checkpoint engine.
+        directory: The directory of its steps.
+        coordinator: Says whether a preemption is under way, and how much time is left.
 
     Attributes:
-        restored_step: That training began from; None: from nothing.
+        restored_step: The step that was restored. None if nothing was.
     """
 
-    def __init__(
-        self, checkpointer: StepCheckpointer, directory: str, agreement: Agreement, outlook: TimeBudget
-    ) -> None:
+    def __init__(self, checkpointer: StepCheckpointer, directory: str, coordinator: Coordinator) -> None:
         self._checkpointer = checkpointer
         self._directory = directory
-        self._agreement = agreement
-        self._outlook = outlook
+        self._coordinator = coordinator
         self.restored_step: int | None = None
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
-        """Is asked at a first step before which nothing was restored.
+        """To be called at a first step before which nothing was restored.
 
         Raises:
             CheckpointError: The directory has a step that is as new or newer.
@@ -57,21 +52,21 @@ class PeriodicSaves:
             )
 
     def save_if_due(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Begins the save of this step, if it is time for one.
+        """Starts the save of this step if one is due.
 
         Raises:
-            CheckpointError: The save before failed, or this state cannot be saved.
+            CheckpointError: The previous save failed, or this state cannot be saved.
             AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
         if not self._checkpointer.save_interval.is_due(step):
             return
         over = self._is_the_save_before_over()
-        if not self._checkpointer.is_begun_by_all(step, sync_point=self._agreement.sync_point, ready=over):
+        if not self._checkpointer.is_begun_by_all(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return
-        if self._agreement.noticed:
-            # A preemption is about to save: that the save before failed must not keep it from that.
+        if self._coordinator.noticed:
+            # A preemption is about to save: the failure of the previous save must not keep training from that.
             try:
                 self._checkpointer.executor.check_for_errors()
             except SaveFailed as error:
@@ -79,27 +74,30 @@ class PeriodicSaves:
         self._checkpointer.save_in_background(step, state, host_state())
 
     def _is_the_save_before_over(self) -> bool:
-        """Waits for it, as memory has room for one snapshot; False if that would be longer than a preemption leaves.
+        """Waits for the previous save, as host memory has room for one snapshot.
 
-        Once the freeze has begun, all processes are waited for at the next sync point. So the save under way is stopped
-        as long as there is time to save training as it is now; later, it is the best that can be had.
+        Once the freeze has begun, the other processes wait at the next sync point. So the save under way is stopped as
+        long as there is time to save the current step. When there is not, that save is the best that can be had.
+
+        Returns:
+            False if the save has not ended and a preemption leaves no more time.
         """
         stopped = False
         while self._checkpointer.executor.is_busy(_LOOK_EVERY_S):
             if self._checkpointer.executor.hangs:
-                # The next save tells, and ends training where nothing is to be saved.
-                return not self._agreement.noticed
-            if not self._agreement.in_epoch:
+                # The next save raises that, and so ends training unless a preemption is under way.
+                return not self._coordinator.noticed
+            if not self._coordinator.in_epoch:
                 continue
-            if stopped or self._outlook.time_left_s() <= 0:
+            if stopped or self._coordinator.time_left_s() <= 0:
                 return False
-            if not self._outlook.doubt(drained=False):
+            if not self._coordinator.doubt():
                 self._checkpointer.executor.stop("a preemption waits for training, which waited for this save")
                 stopped = True
         return True
 
     def steps_at_risk(self, step: int) -> int | None:
-        """Steps since what is committed; None where nothing is known to be."""
+        """Returns the steps since the last committed one. None if no step is known to be committed."""
         last = self._checkpointer.executor.last_save
         saved = last.step if last is not None else self.restored_step
         return None if saved is None else step - saved

@@ -1,7 +1,7 @@
 """Names that the operator writes and the library reads: labels, HTTP paths, environment variables.
 
-Images live for months, so an operator and a library of different versions meet: a name here is never given
-another meaning.
+Images live for months, so an operator and a library of different versions meet. The meaning of a name here never
+changes.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 GROUP = "gracepoint.dev"
 API_VERSION = "v1alpha1"
 
-#: Label on a JobSet that opts it in: the name of a CheckpointPolicy in its namespace. Copied to its pods
-#: by the operator's webhook at JobSet CREATE.
+#: Label on a JobSet that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The operator's
+#: webhook copies it to the pods when the JobSet is created.
 LABEL_POLICY = "gracepoint.dev/policy"
 
-#: Audience of the projected service-account token with which a pod shows who it is.
+#: Audience of the projected service-account token by which a pod identifies itself.
 TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 
-#: Exit codes when the policy names none. In 3-125: shells, Python and runtimes use 0-2 and 126-255.
+#: Exit codes if the policy names none. From 3 to 125, as shells, Python and runtimes use 0 to 2 and 126 to 255.
 DEFAULT_SAVED_EXIT_CODE = 77
 DEFAULT_UNSAVED_EXIT_CODE = 78
 
-#: How long before the deadline a preemption's save begins at the latest, when the policy says nothing.
+#: Seconds before the deadline at which a preemption's save begins at the latest, if the policy names none.
 DEFAULT_HEAD_START_S = 60.0
 
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
@@ -45,7 +45,8 @@ ENV_PREFIX = "GRACEPOINT_"
 class Env:
     """Environment variables of the training container, written by the operator's webhook.
 
-    "downward" values come from the pod's own fields; all others are constants of the JobSet and its policy.
+    Values marked "downward" come from the pod's own fields. All others are constants of the JobSet and its policy. The
+    library reads all of them once, in ``attach``. An absent variable has the default of ``settings.Settings``.
     """
 
     # Who this pod is (downward).
@@ -58,7 +59,7 @@ class Env:
     RESTART_ATTEMPT = "GRACEPOINT_RESTART_ATTEMPT"
     REPLICATED_JOB = "GRACEPOINT_REPLICATED_JOB"
     JOB_INDEX = "GRACEPOINT_JOB_INDEX"
-    # Where it stands in the gang:
+    # Its place among the training processes:
     # process id = PROCESS_OFFSET + JOB_INDEX * PODS_PER_JOB + JOB_COMPLETION_INDEX
     PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
     PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
@@ -72,26 +73,26 @@ class Env:
     CA_CERTIFICATE = "GRACEPOINT_CA_CERTIFICATE"  # PEM
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
     # What else is watched.
-    METADATA = "GRACEPOINT_METADATA"  # of METADATA_CLOUDS, comma between; or METADATA_AUTO
+    METADATA = "GRACEPOINT_METADATA"  # some of METADATA_CLOUDS, separated by commas; or METADATA_AUTO
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
-    DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path below which this JobSet's steps are kept
-    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: not for that reason
-    SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # 0, or absent: not for that reason
+    DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
+    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves by number of steps
+    SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # seconds; 0 or absent: no periodic saves by time
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
-    KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0, or absent: none for that reason
-    KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # 0, or absent: none for that reason
-    HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # of a snapshot; absent: what there is
+    KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
+    KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
+    HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # for snapshots; absent: all that is free
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
-    GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # the pod's own: how long it lives after a SIGTERM
-    MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, >= 1
-    HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # an emergency begins that long before the deadline at the latest
+    GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # seconds that the pod lives after a SIGTERM
+    MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, at least 1
+    HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
 
 
-#: Clouds whose metadata server the library can watch from inside the pod.
+#: Clouds whose metadata server the library can watch from within the pod.
 METADATA_CLOUDS = ("gce", "aws", "azure")
-#: In their place: the library finds out.
+#: Instead of names of clouds: the library finds out in which cloud it runs.
 METADATA_AUTO = "auto"
 
 #: Set by the Job controller in every container of an Indexed Job.

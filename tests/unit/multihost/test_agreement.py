@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, BarrierFailed
 from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
 from gracepoint.multihost import agreement as agreement_module
@@ -114,7 +115,7 @@ def train(agreement: Agreement, pace_s: float, epochs: int = 1, steps: int = 10_
     for _ in range(steps):
         if agreement.arrive():
             stopped.append(agreement.seat.ordinal)
-            agreement.confirm(agreement.seat.ordinal * 10, timeout_s=20)
+            agreement.confirm(agreement.seat.ordinal * 10, deadline=Deadline.after(20, time.monotonic))
             if len(stopped) == epochs:
                 return stopped
             agreement.end_epoch()
@@ -255,7 +256,7 @@ def test_different_steps_at_the_agreed_point_are_named(make: Callable[..., Gang]
     def run(agreement: Agreement, step: int) -> None:
         while not agreement.arrive():
             pass
-        agreement.confirm(step, timeout_s=20)
+        agreement.confirm(step, deadline=Deadline.after(20, time.monotonic))
 
     results = together(*(functools.partial(run, a, s) for a, s in zip(gang.agreements, (7, 9), strict=True)))
     for result in results:
@@ -268,7 +269,10 @@ def test_at_the_agreed_point_each_learns_what_the_others_say(make: Callable[...,
     tell(gang.agreements[0])
     together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
     results = together(
-        *(functools.partial(a.confirm, 7, w, timeout_s=20) for a, w in zip(gang.agreements, ("a b c", ""), strict=True))
+        *(
+            functools.partial(a.confirm, 7, w, deadline=Deadline.after(20, time.monotonic))
+            for a, w in zip(gang.agreements, ("a b c", ""), strict=True)
+        )
     )
     assert results == [["a b c", ""]] * 2
 
@@ -345,7 +349,7 @@ def test_failing_process_releases_those_at_the_agreed_point(
     tell(gang.agreements[0])
     together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
     staying, leaving = gang.agreements
-    waits = functools.partial(staying.confirm, 7, timeout_s=20)
+    waits = functools.partial(staying.confirm, 7, deadline=Deadline.after(20, time.monotonic))
     results = together(waits, functools.partial(leaving.abandon, "ValueError: loss is NaN"))
     assert isinstance(results[0], BarrierFailed)
     assert "ValueError: loss is NaN" in str(results[0])

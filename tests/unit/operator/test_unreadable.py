@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gracepoint.errors import WireError
+from gracepoint.wire.codec import Message
 from gracepoint.wire.messages import (
     Acknowledgement,
     Confidence,
     Forecast,
     Frame,
     Hello,
-    Message,
     Mode,
     Notice,
     Phase,

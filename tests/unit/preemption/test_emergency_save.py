@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +13,17 @@ import pytest
 
 from gracepoint.checkpoint import Saved
 from gracepoint.checkpoint.saving.throughput import Throughput
+from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
 from gracepoint.multihost.ledger import Broken, Epoch
-from gracepoint.preemption.emergency import Emergency
 from gracepoint.preemption.emergency_save import EmergencySave
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.notice_relay import NoticeRelay
+from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
+from gracepoint.preemption.observer import PreemptionObserver
+from gracepoint.preemption.outcome import Outcome
+from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.receivers import Disruption, Mailbox
@@ -29,21 +31,68 @@ from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
 
 
+class Engine:
+    """Notes what it is told to do."""
+
+    commit_key = None
+
+    def __init__(self) -> None:
+        self.newest_snapshot: NewestSnapshot | None = None
+        self.committed_step: int | None = None
+        self.told: list[str] = []
+
+    def save(self, step: int, *arguments: Any, deadline: Deadline, **options: Any) -> Saved:
+        self.told.append(f"save {step}")
+        assert deadline.remaining_s() > 0
+        return Saved(step, 1)
+
+    def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
+        assert self.newest_snapshot is not None
+        self.told.append(f"promote {self.newest_snapshot.step}")
+        return Saved(self.newest_snapshot.step, 1)
+
+    def stop(self, reason: str) -> None:
+        self.told.append("stop")
+
+
 class Process:
-    """What a session wires together, without receivers and without an end of the process."""
+    """What a coordinator wires together, without receivers and without a watchdog. Training is at step 10."""
 
     def __init__(self, store: InMemoryStore, index: int, count: int) -> None:
-        gang, settings, clock = gangs(count, store)[index], Settings(), time.monotonic
+        group, settings, clock = gangs(count, store)[index], Settings(), time.monotonic
+        self.engine = Engine()
         self.mailbox = Mailbox(clock)
-        reporter = Reporter(None, settings, "session", gang, self.mailbox)
-        notices = NoticeRelay(self.mailbox, index, clock)
-        outlook = TimeBudget(self.mailbox, settings, lambda: None, clock)
-        self.emergency = Emergency(gang, settings, self.mailbox, notices, outlook, reporter, clock)
-        self.agreement = Agreement(store, gang, self.emergency)
-        notices.connect(self.agreement)
+        reporter = Reporter(None, settings, "session", group, self.mailbox)
+        budget = TimeBudget(self.mailbox, settings, lambda: None, clock)
+        process_exit = ProcessExit(store, index, count, clock=clock)
+        self.outcome = Outcome(
+            group,
+            settings,
+            self.mailbox,
+            budget,
+            reporter,
+            process_exit,
+            committed_step=lambda: self.engine.committed_step,
+            current_step=lambda: 10,
+            clock=clock,
+        )
+        notices = NoticeReader(self.mailbox, index, clock)
+        self.observer = PreemptionObserver(
+            group, settings, notices, budget, self.outcome, reporter, process_exit, lambda: None
+        )
+        self.agreement = Agreement(store, group, self.observer)
+        self.mailbox.listen(NoticePublisher(self.mailbox, self.agreement, index, clock))
         self.forecaster = Forecaster(count, Throughput(None, writes=False), settings.margin, clock)
         self.saving = EmergencySave(
-            gang, settings, self.mailbox, reporter, self.emergency, self.agreement, self.forecaster
+            group,
+            settings,
+            self.engine,
+            self.mailbox,
+            budget,
+            reporter,
+            self.outcome,
+            self.agreement,
+            self.forecaster,
         )
 
     def train_to_the_agreed_point(self) -> None:
@@ -85,13 +134,13 @@ def test_peer_failure_after_the_commit_is_ignored(pair: list[Process]) -> None:
     training.start()
     here.train_to_the_agreed_point()
     training.join()
-    here.emergency.epoch.succeeded()
+    here.outcome.epoch.succeeded()
     peer.agreement.tell_gone("an error in its clean-up")
     deadline_s = time.monotonic() + 20
     while here.agreement._member.ledger.failed is None and time.monotonic() < deadline_s:
         time.sleep(0.001)
     here.agreement.close()  # the reading thread has told everything by then
-    assert here.emergency.epoch.progress.message == ""
+    assert here.outcome.epoch.progress.message == ""
 
 
 def open_epoch(pair: list[Process], remaining_s: float = 3600.0) -> None:
@@ -105,27 +154,26 @@ def open_epoch(pair: list[Process], remaining_s: float = 3600.0) -> None:
 
 
 def test_older_step_committed_since_the_freeze_is_used_by_all(pair: list[Process]) -> None:
-    committed: list[int | None] = [3, 3]
-    for index, process in enumerate(pair):
-        process.emergency.look_for_commits(functools.partial(committed.__getitem__, index), lambda: 10)
-    open_epoch(pair)
-    committed[0] = 7  # the other process does not know it yet
     for process in pair:
-        preempted = process.emergency.failed(10, SaveFailed("the disk is full"), 3)
+        process.engine.committed_step = 3
+    open_epoch(pair)
+    pair[0].engine.committed_step = 7  # the other process does not know it yet
+    for process in pair:
+        preempted = process.outcome.failed(10, SaveFailed("the disk is full"), 3)
         assert preempted is not None
         assert (preempted.code, preempted.saved, preempted.step, preempted.steps_lost) == (77, True, 7, 3)
         assert str(preempted) == (
             "step 7 is committed, 3 steps before step 10, which was not saved at step 10: the disk is full"
         )
-        assert process.emergency.epoch.progress.steps_lost == 3
+        assert process.outcome.epoch.progress.steps_lost == 3
 
 
 def test_step_committed_before_the_freeze_does_not_end_a_preemption(pair: list[Process]) -> None:
     for process in pair:
-        process.emergency.look_for_commits(lambda: 7, lambda: 10)
+        process.engine.committed_step = 7
     open_epoch(pair)
     for process in pair:
-        preempted = process.emergency.failed(10, SaveFailed("the disk is full"), 3)
+        preempted = process.outcome.failed(10, SaveFailed("the disk is full"), 3)
         assert preempted is not None
         assert (preempted.code, preempted.saved, preempted.step, preempted.steps_lost) == (78, False, 10, None)
 
@@ -133,15 +181,15 @@ def test_step_committed_before_the_freeze_does_not_end_a_preemption(pair: list[P
 @pytest.mark.parametrize("end", ["it fails", "it is stuck", "a peer breaks off"])
 def test_steps_since_the_last_checkpoint_are_reported_lost_without_a_save(pair: list[Process], end: str) -> None:
     for process in pair:
-        process.emergency.look_for_commits(lambda: 7, lambda: 10)
+        process.engine.committed_step = 7
     open_epoch(pair)
-    here = pair[0].emergency
+    here = pair[0].outcome
     if end == "it fails":
         here.failed(10, SaveFailed("the disk is full"))
     elif end == "it is stuck":
         here.overdue()
     else:
-        here.heard(Broken(Epoch(0, False, frozenset()), "its disk is full"))
+        pair[0].observer.heard(Broken(Epoch(0, False, frozenset()), "its disk is full"))
     assert here.epoch.progress.steps_lost == 3
 
 
@@ -149,38 +197,13 @@ def test_process_stuck_until_the_deadline_leaves_with_what_was_committed(
     pair: list[Process],
 ) -> None:
     here = pair[0]
-    committed: list[int | None] = [None]
-    here.emergency.look_for_commits(lambda: committed[0], lambda: 10)
     open_epoch(pair)
-    committed[0] = 7
-    here.emergency.overdue()
-    assert here.emergency.epoch.ended
-    progress = here.emergency.epoch.progress
+    here.engine.committed_step = 7
+    here.outcome.overdue()
+    assert here.outcome.epoch.ended
+    progress = here.outcome.epoch.progress
     assert (progress.step, progress.steps_lost) == (7, 3)
     assert "step 7 is committed, 3 steps before step 10" in progress.message
-
-
-class Engine:
-    """Notes what it is told to do."""
-
-    commit_key = None
-
-    def __init__(self, newest: NewestSnapshot | None) -> None:
-        self.newest_snapshot = newest
-        self.told: list[str] = []
-
-    def save(self, step: int, *arguments: Any, timeout_s: Callable[[], float], **options: Any) -> Saved:
-        self.told.append(f"save {step}")
-        assert timeout_s() > 0
-        return Saved(step, 1)
-
-    def promote(self, *, timeout_s: Callable[[], float], on_stage: Callable[[str], None]) -> Saved:
-        assert self.newest_snapshot is not None
-        self.told.append(f"promote {self.newest_snapshot.step}")
-        return Saved(self.newest_snapshot.step, 1)
-
-    def stop(self, reason: str) -> None:
-        self.told.append("stop")
 
 
 def writing(step: int) -> NewestSnapshot:
@@ -193,28 +216,30 @@ def test_both_processes_follow_what_they_chose_from_what_the_slower_one_knows(pa
         process.forecaster.prepare(100)
     open_epoch(pair, remaining_s=3000.0)
     quick = dataclasses.replace(writing(7), elapsed_s=0.1)
-    engines = [Engine(quick), Engine(writing(7))]
+    for process, newest in zip(pair, (quick, writing(7)), strict=True):
+        process.engine.newest_snapshot = newest
 
-    def save(index: int) -> Preempted | None:
-        return pair[index].saving.save(engines[index], 10, {}, dict)
+    def save(process: Process) -> Preempted | None:
+        return process.saving.save(10, {}, dict)
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        ends = list(threads.map(save, range(2)))
-    assert [engine.told for engine in engines] == [["stop", "save 10"]] * 2
+        ends = list(threads.map(save, pair))
+    assert [process.engine.told for process in pair] == [["stop", "save 10"]] * 2
     for process, end in zip(pair, ends, strict=True):
         assert end is not None
         assert (end.saved, end.step, end.steps_lost) == (True, 10, 0)
-        assert process.emergency.epoch.progress.choice == "CancelAndSave"
-        assert "there is no time for both" in process.emergency.epoch.progress.choice_reason
+        assert process.outcome.epoch.progress.choice == "CancelAndSave"
+        assert "there is no time for both" in process.outcome.epoch.progress.choice_reason
 
 
 def test_processes_that_cannot_choose_alike_fail_and_say_so(pair: list[Process]) -> None:
     open_epoch(pair)
-    engines = [Engine(writing(7)), Engine(writing(6))]
+    for process, step in zip(pair, (7, 6), strict=True):
+        process.engine.newest_snapshot = writing(step)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        ends = list(threads.map(lambda index: pair[index].saving.save(engines[index], 10, {}, dict), range(2)))
-    for end, engine in zip(ends, engines, strict=True):
+        ends = list(threads.map(lambda process: process.saving.save(10, {}, dict), pair))
+    for end, process in zip(ends, pair, strict=True):
         assert end is not None
         assert not end.saved
         assert "process 0 is of step 7, and that of process 1 of step 6" in str(end)
-        assert engine.told == []
+        assert process.engine.told == []

@@ -7,8 +7,7 @@ import itertools
 
 import pytest
 
-from gracepoint.preemption.forecast import Forecaster, Pace, figures
-from gracepoint.preemption.run_ahead import LIMIT
+from gracepoint.preemption.forecast import LIMIT, Forecaster, Pace, figures
 
 
 def test_pace_is_the_median_so_that_a_save_does_not_count() -> None:

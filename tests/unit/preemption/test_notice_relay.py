@@ -9,7 +9,7 @@ import pytest
 from gracepoint.multihost import StoreUnavailable
 from gracepoint.multihost.entries import NoticeEntry, Retract
 from gracepoint.multihost.ledger import Ledger, Noticed, Retracted
-from gracepoint.preemption.notice_relay import NoticeRelay
+from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.receivers.mailbox import SIGTERM
 
@@ -28,24 +28,24 @@ class Gang:
     def __init__(self, count: int) -> None:
         self.clock = Clock()
         self.mailboxes = [Mailbox(self.clock) for _ in range(count)]
-        self.notices = [NoticeRelay(mailbox, i, self.clock) for i, mailbox in enumerate(self.mailboxes)]
+        self.readers = [NoticeReader(mailbox, i, self.clock) for i, mailbox in enumerate(self.mailboxes)]
         self.entries: list[NoticeEntry | Retract] = []
         self.ledger = Ledger()
         self.reachable = True
-        for index, notices in enumerate(self.notices):
-            notices.connect(_End(self, index))
+        for index, mailbox in enumerate(self.mailboxes):
+            mailbox.listen(NoticePublisher(mailbox, _End(self, index), index, self.clock))
 
     def read(self) -> None:
         """All processes hear what was written since."""
         entries, self.entries = self.entries, []
         for number, entry in enumerate(entries, start=self.ledger.changed + 1):
             self.ledger, events = self.ledger.hear(number, entry)
-            for notices in self.notices:
+            for reader in self.readers:
                 for event in events:
                     if isinstance(event, Noticed):
-                        notices.stands(event.notice)
+                        reader.stands(event.notice)
                     elif isinstance(event, Retracted):
-                        notices.falls(event.notice.origin)
+                        reader.falls(event.notice.origin)
 
     def remaining_s(self) -> list[float]:
         return [mailbox.remaining_s() for mailbox in self.mailboxes]

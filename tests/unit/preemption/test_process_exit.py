@@ -1,4 +1,4 @@
-"""How a process exits: in which order, with which code, and at the deadline at the latest."""
+"""How a process exits: in its turn, in time, and with the right code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -48,10 +48,8 @@ def _watch_no_longer() -> Iterator[None]:
         _started.pop().stop()
 
 
-def leaving(
-    store: InMemoryStore, service_id: int, count: int, end: End, overdue: Callable[[], None] = lambda: None
-) -> ProcessExit:
-    member = ProcessExit(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+def leaving(store: InMemoryStore, service_id: int, count: int, end: End) -> ProcessExit:
+    member = ProcessExit(store, service_id, count, clock=time.monotonic, end=end)
     member.start()
     _started.append(member)
     return member
@@ -80,20 +78,20 @@ def test_nobody_leaves_before_the_end_is_decided() -> None:
 def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
     end, said = End(), threading.Event()
     until_s = time.monotonic() + 0.1
-    leaving(InMemoryStore(), 0, 1, end, said.set).watch(lambda: until_s - time.monotonic(), 78)
+    leaving(InMemoryStore(), 0, 1, end).watch(lambda: until_s - time.monotonic(), 78, on_overdue=said.set)
     assert end.ended.wait(10)
     assert said.is_set()
     assert end.codes[0][0] == 78
 
 
-def test_watchdog_ends_a_process_stuck_with_the_log_lock() -> None:
+def test_the_watchdog_ends_a_process_that_is_stuck_with_the_logs_lock_in_its_hand() -> None:
     end, handler = End(), logging.StreamHandler(io.StringIO())
     log = logging.getLogger("gracepoint.preemption.process_exit")
     log.addHandler(handler)
     assert handler.lock is not None
     handler.lock.acquire()
     try:
-        leaving(InMemoryStore(), 1, 2, end, lambda: log.error("overdue")).watch(lambda: 0.0, 78)
+        leaving(InMemoryStore(), 1, 2, end).watch(lambda: 0.0, 78, on_overdue=lambda: log.error("overdue"))
         assert end.ended.wait(10)
     finally:
         handler.lock.release()
@@ -108,29 +106,24 @@ def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
     def fail() -> None:
         raise OSError("no word gets out")
 
-    leaving(InMemoryStore(), 1, 2, end, fail).watch(lambda: 0.0, 78)
+    leaving(InMemoryStore(), 1, 2, end).watch(lambda: 0.0, 78, on_overdue=fail)
     assert end.ended.wait(10)
     assert end.codes[0][0] == 78
 
 
-def test_watchdog_exit_code_is_what_its_last_callback_decides() -> None:
+def test_the_watchdog_ends_a_process_with_the_code_that_its_last_word_decides() -> None:
     end = End()
-    member: list[ProcessExit] = []
-
-    def saved_in_the_background() -> None:
-        member[0].decide(77)
-
-    member.append(leaving(InMemoryStore(), 1, 2, end, saved_in_the_background))
-    member[0].watch(lambda: 0.0, 78)
+    member = leaving(InMemoryStore(), 1, 2, end)
+    member.watch(lambda: 0.0, 78, on_overdue=lambda: member.decide(77))
     assert end.ended.wait(10)
     assert end.codes[0][0] == 77
 
 
 def test_the_watchdog_keeps_to_what_was_decided() -> None:
     end, said = End(), threading.Event()
-    member = leaving(InMemoryStore(), 1, 2, end, said.set)
+    member = leaving(InMemoryStore(), 1, 2, end)
     member.decide(77)
-    member.watch(lambda: 0.0, 78)
+    member.watch(lambda: 0.0, 78, on_overdue=said.set)
     assert end.ended.wait(10)
     assert end.codes[0][0] == 77
     assert not said.is_set()
@@ -149,7 +142,7 @@ def test_a_stopped_watchdog_watches_no_more() -> None:
     member = leaving(InMemoryStore(), 1, 2, end)
     member.stop()
     assert "gracepoint-watchdog" not in [t.name for t in threading.enumerate()]
-    member.watch(lambda: 0.0, 78)
+    member.watch(lambda: 0.0, 78, on_overdue=lambda: None)
     member.stop()
     assert end.codes == []
 
@@ -158,6 +151,6 @@ def test_a_cancelled_watchdog_ends_nobody() -> None:
     end = End()
     member = leaving(InMemoryStore(), 1, 2, end)
     until_s = time.monotonic() + 0.2
-    member.watch(lambda: until_s - time.monotonic(), 78)
+    member.watch(lambda: until_s - time.monotonic(), 78, on_overdue=lambda: None)
     member.cancel()
     assert not end.ended.wait(0.5)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gracepoint.preemption.stages import Stages, summary
+from gracepoint.preemption.progress import Stages, summary
 
 
 def test_stages_are_counted_from_the_notice_in_seconds() -> None:

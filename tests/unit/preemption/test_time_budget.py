@@ -34,34 +34,34 @@ class Case:
         self.clock = Clock()
         self.mailbox = Mailbox(self.clock)
         self.figures = figures
-        self.outlook = TimeBudget(self.mailbox, Settings(**settings), lambda: self.figures, self.clock)
+        self.budget = TimeBudget(self.mailbox, Settings(**settings), lambda: self.figures, self.clock)
 
 
 def test_start_is_as_late_as_worst_case_and_margin_allow() -> None:
     case = Case(head_start_s=0.0, margin=2.0)
     case.mailbox.post(notice(100.0))
-    assert case.outlook.start_in_s() == 100 - 2 * 18 - 2
+    assert case.budget.start_in_s() == 100 - 2 * 18 - 2
     case.clock.now_s += 62
-    assert case.outlook.start_in_s() == 0
+    assert case.budget.start_in_s() == 0
 
 
 def test_the_head_start_is_kept_where_less_is_predicted() -> None:
     case = Case()
     case.mailbox.post(notice(100.0))
-    assert case.outlook.start_in_s() == 40
+    assert case.budget.start_in_s() == 40
 
 
 @pytest.mark.parametrize("remaining_s", [30.0, 15.0, 0.0, -5.0], ids=["spot 30 s", "spot 15 s", "now", "past"])
 def test_short_notices_are_acted_upon_at_once(remaining_s: float) -> None:
     case = Case()
     case.mailbox.post(notice(remaining_s))
-    assert case.outlook.start_in_s() <= 0
+    assert case.budget.start_in_s() <= 0
 
 
 def test_what_is_not_known_is_not_waited_for() -> None:
     case = Case(figures=None)
     case.mailbox.post(notice(3600.0))
-    assert case.outlook.start_in_s() <= 0
+    assert case.budget.start_in_s() <= 0
 
 
 @pytest.mark.parametrize("moved_s", [80.0, 3600.0], ids=["earlier", "later"])
@@ -69,18 +69,18 @@ def test_a_deadline_that_moves_moves_the_start(moved_s: float) -> None:
     case = Case()
     case.mailbox.post(notice(100.0))
     case.mailbox.post(notice(moved_s))
-    assert case.outlook.start_in_s() == moved_s - 60
+    assert case.budget.start_in_s() == moved_s - 60
 
 
 def test_of_several_notices_the_earliest_deadline_counts() -> None:
     case = Case()
     case.mailbox.post(notice(100.0))
     case.mailbox.post(notice(200.0, "gpt-2"))
-    assert case.outlook.start_in_s() == 40
+    assert case.budget.start_in_s() == 40
 
 
 def test_without_a_notice_nothing_begins() -> None:
-    assert Case().outlook.start_in_s() == math.inf
+    assert Case().budget.start_in_s() == math.inf
 
 
 @pytest.mark.parametrize("remaining_s", [-60.0, 0.0, 1.0])
@@ -89,20 +89,20 @@ def test_past_deadline_is_tried_also_while_training_is_held(
 ) -> None:
     case = Case()
     case.mailbox.post(notice(remaining_s))
-    assert case.outlook.time_left_s() > 0  # the agreement's thread has frozen training, and told nobody yet
-    case.outlook.begin()
-    assert 2 < case.outlook.time_left_s() < 3
+    assert case.budget.time_left_s() > 0  # the agreement's thread has frozen training, and told nobody yet
+    case.budget.begin()
+    assert 2 < case.budget.time_left_s() < 3
     case.clock.now_s += 3
-    assert case.outlook.time_left_s() <= 0
+    assert case.budget.time_left_s() <= 0
 
 
 def test_an_earlier_deadline_in_an_epoch_leaves_less_time() -> None:
     case = Case()
     case.mailbox.post(notice(60.0))
-    case.outlook.begin()
-    assert case.outlook.time_left_s() == 58
+    case.budget.begin()
+    assert case.budget.time_left_s() == 58
     case.mailbox.post(notice(20.0))
-    assert case.outlook.time_left_s() == 18
+    assert case.budget.time_left_s() == 18
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_deadline_that_cannot_be_met_is_doubted_with_what_is_known(
 ) -> None:
     case = Case()
     case.mailbox.post(notice(remaining_s))
-    case.outlook.begin()
-    doubt = case.outlook.doubt(drained=drained)
+    case.budget.begin()
+    doubt = case.budget.doubt(drained=drained)
     assert words in doubt
     assert bool(words) == bool(doubt)
 
@@ -135,4 +135,4 @@ def test_a_deadline_that_cannot_be_met_is_doubted_with_what_is_known(
 def test_nothing_is_doubted_without_figures() -> None:
     case = Case(figures=None)
     case.mailbox.post(notice(1.0))
-    assert case.outlook.doubt(drained=False) == ""
+    assert case.budget.doubt(drained=False) == ""

@@ -19,6 +19,7 @@ import pytest
 from jax._src.lib import _jax
 
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, JaxStore, StoreGang
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracted
 from gracepoint.process_group import ProcessGroup
@@ -139,10 +140,12 @@ def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], 
 
     def train(gang: ProcessGroup) -> None:
         checkpointer = engine(tmp_path, gang, save_every_steps=1)
-        saves = PeriodicSaves(checkpointer, str(tmp_path), Quiet(), None)  # type: ignore[arg-type]
+        saves = PeriodicSaves(checkpointer, str(tmp_path), Quiet())  # type: ignore[arg-type]
         for step in range(1, 201):
             if step % 50 == 0:  # as in a drill
-                checkpointer.save(step, state, {}, timeout_s=60, on_stage=lambda stage: None)
+                checkpointer.save(
+                    step, state, {}, deadline=Deadline.after(60, time.monotonic), on_stage=lambda stage: None
+                )
             else:
                 saves.save_if_due(step, state, dict)
             if step % 40 == 0:
@@ -209,7 +212,7 @@ def test_hundreds_of_epochs_and_notices_leave_the_store_as_it_was(clients: list[
             if kind == "drills":
                 while not agreement.arrive():
                     time.sleep(0.001)  # a step
-                agreement.confirm(number, timeout_s=60)
+                agreement.confirm(number, deadline=Deadline.after(60, time.monotonic))
                 agreement.end_epoch()
             observer.wait_until(lambda number=number: observer.dealt_with == number)  # type: ignore[misc]
             turn.wait(60)

@@ -11,8 +11,7 @@ import pytest
 from gracepoint.checkpoint.saving import save_executor
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
-from gracepoint.multihost import Agreement
-from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
 from tests.unit.checkpoint.fakes.engine import (
@@ -27,7 +26,7 @@ from tests.unit.checkpoint.fakes.engine import (
 
 
 class Preempted:
-    """An agreement whose freeze has begun, which this process may not have heard yet, and the time that it leaves."""
+    """A coordinator whose freeze has begun, which this process may not have heard yet, with time left."""
 
     noticed = True
     sync_point = 1
@@ -38,7 +37,7 @@ class Preempted:
     def time_left_s(self) -> float:
         return 10.0
 
-    def doubt(self, *, drained: bool) -> str:
+    def doubt(self) -> str:
         return ""
 
 
@@ -75,7 +74,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
             return answer
 
         preempted = Preempted(in_epoch=is_stuck)  # who is stuck stops the save for all
-        saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Agreement, preempted), cast(TimeBudget, preempted))
+        saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, preempted))
         saves.save_if_due(1, small_state(1), dict)
         assert stuck.wait(30)
         monkeypatch.setattr(checkpointer, "is_begun_by_all", ask)
@@ -92,7 +91,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
 
 
 class AtSyncPoint:
-    """An agreement in which nothing is wrong."""
+    """A coordinator without a preemption."""
 
     noticed = in_epoch = False
 
@@ -115,8 +114,7 @@ def test_process_at_another_step_is_found_at_the_periodic_save(
     def run(gang: ProcessGroup) -> None:
         me = gang.process_index
         checkpointer = engine(tmp_path, gang, save_every_steps=10)
-        agreement, outlook = cast(Agreement, AtSyncPoint(sync_points[me])), cast(TimeBudget, None)
-        saves = PeriodicSaves(checkpointer, str(tmp_path), agreement, outlook)
+        saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, AtSyncPoint(sync_points[me])))
         if me == 1:
             assert begun.wait(30)
         try:

@@ -12,7 +12,8 @@ import jax.experimental
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.preemption.run_ahead import LIMIT, RunAhead
+from gracepoint.preemption.forecast import LIMIT
+from gracepoint.session.run_ahead import RunAhead
 
 
 def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:

@@ -20,15 +20,19 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
 from gracepoint.multihost import distributed
 from gracepoint.multihost.current import reached_preemption_hook
+from gracepoint.preemption import forecast
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.receivers import Disruption
+from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.session import session as session_module
+from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.names import Env
 
 
@@ -43,7 +47,7 @@ def _laptop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _the_process_would_have_ended(session: gracepoint.Session) -> None:
     """After Preempted nothing ends the threads but the process."""
-    session._standby.leaving.cancel()
+    session._coordinator._exit.cancel()
     session._points.closed = False
     session._break_off("the process would have ended")
 
@@ -51,6 +55,28 @@ def _the_process_would_have_ended(session: gracepoint.Session) -> None:
 @pytest.fixture(autouse=True)
 def _nobody_ends_the_test_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessExit, "start", lambda self: None)
+
+
+class Notices:
+    """A receiver that posts what a test says."""
+
+    mailbox: Mailbox
+
+    def start(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+
+    def close(self) -> None:
+        """Has no threads."""
+
+    def post(self, preemption: str = "gpt-1", remaining_s: float = 20.0, *, drill: bool = False) -> None:
+        self.mailbox.post(
+            Disruption(preemption=preemption, cause="Spot", signal="taint", remaining_s=remaining_s, drill=drill)
+        )
+
+
+@pytest.fixture
+def notices() -> Notices:
+    return Notices()
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -151,8 +177,8 @@ def test_a_host_state_is_registered_once_and_in_time(tmp_path: Path) -> None:
 
 def test_emergency_that_cannot_save_leaves_with_unsaved_code_and_reason(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path / "steps", unsaved_exit_code=99)
+    session.host_state("bad", object, lambda value: None)  # the getter returns what cannot be saved
     session.step(1, state_of(1))
-    session._values.register("bad", object, lambda value: None, None)  # a getter that gives what cannot be saved
     os.kill(os.getpid(), signal.SIGTERM)
     preempted = train_until_preempted(session, first=2)
     assert (preempted.code, preempted.saved) == (99, False)
@@ -160,14 +186,9 @@ def test_emergency_that_cannot_save_leaves_with_unsaved_code_and_reason(tmp_path
     assert preempted.__cause__ is not None
 
 
-class _BrokenCollective:
+def _break_collective(self: RunAhead, state: object, limit: int) -> None:
     """Where a dead peer shows first: waiting for an older step fails."""
-
-    def throttle(self, state: object, limit: int) -> None:
-        raise jax.errors.JaxRuntimeError("INTERNAL: connection closed by peer")
-
-    def forget(self) -> None:
-        """Nothing is kept."""
+    raise jax.errors.JaxRuntimeError("INTERNAL: connection closed by peer")
 
 
 def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
@@ -177,9 +198,9 @@ def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
     session.step(1, state_of(1))
     os.kill(os.getpid(), signal.SIGTERM)
     deadline_s = time.monotonic() + 30
-    while not session._standby.agreement.in_epoch and time.monotonic() < deadline_s:
+    while not session._coordinator.in_epoch and time.monotonic() < deadline_s:
         time.sleep(0.001)
-    monkeypatch.setattr(session, "_run_ahead", _BrokenCollective())
+    monkeypatch.setattr(RunAhead, "throttle", _break_collective)
     with pytest.raises(Preempted) as caught:
         session.step(2, state_of(2))
     assert (caught.value.saved, caught.value.code) == (False, 78)
@@ -188,7 +209,7 @@ def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
 
 def test_a_device_error_without_a_preemption_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with gracepoint.attach(tmp_path) as session:
-        monkeypatch.setattr(session, "_run_ahead", _BrokenCollective())
+        monkeypatch.setattr(RunAhead, "throttle", _break_collective)
         with pytest.raises(jax.errors.JaxRuntimeError):
             session.step(1, state_of(1))
 
@@ -266,10 +287,6 @@ def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path: Path, step: Any)
         session.step(step, state_of(1))
 
 
-def notice(preemption: str = "gpt-1", remaining_s: float = 20.0, *, drill: bool = False) -> Disruption:
-    return Disruption(preemption=preemption, cause="Spot", signal="taint", remaining_s=remaining_s, drill=drill)
-
-
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 30
     while not condition():
@@ -278,32 +295,32 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    session = gracepoint.attach(tmp_path)
+    session = gracepoint.attach(tmp_path, receiver=notices)
     session.step(1, state_of(1))
 
-    close = session._checkpointer.close
+    close = StepCheckpointer.close
 
-    def close_slowly(timeout_s: float) -> None:
-        session._standby.mailbox.post(notice())
+    def close_slowly(checkpointer: StepCheckpointer, timeout_s: float) -> None:
+        notices.post()
         wait_until(lambda: "phase=Retracted" in caplog.text)
-        close(timeout_s)
+        close(checkpointer, timeout_s)
 
-    monkeypatch.setattr(session._checkpointer, "close", close_slowly)
+    monkeypatch.setattr(StepCheckpointer, "close", close_slowly)
     session.close()
     assert "phase=Retracted preemption=gpt-1" in caplog.text
 
 
 def test_a_notice_that_stands_when_training_ends_ends_as_retracted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with gracepoint.attach(tmp_path) as session:
-        train_slowly(session, until=lambda: session._forecaster.figures() is not None)
-        session._standby.mailbox.post(notice(remaining_s=3600))
-        wait_until(lambda: session._standby.agreement.noticed)
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
+        notices.post(remaining_s=3600)
+        wait_until(lambda: session._coordinator.noticed)
     assert "phase=Retracted preemption=gpt-1" in caplog.text
     assert "message=training finished" in caplog.text
 
@@ -318,53 +335,58 @@ def train_slowly(session: gracepoint.Session, until: Callable[[], bool], first: 
     raise AssertionError
 
 
-def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(tmp_path: Path) -> None:
-    session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2)
-    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
-    session._standby.mailbox.post(notice(remaining_s=3600.0))
-    wait_until(lambda: session._standby.agreement.noticed)
+def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, notices: Notices
+) -> None:
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2, receiver=notices)
+    step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
+    notices.post(remaining_s=3600.0)
+    wait_until(lambda: session._coordinator.noticed)
     session.step(step + 1, state_of(step + 1))  # 10 s are left for training
-    session._standby.mailbox.post(notice(remaining_s=3591.0))  # the deadline moves: now 1 s is
+    notices.post(remaining_s=3591.0)  # the deadline moves: now 1 s is
     preempted = train_until_preempted(session, first=step + 2)
     assert preempted.saved
     assert "before the deadline" in preempted.reason
 
 
 def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with gracepoint.attach(tmp_path) as session:
-        step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
-        session._standby.mailbox.post(notice(remaining_s=3600.0))
-        session._standby.mailbox.retract("gpt-1", "the taint is gone")
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
+        notices.post(remaining_s=3600.0)
+        notices.mailbox.retract("gpt-1", "the taint is gone")
         wait_until(lambda: "phase=Retracted" in caplog.text)
         session.step(step + 1, state_of(step + 1))
     assert "message=the taint is gone" in caplog.text
     assert caplog.text.count("phase=") == 1
 
 
-def test_a_drill_saves_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drill_saves_and_training_goes_on(tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with gracepoint.attach(tmp_path) as session:
-        session._standby.mailbox.post(notice("drill-1", drill=True))
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        notices.post("drill-1", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-1" in caplog.text)
-        wait_until(lambda: not session._standby.agreement.noticed)
+        wait_until(lambda: not session._coordinator.noticed)
         assert (tmp_path / str(step)).is_dir()
-        session._standby.mailbox.post(notice("drill-2", drill=True))
+        notices.post("drill-2", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-2" in caplog.text, first=step + 1)
-        wait_until(lambda: not session._standby.agreement.noticed)
-        session._standby.mailbox.post(notice("gpt-1"))
+        wait_until(lambda: not session._coordinator.noticed)
+        notices.post("gpt-1")
         preempted = train_until_preempted(session, first=step + 1)
     assert (preempted.code, preempted.saved) == (77, True)
     assert "message=drill: step" in caplog.text
 
 
-def test_a_drill_that_cannot_save_fails_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drill_that_cannot_save_fails_and_training_goes_on(
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    with gracepoint.attach(tmp_path) as session:
-        session._values.register("bad", object, lambda value: None, None)
-        session._standby.mailbox.post(notice("drill-1", drill=True))
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        session.host_state("bad", object, lambda value: None)
+        notices.post("drill-1", drill=True)
         step = train_slowly(session, until=lambda: "phase=Failed preemption=drill-1" in caplog.text)
         session.step(step + 1, state_of(step + 1))
     assert "host_state['bad']" in caplog.text
@@ -390,9 +412,9 @@ def test_loop_with_own_saves_gets_the_stop_and_ends_with_saved(
     assert "phase=Committed" in caplog.text
 
 
-def test_drill_of_a_loop_with_own_saves_returns_from_saved(tmp_path: Path) -> None:
-    with gracepoint.attach(tmp_path) as session:
-        session._standby.mailbox.post(notice("drill-1", drill=True))
+def test_drill_of_a_loop_with_own_saves_returns_from_saved(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        notices.post("drill-1", drill=True)
         step = _asked(session)
         session.saved(step)
         assert not session.reached_preemption(step + 1)
@@ -404,10 +426,10 @@ def _asked(session: gracepoint.Session, first: int = 1) -> int:
 
 @pytest.mark.parametrize("how", ["close", "step", "ask", "poll"])
 def test_leaving_the_agreed_point_without_saved_is_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    session = gracepoint.attach(tmp_path)
-    session._standby.mailbox.post(notice())
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    notices.post()
     step = _asked(session)
     leave: dict[str, Callable[[], object]] = {
         "close": session.close,
@@ -420,24 +442,26 @@ def test_leaving_the_agreed_point_without_saved_is_a_failure(
     assert (caught.value.code, caught.value.saved) == (78, False)
 
 
-def test_error_during_own_save_exits_with_the_unsaved_code(tmp_path: Path) -> None:
+def test_error_during_own_save_exits_with_the_unsaved_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices
+) -> None:
     codes: list[int] = []
-    with pytest.raises(OSError, match="disk full"), gracepoint.attach(tmp_path) as session:  # noqa: PT012
-        session._standby.leaving._end = codes.append
-        session._standby.mailbox.post(notice())
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(OSError, match="disk full"), gracepoint.attach(tmp_path, receiver=notices) as session:  # noqa: PT012
+        notices.post()
         _asked(session)
         raise OSError("disk full")
     session._at_exit()
     assert codes == [78]
-    session._standby.leaving.cancel()
+    session._coordinator._exit.cancel()
     atexit.unregister(session._at_exit)
 
 
-def test_saved_is_for_what_was_asked(tmp_path: Path) -> None:
-    with gracepoint.attach(tmp_path) as session:
+def test_saved_is_for_what_was_asked(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
         with pytest.raises(SettingsError, match=r"saved\(1\): .* found that nowhere"):
             session.saved(1)
-        session._standby.mailbox.post(notice("drill-1", drill=True))
+        notices.post("drill-1", drill=True)
         step = _asked(session)
         with pytest.raises(SettingsError, match=f"found that at step {step}"):
             session.saved(step + 1)
@@ -460,10 +484,11 @@ def test_loop_without_restore_cannot_train_below_a_newer_step(tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False], ids=["that_can_be_stopped", "stuck_in_the_kernel"])
 def test_blocking_periodic_save_does_not_delay_a_preemption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
 ) -> None:
-    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
-    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
+    step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
     session._checkpointer.executor.wait_until_finished(30)
     write, over = ChunkWriter.write, threading.Event()
 
@@ -476,14 +501,14 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
 
     monkeypatch.setattr(ChunkWriter, "write", hang)
     session.step(step + 1, state_of(step + 1))
-    is_due = session._checkpointer.save_interval.is_due
+    is_due = SaveInterval.is_due
 
-    def preempted_meanwhile(number: int) -> bool:
-        session._standby.mailbox.post(notice(remaining_s=20.0))
-        wait_until(lambda: session._standby.agreement.in_epoch)
-        return is_due(number)
+    def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
+        notices.post(remaining_s=20.0)
+        wait_until(lambda: session._coordinator.in_epoch)
+        return is_due(interval, number)
 
-    monkeypatch.setattr(session._checkpointer.save_interval, "is_due", preempted_meanwhile)
+    monkeypatch.setattr(SaveInterval, "is_due", preempted_meanwhile)
     session.step(step + 2, state_of(step + 2))
     assert ("a periodic save is left out" in caplog.text) is not ends
     try:
@@ -494,10 +519,11 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
 
 
 def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
-    step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
+    step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
     session._checkpointer.executor.wait_until_finished(30)
     write = ChunkWriter.write
 
@@ -506,27 +532,27 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
 
     monkeypatch.setattr(ChunkWriter, "write", fail)
     session.step(step + 1, state_of(step + 1))  # its save fails in the background
-    session._standby.mailbox.post(notice(remaining_s=3600.0))
-    wait_until(lambda: session._standby.agreement.noticed)
+    notices.post(remaining_s=3600.0)
+    wait_until(lambda: session._coordinator.noticed)
     session.step(step + 2, state_of(step + 2))
     assert "a periodic save failed; a preemption is under way" in caplog.text
-    session._standby.mailbox.post(notice(remaining_s=10.0))
-    wait_until(lambda: session._standby.agreement.in_epoch)
+    notices.post(remaining_s=10.0)
+    wait_until(lambda: session._coordinator.in_epoch)
     monkeypatch.setattr(ChunkWriter, "write", write)
     assert train_until_preempted(session, first=step + 3).saved
 
 
 def test_impossible_deadline_is_reported_at_the_start_and_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = gracepoint.attach(tmp_path)
-    train_slowly(session, until=lambda: session._forecaster.figures() is not None)
+    caplog.set_level(logging.INFO)
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    session.host_state("bad", object, lambda value: None)
+    train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
     hour = Figures(state_bytes=1, step_s=10.0, wait_s=10.0, drain_s=30.0, save_s=3600.0)
-    monkeypatch.setattr(session._forecaster, "figures", lambda: hour)
-    session._standby.emergency._outlook._figures = lambda: hour
-    session._standby.mailbox.post(notice(remaining_s=5.0))
+    monkeypatch.setattr(forecast, "figures", lambda *arguments: hour)
+    notices.post(remaining_s=5.0)
     wait_until(lambda: "the deadline cannot be met by what is known" in caplog.text)
-    session._values.register("bad", object, lambda value: None, None)
     preempted = train_until_preempted(session, first=100)
     assert "a step takes 10.0 s, drain and save are predicted to take 3630.0 s" in preempted.reason
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import Restored, Saved
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.deadline import Deadline
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
@@ -107,11 +109,18 @@ def engine(
 
 
 def save(
-    checkpointer: StepCheckpointer, step: int, state: State, host_state: dict[str, Any] | None = None, **options: Any
+    checkpointer: StepCheckpointer,
+    step: int,
+    state: State,
+    host_state: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = 30.0,
+    deadline: Deadline | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Saved:
-    """Saves as in an emergency."""
-    options = {"timeout_s": 30.0, "on_stage": lambda stage: None, **options}
-    return checkpointer.save(step, state, host_state or {}, **options)
+    """Saves as in an emergency; ``timeout_s`` counts where there is no ``deadline``."""
+    deadline = deadline or Deadline.after(timeout_s, time.monotonic)
+    return checkpointer.save(step, state, host_state or {}, deadline=deadline, on_stage=on_stage)
 
 
 def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None) -> Restored | None:

@@ -7,6 +7,7 @@ import errno
 import itertools
 import math
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,14 @@ def begun(root: Path, storage: SlowStorage, gang: ProcessGroup | None = None) ->
     return checkpointer
 
 
+def following(left_s: list[float]) -> Deadline:
+    """A deadline that moves with the only item of the list."""
+    return Deadline.following(lambda: left_s[0], time.monotonic)
+
+
 def promote(checkpointer: StepCheckpointer, timeout_s: float = _PATIENCE_S) -> tuple[int, list[str]]:
     stages: list[str] = []
-    return checkpointer.promote(timeout_s=lambda: timeout_s, on_stage=stages.append).step, stages
+    return checkpointer.promote(deadline=Deadline.after(timeout_s, time.monotonic), on_stage=stages.append).step, stages
 
 
 def seen(checkpointer: StepCheckpointer) -> NewestSnapshot:
@@ -323,13 +329,13 @@ def test_earlier_deadline_ends_a_running_save(tmp_path: Path, storage: SlowStora
     mover = threading.Thread(target=come_nearer)
     mover.start()
     with pytest.raises(SaveFailed, match=r"only 0 of \d+ files were written to .*/1\.gracepoint-tmp"):
-        save(engine(tmp_path), 1, small_state(1), timeout_s=lambda: left_s[0])
+        save(engine(tmp_path), 1, small_state(1), deadline=following(left_s))
     mover.join()
 
 
 def test_a_deadline_never_moves_to_a_later_time() -> None:
     now_s, left_s = [100.0], [60.0]
-    deadline = Deadline.of(lambda: left_s[0], lambda: now_s[0])
+    deadline = Deadline.following(lambda: left_s[0], lambda: now_s[0])
     left_s[0] = 10.0
     assert deadline.remaining_s() == 10.0
     left_s[0] = math.inf  # as where the epoch that it is of has ended
@@ -354,5 +360,5 @@ def test_tensorstores_writes_end_with_the_deadline_too(tmp_path: Path) -> None:
     left_s = [3600.0]
     options = WriteOptions(express=False, callback=StopsAtTheFirstArray(left_s))
     with pytest.raises(SaveFailed, match=r"files were written to .*/1\.gracepoint-tmp.* within \d"):
-        save(engine(tmp_path, options=options), 1, small_state(1), timeout_s=lambda: left_s[0])
+        save(engine(tmp_path, options=options), 1, small_state(1), deadline=following(left_s))
     assert not list(tmp_path.glob("1*/done.*"))

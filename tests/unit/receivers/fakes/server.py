@@ -18,12 +18,12 @@ from typing import Any, Self
 
 import trustme
 
+from gracepoint.wire.codec import Message
 from gracepoint.wire.messages import (
     Acknowledgement,
     Confidence,
     Forecast,
     Hello,
-    Message,
     Mode,
     Notice,
     Report,

@@ -1,15 +1,15 @@
 """Keeps the host from running far ahead of its devices.
 
-JAX dispatches steps asynchronously: without a bound the host may be dozens of steps ahead when a notice comes,
-and all of them have to be drained before anything can be saved. So before a new step is let through, an earlier one
-must be done: the one ``LIMIT`` before it, or the very one before it where steps are long. Two steps in flight keep the
-devices busy while the host is at work between steps; where a step takes a second or more, one does that as well, and
-a step less has to be drained.
+JAX dispatches steps asynchronously. Without a limit the host may be dozens of steps ahead when a notice comes, and the
+devices must finish all of them before anything can be saved. So before the host goes on to a new step, an earlier step
+must be done: the one ``LIMIT`` before it, or the one just before it if steps are long. Two steps in flight keep the
+devices busy while the host works between steps. If a step takes a second or more, one step in flight is enough for
+that, and there is one step less to finish.
 
-What is waited for cannot be the state itself: it is donated to the next step, which deletes it. A copy of one
-element of the smallest array, on one device of this process, is made by a tiny program that is compiled at the
-first step; it is done when the step is, since the element is one of the step's outputs. Which array that is, is
-looked for once: going through all leaves at every step takes a millisecond for a thousand of them.
+The state itself cannot be waited for: it is donated to the next step, which deletes it. Instead, a tiny program copies
+one element of the smallest array, on one device of this process. The copy is done when the step is, as the element is
+one of the step's outputs. The program is compiled at the first step. The smallest array is looked up once: going
+through a thousand leaves at every step would take a millisecond.
 """
 
 from __future__ import annotations
@@ -18,15 +18,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-#: Most steps in flight after ``throttle``.
-LIMIT = 2
-#: Steps that take so long are long: of these one is in flight.
-LONG_STEP_S = 1.0
-
-
-def limit(step_s: float) -> int:
-    """How many steps may be in flight where one takes ``step_s``."""
-    return 1 if step_s >= LONG_STEP_S else LIMIT
+from gracepoint.preemption.forecast import LIMIT
 
 
 class RunAhead:
@@ -38,7 +30,7 @@ class RunAhead:
         self._path: Sequence[Any] | None = None  # to the array that is waited for
 
     def throttle(self, state: Any, limit: int = LIMIT) -> None:
-        """Notes the newest step's output and waits for the step ``limit`` before it.
+        """Waits until no more than ``limit`` steps are in flight.
 
         Args:
             state: The newest step's output.
@@ -59,12 +51,12 @@ class RunAhead:
             self._marks.popleft().block_until_ready()
 
     def forget(self) -> None:
-        """Drops what is noted (arrays must not outlive the session)."""
+        """Drops the copies: arrays must not outlive the session."""
         self._marks.clear()
 
 
 def _smallest(state: Any) -> tuple[Sequence[Any] | None, Any]:
-    """The path to the smallest array that this process holds a part of, and the array; None where there is none."""
+    """Returns the smallest array that this process holds a part of, and its path. None twice if there is none."""
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
@@ -79,7 +71,7 @@ def _is_held_here(leaf: Any) -> bool:
 
 
 def _follow(path: Sequence[Any], state: Any) -> Any:
-    """The array at ``path``; None if the state has another form by now, or a node that cannot be walked into."""
+    """Returns the array at ``path``. None if the state has changed its form, or has a node of an unknown kind."""
     import jax
 
     node = state

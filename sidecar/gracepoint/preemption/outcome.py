@@ -1,0 +1,200 @@
+"""How a preemption, or a drill, ends in this process if the agreed step is not saved; and who decides the exit code.
+
+Three threads call this, each in its own section. The agreement's reading thread opens epochs (``begin``) and reports
+that one is broken (``fail``). The training thread reports that a step was not saved (``failed``). The watchdog calls
+``overdue`` if neither comes to an end in time. They share the mailbox, the time budget and ``epoch``, which is
+replaced when the next epoch opens. The first reported outcome wins.
+
+A background save that was under way goes on meanwhile. If the current step is not saved in the end, and that save was
+committed after the freeze began, all processes exit with its step (``_committed_instead``). A separate thread asks the
+other processes about that; it ends with their answer, or with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from gracepoint.errors import GracepointError, Preempted
+from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.progress import EpochProgress, Stages
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.process_group import ProcessGroup
+from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.settings import Settings
+from gracepoint.wire.messages import Phase
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 3.0
+#: How long the other processes have to say with which step they exit; the watchdog has a second for all of its work.
+_ASK_S = 0.3
+FINISHED = "training finished"
+
+
+class Outcome:
+    """See the module.
+
+    Args:
+        group: The processes that train together.
+        settings: The exit codes.
+        mailbox: The notices, with their deadlines.
+        budget: How much time is left.
+        reporter: Sends the reports.
+        process_exit: Ends the process once the exit code is decided.
+        committed_step: Returns the newest step that this process knows to be committed. None if there is none.
+        current_step: Returns the step that training has reached.
+        clock: Returns monotonic seconds; the mailbox's clock.
+
+    Attributes:
+        epoch: What is known about the open epoch, or about the last one.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        settings: Settings,
+        mailbox: Mailbox,
+        budget: TimeBudget,
+        reporter: Reporter,
+        process_exit: ProcessExit,
+        *,
+        committed_step: Callable[[], int | None],
+        current_step: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._mailbox = mailbox
+        self._budget = budget
+        self._reporter = reporter
+        self._exit = process_exit
+        self._committed_step = committed_step
+        self._current_step = current_step
+        self._clock = clock
+        self.begin(-1, drill=False)
+
+    # The agreement's reading thread; the training thread, if a peer is gone before any epoch was opened.
+
+    def begin(self, number: int, *, drill: bool) -> None:
+        """Opens an epoch. Its number is -1 if the preemption ends before the processes could agree."""
+        first_s = self._mailbox.first_at_s if number >= 0 else None
+        stages = Stages(self._clock() if first_s is None else first_s, self._clock)
+        self.epoch = EpochProgress(number, drill, stages, self._mailbox, self._reporter)
+        self._committed_before = self._committed_step()
+
+    # The training thread.
+
+    def failed(self, step: int, error: Exception, steps_lost: int | None = None) -> Preempted | None:
+        """Reports that this step was not saved.
+
+        Args:
+            step: The step that was to be saved.
+            error: Why it was not.
+            steps_lost: Steps since the last committed one. None if the caller does not know.
+
+        Returns:
+            What to raise. None after a drill.
+        """
+        reason = self.epoch.with_doubt(f"not saved at step {step}: {error}")
+        instead = self._committed_instead()
+        if instead is not None:
+            reason = self._exit_with_older_step(instead, step, reason)
+        else:
+            self.fail(reason, error, step=step, steps_lost=steps_lost)
+        if self.epoch.drill:
+            return None
+        left_s = self._budget.time_left_s() + self._budget.reserve_s
+        self._reporter.flush(min(_FLUSH_S, max(0.0, left_s)))
+        if instead is None:
+            preempted = Preempted(self._settings.unsaved_exit_code, saved=False, step=step, reason=reason)
+        else:
+            code, lost = self._settings.saved_exit_code, step - instead
+            preempted = Preempted(code, saved=True, step=instead, reason=reason, steps_lost=lost)
+        preempted.__cause__ = error
+        return preempted
+
+    def finished(self) -> None:
+        """Reports that training had ended before the agreed sync point: there is nothing to save."""
+        self._exit.cancel()
+        progress = dataclasses.replace(self.epoch.progress, message=FINISHED)
+        about: Sequence[Disruption | None] = self._mailbox.named() or [self._mailbox.current]
+        for disruption in about:
+            self._reporter.report(Phase.RETRACTED, progress, disruption)
+
+    def exit_with(self, code: int) -> None:
+        """Decides the exit code of the process. Does nothing in a drill."""
+        if not self.epoch.drill:
+            self._exit.decide(code)
+
+    # The watchdog.
+
+    def overdue(self) -> None:
+        """Reports that the time is over while the training thread is stuck."""
+        last = self.epoch.stages.last or "noticed"
+        step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
+        instead = self._committed_instead()
+        if instead is not None:
+            self._exit_with_older_step(instead, step, self.epoch.with_doubt(reason))
+        else:
+            self.fail(self.epoch.with_doubt(reason), step=step)
+        self._reporter.flush(self._budget.reserve_s / 2)
+
+    # Any of these threads.
+
+    def fail(self, reason: str, error: Exception | None = None, **known: int | None) -> None:
+        """Reports a failure at once and decides the exit code, unless an outcome was reported before.
+
+        Args:
+            reason: What happened.
+            error: The exception, for the log. None if there is none.
+            **known: Fields of ``Progress``.
+        """
+        if not self.epoch.fail_first():
+            return
+        committed = self._committed_step()
+        if known.get("steps_lost") is None and committed is not None:
+            known["steps_lost"] = self._current_step() - committed
+        log.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
+        self.exit_with(self._settings.unsaved_exit_code)
+        self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
+
+    def _committed_instead(self) -> int | None:
+        """Returns the step that a background save has committed since the freeze began. None if there is none.
+
+        All processes get the same answer: what the first process that asks knows.
+        """
+        known = self._committed_step()
+        found = "" if known is None or known == self._committed_before else str(known)
+        key = f"epoch/{self.epoch.number}/instead"
+        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self._group.decide(key, found))
+            except GracepointError:
+                answers.put(found)
+
+        # In a thread of its own: a coordination service that is stopped neither answers nor fails, and little time is
+        # left.
+        with contextlib.suppress(RuntimeError, queue.Empty):  # nobody can be asked: this process's knowledge counts
+            threading.Thread(target=ask, name="gracepoint-asks", daemon=True).start()
+            found = answers.get(timeout=_ASK_S)
+        return int(found) if found else None
+
+    def _exit_with_older_step(self, instead: int, step: int, reason: str) -> str:
+        """Ends the epoch with a committed step that is older than the one that was to be saved; returns the reason."""
+        lost = step - instead
+        reason = f"step {instead} is committed, {lost} steps before step {step}, which was {reason}"
+        if self.epoch.drill:
+            reason = f"drill: {reason}"
+        if self.epoch.fail_first():
+            log.error("preempted saved=True drill=%s reason=%s", self.epoch.drill, reason)
+            self.exit_with(self._settings.saved_exit_code)
+            self.epoch.report(Phase.PROMOTED, step=instead, steps_lost=lost, message=reason)
+        return reason
