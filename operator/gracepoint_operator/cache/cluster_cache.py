@@ -26,7 +26,7 @@ from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
@@ -249,7 +249,7 @@ class ClusterCache:
         """Every workload with anything to decide about."""
         return self.workloads.keys() | self.disrupted_workload_uids()
 
-    def homeless_requests(self) -> list[PreemptionAsk]:
+    def homeless_requests(self) -> list[RequestRecord]:
         """Requests that nobody has answered, for workloads that are not known."""
         waiting = (request for request in self.requests.values() if request.is_open and request.status.phase is None)
         return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
@@ -377,13 +377,13 @@ class ClusterCache:
 
     def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         if PreemptionRequest.is_one(body["spec"]):
-            return self._put_request(PreemptionAsk.of(body), listed)
+            return self._put_request(RequestRecord.of(body), listed)
         epoch = PreemptionRecord.of(body)
         known = self.epochs.get(epoch.key)
         self.put_epoch(epoch if known is None else known.joined(epoch))
         return {epoch.spec.workload.uid}
 
-    def _put_request(self, request: PreemptionAsk, listed: bool) -> set[str]:
+    def _put_request(self, request: RequestRecord, listed: bool) -> set[str]:
         wanted = self._archive.put_request(request)
         self._sightings.see(request.uid, {request.mark: request.created_at}, listed=listed)
         return self._named(wanted)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 
 Key = tuple[str, str]  # namespace, name
 _K = TypeVar("_K", bound=Hashable)
@@ -24,7 +24,7 @@ class PreemptionStore:
 
     def __init__(self) -> None:
         self.epochs: dict[Key, PreemptionRecord] = {}
-        self.requests: dict[Key, PreemptionAsk] = {}
+        self.requests: dict[Key, RequestRecord] = {}
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
@@ -41,7 +41,7 @@ class PreemptionStore:
         else:
             self._under_way.add(epoch.key)
 
-    def put_request(self, request: PreemptionAsk) -> Key:
+    def put_request(self, request: RequestRecord) -> Key:
         """Returns which workload it is for: namespace and name."""
         self.requests[request.key] = request
         wanted = (request.namespace, request.spec.workload.name)
@@ -82,7 +82,7 @@ class PreemptionStore:
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
-    def requests_for(self, workload: Key) -> tuple[PreemptionAsk, ...]:
+    def requests_for(self, workload: Key) -> tuple[RequestRecord, ...]:
         """What somebody asked for the workload of that namespace and name, oldest first."""
         found = (self.requests[key] for key in self._requests_for.get(workload, ()))
         return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))

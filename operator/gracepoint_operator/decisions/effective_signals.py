@@ -21,7 +21,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Signal
 
@@ -32,7 +32,7 @@ class Timed:
 
     signal: Signal
     since_at: float
-    request: PreemptionAsk | None = None
+    request: RequestRecord | None = None
 
     @property
     def deadline_at(self) -> float:
@@ -81,9 +81,9 @@ def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool
 
 def relevant(
     gang: GangSnapshot, pod: Pod, policy: PolicyInForce, now: float, *, drills: bool
-) -> Iterator[tuple[Signal, PreemptionAsk | None]]:
+) -> Iterator[tuple[Signal, RequestRecord | None]]:
     """The signals for a pod under a policy, also those that were there before it; with the request, if it is one."""
-    found: list[tuple[Signal, PreemptionAsk | None]] = []
+    found: list[tuple[Signal, RequestRecord | None]] = []
     if not pod.finished:
         for asked in gang.requests:
             mine = asked.is_open and asked.is_for(gang.workload_uid)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import WORKLOAD_FIELD, RequestPhase, RequestStatus, SignalKind
 
 
@@ -16,7 +16,7 @@ from gracepoint_operator.resources import WORKLOAD_FIELD, RequestPhase, RequestS
 class Answer:
     """A request's status is to be this."""
 
-    request: PreemptionAsk
+    request: RequestRecord
     status: RequestStatus
 
 
@@ -28,7 +28,7 @@ def answers(gang: GangSnapshot) -> Iterator[Answer]:
             yield Answer(request, status)
 
 
-def without_workload(request: PreemptionAsk) -> Answer:
+def without_workload(request: RequestRecord) -> Answer:
     """For a request whose workload does not exist."""
     workload = request.spec.workload
     message = (
@@ -43,7 +43,7 @@ def _is_final(status: RequestStatus) -> bool:
     return status.phase is not None and status.phase.ended and status.phase is not RequestPhase.EXPIRED
 
 
-def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
+def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
     """None: not decided yet."""
     epoch = next((epoch for epoch in reversed(gang.epochs) if request.reference in epoch.spec.requests), None)
     if epoch is not None:
@@ -56,7 +56,7 @@ def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
     return None if reason is None else _superseded(reason)
 
 
-def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
+def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
     """Why nothing comes of it; None where something does, or may yet."""
     kind = request.spec.workload.kind
     if not request.is_for(gang.workload_uid):
@@ -73,7 +73,7 @@ def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
 
 
-def _why_not_now(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
+def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
     pods, since_at = gang.members, gang.since[request.mark]
     if not pods:
         return f"no pod of the {request.spec.workload.kind} runs"

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Whatever the limits: what ended more recently stays.
@@ -64,7 +64,7 @@ class Due:
 
 def due(
     epochs: Iterable[PreemptionRecord],
-    requests: Iterable[PreemptionAsk],
+    requests: Iterable[RequestRecord],
     living: Container[str],
     now: float,
     limits: Limits,
@@ -124,10 +124,10 @@ def _beyond(
 
 
 def _left_alone(
-    requests: Iterable[PreemptionAsk], now: float, limits: Limits
-) -> Iterator[tuple[PreemptionAsk, DeletionReason]]:
+    requests: Iterable[RequestRecord], now: float, limits: Limits
+) -> Iterator[tuple[RequestRecord, DeletionReason]]:
     """The requests of which no record is known, likewise. When they were answered is told nowhere: soon."""
-    by_name: _ByName[PreemptionAsk] = collections.defaultdict(list)
+    by_name: _ByName[RequestRecord] = collections.defaultdict(list)
     for request in requests:
         if request.has_ended:
             by_name[request.namespace, request.spec.workload.name].append((request.created_at, request))

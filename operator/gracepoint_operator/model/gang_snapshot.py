@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import Mark
 from gracepoint_operator.workloads import Job, Workload
@@ -42,7 +42,7 @@ class GangSnapshot:
     nodes: Mapping[str, Node]
     policy: CheckpointPolicy | None
     epochs: tuple[PreemptionRecord, ...]
-    requests: tuple[PreemptionAsk, ...]
+    requests: tuple[RequestRecord, ...]
     marks: Mapping[str, Sequence[Mark]]
     since: Mapping[str, float]
     bound_at: Mapping[str, float]

@@ -20,7 +20,7 @@ from gracepoint_operator.unreadable import reading
 
 
 @dataclasses.dataclass(frozen=True)
-class PreemptionAsk:
+class RequestRecord:
     """A request as this replica knows it. ``created_at`` is by the API server's clock."""
 
     namespace: str
@@ -31,7 +31,7 @@ class PreemptionAsk:
     status: RequestStatus
 
     @staticmethod
-    def of(body: Mapping[str, Any]) -> PreemptionAsk:
+    def of(body: Mapping[str, Any]) -> RequestRecord:
         """Reads the object of the API server.
 
         Raises:
@@ -40,7 +40,7 @@ class PreemptionAsk:
         read = PreemptionRequest.of(body)
         with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
-        return PreemptionAsk(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
+        return RequestRecord(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
 
     @property
     def key(self) -> tuple[str, str]:

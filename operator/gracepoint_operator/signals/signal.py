@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import SignalKind
-from gracepoint_operator.signals.reading import Mark
+from gracepoint_operator.signals.matching import Mark
 from gracepoint_operator.signals.rows import Cause, On
 
 #: What is further ahead starts no epoch yet: until then it may be moved or called off without anybody's noticing.

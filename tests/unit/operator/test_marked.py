@@ -40,6 +40,14 @@ def limited(seconds: float, *, began_at: float = NOW - 100) -> Body:
 # Of the node.
 
 
+def test_a_gang_is_told_of_a_condition_whose_reason_is_longer_than_the_record_takes() -> None:
+    scene = Scene()
+    message = "Preempt Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
+    condition = objects.condition("VMEventScheduled", reason="x" * 1000, message=message)
+    scene.seen(kinds.NODES, objects.node(conditions=[condition]))
+    assert scene.start().spec.signal.startswith("Node condition VMEventScheduled (xxx")
+
+
 def test_a_maintenance_that_was_announced_before_the_pod_came_counts_when_it_is_moved() -> None:
     scene = Scene()
     scene.clock.move(-200)  # the pods of the scene are bound at NOW - 99

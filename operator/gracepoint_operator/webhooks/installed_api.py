@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks.members import Json, Problems, gang
 from gracepoint_operator.webhooks.release_contract import RULE_ACTION, RULE_REASON, RULES, own_pod_rules
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
 
 CRD_NAME = "jobsets.jobset.x-k8s.io"
 VERSION = "v1alpha2"
@@ -21,7 +21,7 @@ _PATTERNS = "onJobFailureMessagePatterns"
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class InstalledApi:
     """What is missing.
 
     Attributes:
@@ -64,7 +64,7 @@ class Served:
         )
 
 
-def served(crd: Json) -> Served:
+def read_installed_api(crd: Json) -> InstalledApi:
     """Reads a CustomResourceDefinition of JobSets.
 
     Raises:
@@ -79,7 +79,7 @@ def served(crd: Json) -> Served:
         rule = _field(rule, name)
     rule = None if rule is None else rule.get("items", {})
     if rule is None:
-        return Served(missing=(RULES,), by_message=False)
+        return InstalledApi(missing=(RULES,), by_message=False)
     needs: tuple[tuple[str, str | None], ...] = (
         ("name", None),
         ("action", RULE_ACTION),
@@ -91,7 +91,7 @@ def served(crd: Json) -> Served:
         for name, value in needs
         if not _has(_field(rule, name), value)
     )
-    return Served(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
+    return InstalledApi(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
 
 
 def _field(node: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gracepoint.wire.names import ENV_PREFIX
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks.members import Json, Problems, gang
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
 
 #: On a JobSet: policy, its generation, and the fields that were filled in or changed. On its pods: the first two and
 #: the container.

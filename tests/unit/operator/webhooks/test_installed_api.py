@@ -13,7 +13,7 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Admission, Certificates
-from gracepoint_operator.webhooks import Patched, Served, release_contract, served
+from gracepoint_operator.webhooks import InstalledApi, Patched, read_installed_api, release_contract
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Clock
 from tests.unit.operator.webhooks.samples import Json, job_of, jobset, policy_spec
@@ -65,8 +65,8 @@ def contracted(body: Json) -> Json:
     ],
 )
 def test_where_all_is_served_nothing_is_said(rule: Json) -> None:
-    found = served(crd(rule))
-    assert found == Served()
+    found = read_installed_api(crd(rule))
+    assert found == InstalledApi()
     assert (found.refusal(contracted(jobset()), POLICY), found.warning) == (None, None)
 
 
@@ -86,14 +86,14 @@ def test_where_all_is_served_nothing_is_said(rule: Json) -> None:
 def test_a_jobset_that_would_not_come_back_is_refused_with_the_version_that_is_needed(
     rule: Json | None, says: str
 ) -> None:
-    refusal = served(crd(rule)).refusal(contracted(jobset()), POLICY)
+    refusal = read_installed_api(crd(rule)).refusal(contracted(jobset()), POLICY)
     assert refusal is not None
     assert says in refusal
     assert "Upgrade JobSet to v0.10 or newer" in refusal
 
 
 def test_without_messages_to_match_a_jobset_is_warned_of_and_one_with_other_rules_refused() -> None:
-    found = served(crd(without("onJobFailureMessagePatterns")))
+    found = read_installed_api(crd(without("onJobFailureMessagePatterns")))
     body = jobset()
     assert found.refusal(contracted(body), POLICY) is None
     assert found.warning is not None
@@ -103,7 +103,7 @@ def test_without_messages_to_match_a_jobset_is_warned_of_and_one_with_other_rule
     refusal = found.refusal(contracted(body), POLICY)
     assert refusal is not None
     assert "spec.replicatedJobs[0].template.spec.podFailurePolicy.rules[2] would restart the JobSet" in refusal
-    assert served(crd()).refusal(contracted(body), POLICY) is None
+    assert read_installed_api(crd()).refusal(contracted(body), POLICY) is None
 
 
 @pytest.mark.parametrize("action", ["RestartJob", "RestartJobAndIgnoreMaxRestarts"])
@@ -115,7 +115,7 @@ def test_actions_of_newer_jobsets_in_rules_of_the_users_own_are_accepted(action:
 
 def test_a_version_that_is_not_served_is_not_taken_for_one_that_lacks_nothing() -> None:
     with pytest.raises(LookupError, match="v1alpha2"):
-        served(crd(served=False))
+        read_installed_api(crd(served=False))
 
 
 @pytest.fixture
@@ -138,12 +138,12 @@ async def test_the_api_is_read_once_for_many_jobsets_and_again_where_asked_for(
 ) -> None:
     api.add(kinds.CRDS, crd(without("onJobFailureReasons")))
     for _ in range(3):
-        assert (await admission.served_workload_api()).missing
+        assert (await admission.installed_workload_api()).missing
     assert len(api.calls) == 1
     api.add(kinds.CRDS, copy.deepcopy(crd()))  # JobSet was upgraded
-    assert await admission.served_workload_api(afresh=True) == Served()
+    assert await admission.installed_workload_api(afresh=True) == InstalledApi()
 
 
 async def test_an_api_that_cannot_be_read_raises(admission: Admission) -> None:
     with pytest.raises(client.NotFound):
-        await admission.served_workload_api()
+        await admission.installed_workload_api()

@@ -19,7 +19,7 @@ _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
 
 
-class Bodies:
+class RequestBodies:
     """Reads bodies.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gracepoint.wire.names import TOKEN_AUDIENCE, TOKEN_DIRECTORY
-from gracepoint_operator.webhooks.members import Json, Problems, TrainingJob
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
 
 #: The volume of the projected token; the name is reserved.
 TOKEN_VOLUME = "gracepoint-token"

@@ -10,10 +10,8 @@ conditions. So each taint, label, annotation, condition and field is read for it
 from __future__ import annotations
 
 import dataclasses
-import email.utils
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,17 +24,13 @@ from gracepoint_operator.signals.rows import (
     Row,
     TaintMatch,
     Time,
-    TimeFormat,
     ValueMatch,
 )
+from gracepoint_operator.signals.told_times import Body, at, told_time
 from gracepoint_operator.unreadable import CAUSES, Unreadable, reading, said
 
-Body = Mapping[str, Any]
-
-_HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT")
-#: Times that a date can hold, with room for what is added to them.
-_FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+#: Length of the field ``signal`` of a Preemption. Reasons of conditions have no limit of their own.
+_TEXT_LIMIT = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +103,7 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str,
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
-        text=feature.text,
+        text=_shortened(feature.text, _TEXT_LIMIT),
         since_at=feature.since_at,
         until_at=until_at,
         is_exact=feature.is_exact and feature.since_at is not None,
@@ -123,53 +117,6 @@ def _told_time(time: Time, feature: _Feature, body: Body, left_out: dict[str, No
     except Unreadable as error:
         left_out[f"{feature.key}: {error}"] = None
         return None
-
-
-def told_time(time: Time, value: str, body: Body) -> float | None:
-    """The time that an object tells, in seconds since the epoch; None where it tells none.
-
-    Raises:
-        Unreadable: JSON is expected, and it is none.
-    """
-    if time.format is TimeFormat.JSON:
-        with reading("expected JSON that tells a time"):
-            told = json.loads(value)
-    try:
-        at = _time_in(told, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
-    except (ValueError, TypeError, AttributeError, OverflowError):  # whatever stands there, it is no time
-        return None
-    return at if at is not None and _FIRST_AT <= at <= _LAST_AT else None
-
-
-def _plain_time(time: Time, value: str, body: Body) -> float | None:
-    match time.format:
-        case TimeFormat.EPOCH_SECONDS:
-            return float(value)
-        case TimeFormat.RFC3339:
-            return parse_time(value)
-        case TimeFormat.HTTP_DATE:
-            found = _HTTP_DATE.search(value)
-            return None if found is None else email.utils.parsedate_to_datetime(found[0]).timestamp()
-        case TimeFormat.SECONDS:
-            used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
-            return _after(time, float(value) - float(used_s), body)
-        case TimeFormat.DURATION:
-            length_s = _duration_s(value)
-            return None if length_s is None else _after(time, length_s, body)
-        case TimeFormat.JSON:
-            return None
-
-
-def at(body: Any, path: str) -> Any:
-    """The value at a path; entries of lists are named by their type. None where there is nothing."""
-    for part in path.split("."):
-        if isinstance(body, list):
-            body = next((item for item in body if isinstance(item, Mapping) and item.get("type") == part), None)
-        elif isinstance(body, Mapping):
-            body = body.get(part)
-        else:
-            return None
-    return body
 
 
 def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]:
@@ -212,7 +159,9 @@ def _matched_value(name: str, wanted: ValueMatch, body: Body) -> _Feature | None
     if not wanted.matches(value):
         return None
     since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{wanted.key}")
-    return _Feature(f"{name}/{wanted.key}", f"{name} {wanted.key}={_short(value)}", value, since_at, untold=f"={value}")
+    return _Feature(
+        f"{name}/{wanted.key}", f"{name} {wanted.key}={_shortened(value)}", value, since_at, untold=f"={value}"
+    )
 
 
 def _matched_condition(row: Row, wanted: ConditionMatch, condition: Any) -> _Feature | None:
@@ -261,40 +210,8 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         since_at = None if deleted_at is None else deleted_at - grace_s
         return _Feature(f"field/{path}", f"deletion of the {row.match.kind}".lower(), "", since_at, is_exact=True)
     since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
-    text = f"{row.match.kind} {path}={_short(value)}"
+    text = f"{row.match.kind} {path}={_shortened(value)}"
     return _Feature(f"field/{path}", text, value, since_at, untold=f"={value}")
-
-
-def _after(time: Time, length_s: float, body: Body) -> float | None:
-    since_at = parse_time(at(body, time.since))
-    return None if since_at is None else since_at + length_s
-
-
-def _time_in(value: Any, fields: Iterable[str]) -> float | None:
-    """The first of the fields that is there; names are compared without underscores and case."""
-    for path in fields:
-        found = value
-        for part in path.split("."):
-            names = {_bare(name): item for name, item in found.items()} if isinstance(found, Mapping) else {}
-            found = names.get(_bare(part))
-        if isinstance(found, str):
-            return parse_time(found)
-        if isinstance(found, int | float):
-            return float(found)
-    return None
-
-
-def _bare(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-def _duration_s(text: str) -> float | None:
-    """Seconds of 720h, 1h30m or 90s; None for what is no duration, as Never."""
-    found = _DURATION.fullmatch(text)
-    if found is None or not any(found.groups()):
-        return None
-    hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return hours * 3600 + minutes * 60 + seconds
 
 
 def _plain(value: Any) -> str | None:
@@ -304,8 +221,8 @@ def _plain(value: Any) -> str | None:
     return json.dumps(value)
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= 64 else f"{value[:61]}..."
+def _shortened(text: str, limit: int = 64) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _written_at(body: Body, *path: str) -> float | None:
