@@ -1,14 +1,14 @@
 """The status of a Preemption: how it follows from reports, receipts and the operator's own decisions. Pure.
 
-Stages of a Preemption's timings, seconds after the signal was first observed, in the order in which they
-usually come:
+The stages of a Preemption's timings, in seconds after the signal was first observed, in their usual order:
 
-    noticeSent   the notice was written to the streams of all pods of the gang
-    firstAck, lastAck                      the first, and all, acknowledged it
-    frozen, agreed, drained, written, durable, committed   as the primary process reports for the gang
-    exited       every pod of the gang has ended
-    podsBack     as many new pods are running
-    restored, training                     the new gang has restored; has passed its first step
+    noticeSent            the notice was sent to all pods of the gang
+    firstAck, lastAck     the first receipt came; all receipts came
+    frozen, agreed, drained, written, durable, committed
+                          reported by the primary process for the gang
+    exited                every pod of the gang has ended
+    podsBack              as many new pods are running
+    restored, training    the restarted gang has restored a checkpoint; has passed its first step
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
 
-#: False: the gang is not told to leave, for the reason that stands there.
+#: False: the gang is not told to exit. Its reason says why.
 CONDITION_EXITS = "Exits"
 REASON_EXIT_BREAKER = "ExitBreakerOpen"
 REASON_TIME_LIMIT = "TimeLimit"
 
 
 def is_told(epoch: PreemptionRecord) -> bool:
-    """True if the operator tells the gang: it does not only watch, and did not hear of it from the gang."""
+    """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
     return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
 
 
 def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
-    """A new epoch's status."""
+    """Returns the status of a new epoch."""
     return PreemptionStatus(
         phase=Phase.NOTICED,
         message=signal_message(spec),
@@ -53,19 +53,19 @@ def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
 
 
 def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
-    """The status after the operator itself ended the epoch; unchanged where it had ended."""
+    """Returns the status after the operator ended the epoch. Unchanged if it had ended before."""
     after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
     return joined_status(after, status)
 
 
 def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
-    """The status after a report of the primary process; unchanged where it is further on already.
+    """Returns the status after a report of the primary process. Unchanged if it is further on already.
 
     Args:
-        epoch: As it was.
-        report: Its stages are in seconds after the reporting process had the notice.
-        notice_s: Seconds from the signal until that process was sent the notice.
-        now: When the report came.
+        epoch: The epoch before the report.
+        report: The report. Its stages are in seconds after the reporting process received the notice.
+        notice_s: Seconds from the signal until the notice was sent to that process.
+        now: When the report came, in seconds since the epoch.
     """
     message = (report.message or phase_message(report.phase, report))[:1024]
     after = PreemptionStatus(
@@ -95,13 +95,13 @@ def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: floa
 
 
 def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: float) -> PreemptionStatus:
-    """The status with a stage that was reached at ``at``; unchanged where the stage is there."""
+    """Returns the status with a stage that was reached at ``at``. Unchanged if it has the stage."""
     timing = StageTime(stage=stage, seconds=_seconds(at - observed_at), time=_time(at))
     return joined_status(PreemptionStatus(timings=[timing]), status)
 
 
 def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
-    """The status after the new gang restored or trained again. The first report wins.
+    """Returns the status after the restarted gang has restored or trains again. The first report wins.
 
     Raises:
         pydantic.ValidationError: The restored step does not fit into a record.
@@ -118,9 +118,9 @@ def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> Pree
 
 
 def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
-    """A replica's entry as it is to be: never less than what stands there.
+    """Returns the entry that a replica writes. Its numbers never decrease.
 
-    A replica whose container was started again has its old name and has forgotten what it heard before.
+    A replica whose container was restarted has the same name, but does not know its earlier receipts.
     """
     before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
     if before is None:
@@ -139,23 +139,23 @@ def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
 
 
 def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: float) -> PreemptionStatus:
-    """The status with the receipts of all replicas, as their entries in it have them.
+    """Returns the status with the receipts of all replicas, computed from their entries.
 
-    From nothing but the entries, and from what was there: as each writes its own first and then what they come to, of
-    one version, the last one to write sees them all, and no count is less than one before. A process that was
-    told by two replicas, and has acknowledged to both, is one.
+    Each replica first writes its own entry, and then this sum for the same version of the object. So the last replica
+    that writes sees all entries, and no count decreases. A process that got the notice from two replicas, and sent a
+    receipt to both, counts once.
 
     Args:
-        status: As the API has it.
-        names: The pods of the gang as far as they are known; none where nobody is told.
-        observed_at: When the signal was first observed.
+        status: The status in the API.
+        names: The known pods of the gang. Empty if no notice is sent.
+        observed_at: When the signal was first observed, in seconds since the epoch.
     """
     entries = status.replicas or []
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
     told = missing_acks.unpacked(line for entry in entries for line in entry.told_pods)
     heard = missing_acks.unpacked(line for entry in entries for line in entry.acknowledged_pods)
     received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
-    # Who lagged once is kept until it is heard of: a pod that is gone has sent no receipt either.
+    # A pod stays listed until its receipt comes, even if it does not exist any more.
     known = [*names, *(laggard.pod for laggard in before.laggards)]
     after = Acknowledgements(
         expected=max(before.expected, received),
