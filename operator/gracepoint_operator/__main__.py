@@ -1,9 +1,9 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
-The main thread waits for SIGTERM or SIGINT. A second one runs the core and the servers (``server.py``), a third one the
-channel (``channel/server_thread.py``), and some more watch (``watches.py``). The process ends when it gets such a
-signal, or when the second or third thread fails: then with a status other than 0. It does not end for anything that the
-API server answers, or fails to. It writes no files.
+The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server.py``), a
+third one runs the channel (``channel/server_thread.py``), and some more watch the cluster (``watches/threads.py``). The
+process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
+than 0. No answer or failure of the API server ends it. It writes no files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Certificates, Server
 from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
-from gracepoint_operator.watches import Watches
+from gracepoint_operator.watches.threads import Watches
 
 log = logging.getLogger("gracepoint_operator")
 
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         likely_gangs_per_minute=given.likely_gangs_per_minute,
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
-        sightings=(given.namespace, given.sightings) if given.sightings else None,
+        first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
     )
     server = Server(
         core,

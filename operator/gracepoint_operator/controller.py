@@ -1,21 +1,23 @@
-"""The operator's heart: one event loop on which everything is known, decided and told.
+"""The controller: all parts of one replica, and the event loop on which they decide and tell.
 
-Who runs where: kopf watches on the main thread and hands each object over with ``feed``; the core's loop
-runs on a thread of its own (``server.py``), so that neither kopf's work nor its pauses delay a notice, and is
-the only one that touches ``World``, subscribers, receipts. Calls to the API run in ``Kube``'s threads. On the
-loop:
+kopf watches in threads of its own and hands each object over with ``feed``. The controller's loop runs in another
+thread (``server.py``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
+subscribers and the acknowledgements. Requests to the API server run in the threads of ``KubeClient``. On the loop:
 
-* ``feed`` -> ``World``, and in the loop's next round ``decide`` -> ``Deliverer``: without an await, once for all
-  events that waited, as a thousand pods that start at once are a thousand events of one workload;
-* ``Sweeper.run``: at start until it succeeded once (until then nothing is decided, and nobody served), then now
-  and then, and of a kind as soon as its watch may have missed something; after it ``decide`` runs for every workload;
-* ``_tick``: once a second, for what only time brings about: epochs under way that expire, those that were held back,
-  requests for workloads that do not come; and for hints to pods that have connected, which may be a thousand at once;
-* ``Pruner.run``: now and then deletes records that ended long ago;
-* ``loop_lag.measure``: how late this loop is;
-* ``_check``: one task for each workload whose deleted pod is suspect; ends with its answer.
+* ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``decide`` -> ``Notifier``, without an await between
+  the two. All events that wait are handled at once: a thousand pods that start together are a thousand events of one
+  workload;
+* ``Sweeper.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
+  something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
+  about;
+* ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
+  requests for workloads that do not exist, and hints to pods that have connected;
+* ``GarbageCollector.run``: deletes records that ended long ago;
+* ``loop_lag.measure``: measures how late this loop is;
+* ``_check``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
+  answer.
 
-``run`` ends when it is cancelled: its tasks are cancelled, and what is to be recorded gets some seconds.
+``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import tenacity
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import Swept, look_afresh, put
+from gracepoint_operator.cache.resync import Swept, look_afresh
 from gracepoint_operator.cache.sweeper import Sweeper
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
@@ -65,24 +67,33 @@ TICK_S = 1.0
 _CHECK_WITHIN_S = 2.0
 _CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
-#: For so long a workload may be on its way that somebody asked something for: both may be of one file.
+#: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
 
 
 class Controller:
-    """All parts of one replica, put together. Made anywhere; used on the loop that runs ``run``.
+    """All parts of one replica. It can be created in any thread. It is used on the loop that runs ``run``.
 
     Args:
         api: The API server.
-        metrics: Shared with the health port.
+        metrics: Metrics of this replica, which the health port shows.
         clock: Seconds since the epoch.
         replica: This replica's name.
         write_interval_s: Pause between two writes of one object to the API.
         rows: The disruption catalogue, in the order in which its rows are tried.
-        likely_gangs_per_minute: How many are told at most of signals that are not sure; see ``throttle``.
-        replicas: How many replicas share that.
+        likely_gangs_per_minute: At most so many gangs are told of signals that are not certain; see ``rate_limit``.
+        replicas: Number of replicas that share this limit.
         kept: How long, and how many, Preemptions that have ended are kept.
-        sightings: Namespace and name of the ConfigMap of ``recollection``.
+        first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
+
+    Attributes:
+        cache: What this replica knows of the cluster.
+        watches: The state of each watch.
+        subscribers: The pods that are connected to this replica.
+        notifier: Tells subscribers.
+        reports: Handles the messages of pods.
+        evictions: Answers the eviction webhook.
+        channel: The routes for pods.
     """
 
     def __init__(
@@ -96,55 +107,66 @@ class Controller:
         likely_gangs_per_minute: int = rate_limit.DEFAULT_LIKELY_GANGS_PER_MINUTE,
         replicas: int = 1,
         kept: Limits = Limits(),  # noqa: B008  immutable
-        sightings: tuple[str, str] | None = None,
+        first_seen_place: tuple[str, str] | None = None,
     ) -> None:
         self._api = api
         self._metrics = metrics
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
-        self.world = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
+        self.cache = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
         self.watches = WatchState(metrics)
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
         self._clock = clock
-        self._receipts = Acknowledgements()
-        self._policies = PolicyWriter(api, self.world, metrics, clock, write_interval_s)
-        self._recorder = PreemptionWriter(
-            api, self.world, self._receipts, self._policies, metrics, clock, replica, write_interval_s
+        self._acknowledgements = Acknowledgements()
+        self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, write_interval_s)
+        self._preemption_writer = PreemptionWriter(
+            api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
         )
-        self.deliverer = Notifier(self.world, self.subscribers, self._receipts, self._recorder, metrics, clock)
-        self.intake = ReportHandler(
-            api, self.world, self.deliverer, self._receipts, self._recorder, self._policies, metrics, clock
+        self.notifier = Notifier(
+            self.cache, self.subscribers, self._acknowledgements, self._preemption_writer, metrics, clock
         )
-        self.evictions = EvictionHold(api, self.world, self._take, self._react, lambda: self.ready, metrics, clock)
-        self._hinter = HintNotifier(self.subscribers)
-        gate = Authenticator(api, self.world, clock)
-        self.channel = Channel(gate, self.subscribers, self.deliverer, self.intake, metrics, replica)
-        self._recollection = FirstSeenWriter(api, self.world, sightings, metrics, write_interval_s)
-        self._pruner = GarbageCollector(api, self.world, lambda: self.ready, metrics, clock, kept)
-        self._requests = RequestWriter(api, metrics, write_interval_s)
-        self._checks: dict[str, asyncio.Task[None]] = {}
-        self._held_back: set[str] = set()  # workloads with an epoch that has to wait; decided about again each second
-        self._affected: set[str] = set()  # workloads to be decided about in the loop's next round
+        self.reports = ReportHandler(
+            api,
+            self.cache,
+            self.notifier,
+            self._acknowledgements,
+            self._preemption_writer,
+            self._policy_writer,
+            metrics,
+            clock,
+        )
+        self.evictions = EvictionHold(api, self.cache, self._take, self._react, lambda: self.ready, metrics, clock)
+        self._hint_notifier = HintNotifier(self.subscribers)
+        authenticator = Authenticator(api, self.cache, clock)
+        self.channel = Channel(authenticator, self.subscribers, self.notifier, self.reports, metrics, replica)
+        self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
+        self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
+        self._request_writer = RequestWriter(api, metrics, write_interval_s)
+        self._checks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+        self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
+        self._affected: set[str] = set()  # UIDs of workloads to be decided about in the loop's next iteration
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sweeper = Sweeper(api, self.world, self.watches, self._drop, self._recollection.recall, self._after_sweep)
+        self._sweeper = Sweeper(
+            api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
+        )
 
     @property
     def ready(self) -> bool:
         """True once the cluster is known and decisions are made."""
-        return self.deliverer.ready
+        return self.notifier.ready
 
     def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
-        """Hands over what a watch brought. Callable from any thread.
+        """Hands over an object from a watch. Callable from any thread.
 
         Args:
-            kind: Of what kind the object is.
-            event: ADDED, MODIFIED, DELETED; None for an object of a listing.
-            body: The object; not changed afterwards by anybody.
+            kind: The object's kind.
+            event: ADDED, MODIFIED or DELETED. None for an object from a list.
+            body: The object. The caller must not change it afterwards.
         """
         loop = self._loop
         if loop is None:
-            raise RuntimeError("core: found no running loop, expected run() to have begun before feed()")
+            raise RuntimeError("controller: found no running loop, expected run() to have begun before feed()")
         loop.call_soon_threadsafe(self._take, kind, event, body)
 
     async def run(self) -> None:
@@ -155,64 +177,64 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweeper.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
-                tasks.create_task(self._pruner.run(), name="pruner")
+                tasks.create_task(self._garbage_collector.run(), name="garbage collector")
                 tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
         finally:
             for task in list(self._checks.values()):
                 task.cancel()
             await asyncio.gather(
-                *(
-                    scribe.close(_LAST_WRITES_S)
-                    for scribe in (self._recorder, self._policies, self._requests, self._recollection)
-                )
+                self._preemption_writer.close(_LAST_WRITES_S),
+                self._policy_writer.close(_LAST_WRITES_S),
+                self._request_writer.close(_LAST_WRITES_S),
+                self._first_seen_writer.close(_LAST_WRITES_S),
             )
 
     def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
         if event == "DELETED":
             affected = self._drop(body["metadata"]["uid"], version_of(body["metadata"]))
         else:
-            affected = put(self.world, kind, body, listed=event is None)
+            affected = self.cache.put(kind, body, listed=event is None)
         if not self.ready:
             return
         if kind is kinds.PREEMPTIONS and affected:
             self._follow(body)
         self._note_policy(kind, body)
         if affected and not self._affected:
-            asyncio.get_running_loop().call_soon(self._react_to_all)
+            asyncio.get_running_loop().call_soon(self._react, self._affected)
         self._affected |= affected
         if affected and self._sweeper.complete:
-            self._recollection.touch()
-
-    def _react_to_all(self) -> None:
-        affected, self._affected = self._affected, set()
-        self._react(affected)
+            self._first_seen_writer.touch()
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
-        """Forgets an object and all that is kept for it."""
-        place = self.world.place(uid)
-        self.subscribers.forget(uid)  # if it is a pod
-        self._policies.forget(uid)  # if it is a workload
+        """Forgets an object and everything that is kept for it."""
+        place = self.cache.place(uid)
+        # UIDs are unique across kinds, so this does nothing for an object of another kind.
+        self.subscribers.forget(uid)  # a pod
+        self._policy_writer.forget(uid)  # a workload
         if place is not None and place[0] is kinds.PREEMPTIONS:
-            self._receipts.forget(place[1:])
-            self._recorder.forget(place[1:])
-            self._requests.forget(place[1:])
-        return self.world.drop(uid, version)
+            self._acknowledgements.forget(place[1:])
+            self._preemption_writer.forget(place[1:])
+            self._request_writer.forget(place[1:])
+        return self.cache.drop(uid, version)
 
     def _follow(self, body: JsonObject) -> None:
-        """Tells of what the twin decided, and adds what only we know to what it wrote."""
-        epoch = self.world.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
+        """Tells what the other replica decided, and adds to its record what only this replica knows."""
+        epoch = self.cache.preemptions.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
         if epoch is not None:
-            self.deliverer.tell(epoch)
-            self._recorder.follow(body)
+            self.notifier.tell(epoch)
+            self._preemption_writer.follow(body)
 
     def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
         meta = body["metadata"]
         if kind is kinds.POLICIES:
-            self._policies.touch(meta["namespace"], meta["name"])
+            self._policy_writer.touch(meta["namespace"], meta["name"])
         elif kind in BY_PLACE:
-            self._policies.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
+            self._policy_writer.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
 
     def _react(self, workload_uids: Iterable[str]) -> None:
+        """Decides about these workloads."""
+        if workload_uids is self._affected:
+            self._affected = set()  # what is added from now on is decided in the next iteration
         for uid in workload_uids:
             try:
                 self._decide(uid)
@@ -221,19 +243,19 @@ class Controller:
 
     def _decide(self, uid: str) -> None:
         now, waits = self._clock(), False
-        gang = self.world.gang(uid)
-        self._hinter.tell(gang)
+        gang = self.cache.gang(uid)
+        self._hint_notifier.tell(gang)
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
                     if uid not in self._checks:
                         self._checks[uid] = asyncio.create_task(self._check(decision), name=f"check {uid}")
                 case Answer():
-                    self._requests.answer(decision)
+                    self._request_writer.answer(decision)
                 case Wait():
                     waits = True
                 case _:
-                    self.deliverer.carry_out(decision)
+                    self.notifier.carry_out(decision)
         if not waits:
             self._held_back.discard(uid)
         elif uid not in self._held_back:
@@ -243,11 +265,13 @@ class Controller:
             )
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
-        late = self.world.latest_epochs(rate_limit.WINDOW_S)
-        return rate_limit.holds_back(spec, late, self._recorder.made, self._likely_gangs_per_minute, self._replicas)
+        late = self.cache.latest_epochs(rate_limit.WINDOW_S)
+        return rate_limit.holds_back(
+            spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
+        )
 
     async def _check(self, decision: Check) -> None:
-        """Asks the API whether a deletion is ordinary life. If it does not answer in time, the pod is believed."""
+        """Asks the API server why a pod was deleted. If it does not answer in time, the pod counts as disrupted."""
         uid = decision.workload.uid
         again = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.KubeError),
@@ -256,33 +280,33 @@ class Controller:
         )
         try:
             async with asyncio.timeout(_CHECK_WITHIN_S):
-                await again(look_afresh, self._api, self.world, decision.workload, decision.jobs, decision.pod_uids)
+                await again(look_afresh, self._api, self.cache, decision.workload, decision.jobs, decision.pod_uids)
         except TimeoutError:
             log.warning(
                 "no fresh look in time, pods that are deleted are taken for disrupted",
                 extra=about(workload=decision.workload.name, waited_s=_CHECK_WITHIN_S),
             )
-            self.world.mark_checked(decision.pod_uids)
+            self.cache.mark_checked(decision.pod_uids)
         finally:
             del self._checks[uid]
         self._react([uid])
 
     def _after_sweep(self, swept: Swept) -> None:
         if not self.ready:
-            log.info("ready", extra=about(nodes=len(self.world.nodes), pods=len(self.world.pods)))
+            log.info("ready", extra=about(nodes=len(self.cache.nodes), pods=len(self.cache.pods)))
         if self._sweeper.complete:
-            self.world.forget_recalled()
-            self._recollection.touch()
-        self.deliverer.ready = True
-        for namespace, name in {*self.world.policies, *self.world.unreadable_policies()}:
-            self._policies.touch(namespace, name)
-        self._react(self.world.workload_uids())
-        for epoch in self.world.epochs.values():
+            self.cache.first_seen.forget_recalled()
+            self._first_seen_writer.touch()
+        self.notifier.ready = True
+        for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
+            self._policy_writer.touch(namespace, name)
+        self._react(self.cache.workload_uids())
+        for epoch in self.cache.preemptions.epochs.values():
             if epoch.status.phase is None or swept.rewound:
-                self._recorder.touch(epoch)
+                self._preemption_writer.touch(epoch)
 
     def _note_gap(self, kind: kinds.Kind) -> None:
-        """Events of the kind may have been missed. Callable from any thread."""
+        """Lists the kind again, because events of it may have been missed. Callable from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._sweeper.look_again, kind)
 
@@ -290,11 +314,11 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             if self.ready:
-                joined, self.deliverer.joined = self.deliverer.joined, set()
-                self._react(self.world.disrupted_workload_uids() | self._held_back | joined)
+                joined, self.notifier.joined = self.notifier.joined, set()
+                self._react(self.cache.preemptions.disrupted_workload_uids() | self._held_back | joined)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:
-        for request in self.world.homeless_requests():
+        for request in self.cache.homeless_requests():
             if self._clock() - request.created_at > _WORKLOAD_COMES_S:
-                self._requests.answer(request_answers.without_workload(request))
+                self._request_writer.answer(request_answers.without_workload(request))

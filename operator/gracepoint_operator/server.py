@@ -129,7 +129,7 @@ class Admission:
         return None if held is None else held.message
 
     def disrupted_nodes(self) -> frozenset[str]:
-        return frozenset(self._core.world.disrupted_nodes)
+        return frozenset(self._core.cache.disrupted_nodes)
 
 
 class Server:
@@ -237,7 +237,7 @@ class Server:
             self._listening.set()
 
     def _is_quiet(self) -> bool:
-        return not self._core.world.disrupted_workload_uids()
+        return not self._core.cache.preemptions.disrupted_workload_uids()
 
     @contextlib.asynccontextmanager
     async def _ports(self) -> AsyncIterator[None]:

@@ -173,7 +173,7 @@ class Replica:
         """Brings every object as it is now, and deletions of those that are gone."""
         for kind in (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
             bodies = (await self.api.list(kind)).items
-            for uid in self.core.world.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
+            for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})
             for body in bodies:
                 labels = body["metadata"].get("labels") or {}
@@ -197,14 +197,14 @@ class Replica:
                 library_version="0.1.0",
             )
         )
-        self.core.deliverer.catch_up(subscriber)
+        self.core.notifier.catch_up(subscriber)
         return subscriber
 
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
-        pod = self.core.world.pod_named(self.gang.name, self.gang.pod(0))
+        pod = self.core.cache.pod_named(self.gang.name, self.gang.pod(0))
         assert pod is not None
-        await self.core.intake.take(
+        await self.core.reports.take(
             pod,
             Report(
                 pod_uid=pod.uid,

@@ -190,10 +190,10 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     assert (records["new"].spec.mode, records["new"].phase) == (Mode.OBSERVE, Phase.FAILED)
 
     # Written, too: the API server lets pass what is wrong in a stored object and does not change.
-    world = ClusterCache(time.time)
+    cache = ClusterCache(time.time)
     for body in policies.values():
-        world.put(kinds.POLICIES, body, listed=True)
-    recorder = PolicyWriter(api, world, Metrics(), time.time, 0.05)
+        cache.put(kinds.POLICIES, body, listed=True)
+    recorder = PolicyWriter(api, cache, Metrics(), time.time, 0.05)
     for name in policies:
         recorder.touch(NAMESPACE, name)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches import REQUEST_BACKOFFS, Watches
+from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
+from gracepoint_operator.watches.threads import Watches
 from tests.testcluster.shell import wait_until
 
 WAIT_S = 30.0
@@ -47,11 +48,11 @@ class Replica:
 
     def knows_nodes(self, *names: str) -> None:
         """Waits until it knows these nodes and no others."""
-        self.until(lambda: self.core.world.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes))
+        self.until(lambda: self.core.cache.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes))
 
     @property
     def nodes(self) -> list[str]:
-        return sorted(self.core.world.nodes.copy())
+        return sorted(self.core.cache.nodes.copy())
 
     def count(self, name: str, **labels: str) -> float:
         return float(self.metrics.registry.get_sample_value(name, labels) or 0)

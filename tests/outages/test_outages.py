@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator.kube.backoffs import Backoffs
-from gracepoint_operator.watches import REQUEST_BACKOFFS
+from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
 from tests.outages.api_server import ApiServer, node
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.replica import replica

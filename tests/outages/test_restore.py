@@ -42,6 +42,6 @@ def test_a_replica_follows_an_api_server_that_went_back_to_an_older_state(own: A
         own.start()
         running.knows_nodes("old", "seen")
         own.kubectl("taint", "node", "seen", "cloud.google.com/impending-node-termination=:NoSchedule")
-        running.until(lambda: running.core.world.disrupted_nodes == {"seen"}, "the taint of after the restore")
+        running.until(lambda: running.core.cache.disrupted_nodes == {"seen"}, "the taint of after the restore")
         own.create(node("new"))
         running.knows_nodes("new", "old", "seen")

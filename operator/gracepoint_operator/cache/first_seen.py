@@ -1,8 +1,8 @@
-"""When this replica first saw what the API gives no, or no exact, time for. No locks: see ``world``.
+"""When this replica first saw something for which the API gives no time, or no exact one.
 
-Of what comes by a watch that is now, by this replica's clock. Of what comes by a listing (at start, or after a
-watch lost its place) it began earlier: then the API's own times are taken, which are of one clock as well, or what
-another replica saw, if that is earlier (``recollection``).
+For an object from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch
+lost its place) may have changed earlier. Then the time from the API is taken, or the time at which another replica saw
+it, if that is earlier (``recording.first_seen_writer``). The controller's event loop owns it; there are no locks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
-#: Whoever still tries, tries more often than this (kubectl drain: every 5 s).
+#: After a pause of this length, an attempt begins another series. kubectl drain tries every 5 s.
 NEW_SERIES_S = 300.0
 
 
@@ -23,7 +23,7 @@ class _Attempts:
 
 
 class FirstSeen:
-    """Of marks (things that may be signals) and of pods' bindings, by the UID of the object.
+    """First times of marks (possible signals) and of the binding of pods, by the UID of the object.
 
     Args:
         clock: Seconds since the epoch.
@@ -37,12 +37,12 @@ class FirstSeen:
         self._recalled: dict[str, float] = {}  # digest of a mark -> when it was seen before this replica began
 
     def see(self, uid: str, marks: Mapping[str, float | None], *, listed: bool) -> None:
-        """The object has these marks now and no others.
+        """Notes that the object has these marks now and no others.
 
         Args:
-            uid: The object's.
-            marks: Each mark, with the time at which it began where the API tells one.
-            listed: They come from a listing.
+            uid: The object's UID.
+            marks: When each mark began, in seconds since the epoch. None if the API does not tell.
+            listed: True if the object comes from a list.
         """
         known = self._since.get(uid, {})
         self._since[uid] = {
@@ -51,24 +51,30 @@ class FirstSeen:
         }
 
     def recall(self, seen: Mapping[str, float]) -> None:
-        """Takes what was seen before this replica began, by ``digest``, until ``forget_recalled``."""
+        """Uses the times that replicas saw before this one began, by ``digest``, until ``forget_recalled``."""
         self._recalled = dict(seen)
         for marks in self._since.values():
             marks.update({mark: min(at, seen.get(digest(mark), at)) for mark, at in marks.items()})
 
     def forget_recalled(self) -> None:
-        """All is listed: what was seen before and is not there now went away, and is new when it comes again."""
+        """Ends the use of recalled times. Call it when everything is listed: a mark that comes later is new."""
         self._recalled = {}
 
     def see_bound(self, uid: str, hint_at: float | None, *, listed: bool) -> None:
-        """The pod is bound to its node; ``hint_at`` and ``listed`` as for ``see``."""
+        """Notes that the pod is bound to its node.
+
+        Args:
+            uid: The pod's UID.
+            hint_at: When it was bound, in seconds since the epoch. None if the API does not tell.
+            listed: True if the pod comes from a list.
+        """
         if uid not in self._bound_at:
             self._bound_at[uid] = self._beginning(hint_at, listed)
 
     def see_attempt(self, uid: str, mark: str) -> None:
-        """Something was tried on the object, which itself does not tell of it: an eviction.
+        """Notes an attempt that leaves no trace on the object, such as an eviction.
 
-        The first of a series is what counts; after a pause of ``NEW_SERIES_S`` another series begins.
+        The first attempt of a series counts. After a pause of ``NEW_SERIES_S`` another series begins.
         """
         now = self._clock()
         known = self._attempts.get(uid)
@@ -85,11 +91,11 @@ class FirstSeen:
         return found
 
     def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
-        """When each of these pods was first seen bound; those that are not bound are left out."""
+        """When each of these pods was first seen bound; pods that are not bound are left out."""
         return {uid: self._bound_at[uid] for uid in uids if uid in self._bound_at}
 
     def forget(self, uid: str) -> None:
-        """The object is gone."""
+        """Forgets an object that was deleted."""
         self._since.pop(uid, None)
         self._bound_at.pop(uid, None)
         self._attempts.pop(uid, None)
@@ -103,5 +109,5 @@ class FirstSeen:
 
 
 def digest(mark: str) -> str:
-    """A mark as short as it can be told apart by."""
+    """A short text that identifies a mark."""
     return hashlib.sha256(mark.encode()).hexdigest()[:20]

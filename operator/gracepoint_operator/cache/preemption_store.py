@@ -1,4 +1,7 @@
-"""The known Preemptions, records and requests, by the workloads they are about. No locks: see ``cluster_cache``."""
+"""The known preemptions and requests, by the workloads that they are about. The only writer of either.
+
+The controller's event loop owns it; there are no locks.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ _V = TypeVar("_V", bound=Hashable)
 
 
 class PreemptionStore:
-    """See the module.
+    """Keeps preemptions and requests.
 
     Attributes:
-        epochs: The records.
-        requests: What somebody asked for.
+        epochs: The records, by namespace and name.
+        requests: The requests, by namespace and name.
     """
 
     def __init__(self) -> None:
@@ -28,11 +31,12 @@ class PreemptionStore:
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
-        self._latest: set[Key] = set()  # at least those of the last while
-        self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` were first asked for that are not made
+        self._latest: set[Key] = set()  # at least those of the last period that ``latest`` was asked for
+        self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` that are not made were first asked for
         self._without_workload: set[str] = set()  # UIDs of workloads of which the API says that they are not there
 
-    def put_epoch(self, epoch: PreemptionRecord) -> None:
+    def put(self, epoch: PreemptionRecord) -> None:
+        """Keeps a record. It replaces what was known under its name."""
         self.epochs[epoch.key] = epoch
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
         self._latest.add(epoch.key)
@@ -41,15 +45,20 @@ class PreemptionStore:
         else:
             self._under_way.add(epoch.key)
 
+    def join(self, epoch: PreemptionRecord) -> None:
+        """Joins a record from the API server with what is known of it, and keeps the result."""
+        known = self.epochs.get(epoch.key)
+        self.put(epoch if known is None else known.joined(epoch))
+
     def put_request(self, request: RequestRecord) -> Key:
-        """Returns which workload it is for: namespace and name."""
+        """Keeps a request. Returns the namespace and name of the workload that it is for."""
         self.requests[request.key] = request
         wanted = (request.namespace, request.spec.workload.name)
         self._requests_for[wanted].add(request.key)
         return wanted
 
-    def drop_epoch(self, key: Key) -> str | None:
-        """Returns the UID of the workload that it was about; None where it was not known."""
+    def drop(self, key: Key) -> str | None:
+        """Removes a record. Returns the UID of the workload that it was about, or None if it was not known."""
         epoch = self.epochs.pop(key, None)
         if epoch is None:
             return None
@@ -61,13 +70,13 @@ class PreemptionStore:
         return epoch.spec.workload.uid
 
     def drop_unmade(self, key: Key) -> None:
-        """Forgets a record that was never made."""
+        """Removes a record that the API server never accepted."""
         epoch = self.epochs.get(key)
         if epoch is not None and epoch.created_at is None:
-            self.drop_epoch(key)
+            self.drop(key)
 
     def drop_request(self, key: Key) -> Key | None:
-        """Returns which workload it was for; None where it was not known."""
+        """Removes a request. Returns the namespace and name of its workload, or None if it was not known."""
         request = self.requests.pop(key, None)
         if request is None:
             return None
@@ -75,8 +84,8 @@ class PreemptionStore:
         discard(self._requests_for, wanted, key)
         return wanted
 
-    def epochs_of(self, workload_uid: str, namespace: str | None) -> list[PreemptionRecord]:
-        """The workload's epochs, oldest first; only those in its namespace, where that is told."""
+    def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
+        """The workload's epochs, oldest first. If ``namespace`` is given, only those in it."""
         epochs = (self.epochs[key] for key in self._epochs_of.get(workload_uid, ()))
         return sorted(
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
@@ -95,7 +104,7 @@ class PreemptionStore:
         """The epochs that were made within so many seconds, or are not made yet and began within these.
 
         Args:
-            now: Seconds since the epoch; only grows from call to call.
+            now: Seconds since the epoch. It must not decrease from call to call.
             within_s: The same in every call.
         """
         for key in list(self._latest):
@@ -112,12 +121,12 @@ class PreemptionStore:
             self._without_workload.add(workload_uid)
 
     def is_gone(self, workload_uid: str) -> bool:
-        """True if it was."""
+        """True if ``mark_gone`` was called for this workload."""
         return workload_uid in self._without_workload
 
 
 def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
-    """Takes ``value`` out of the set at ``key``, and an empty set out of the index."""
+    """Removes ``value`` from the set at ``key``, and the set if it is empty then."""
     values = index.get(key, set())
     values.discard(value)
     if not values:

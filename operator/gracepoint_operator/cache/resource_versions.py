@@ -1,6 +1,7 @@
-"""Which version of which object is known, and which objects are gone: so that old news are told from new ones.
+"""The known version of each object, and which objects were deleted, so that old news can be told from new.
 
-A fresh read may overtake the watch, which must not undo it. No locks: see ``world``.
+A direct read may be newer than the watch, and the watch must not undo it. The controller's event loop owns it; there
+are no locks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _REMEMBER_GONE_S = 600.0
 
 
 class ResourceVersions:
-    """resourceVersions by UID, those of objects that went for some time longer.
+    """resourceVersions by UID. Those of deleted objects are kept for ten minutes.
 
     Args:
         clock: Seconds since the epoch.
@@ -21,13 +22,15 @@ class ResourceVersions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: dict[str, int] = {}
-        self._gone: dict[str, tuple[float, int]] = {}  # when, and the version at which it went
+        self._gone: dict[str, tuple[float, int]] = {}  # when it was deleted, and its version then
 
     def take(self, meta: Mapping[str, Any], *, fresh: bool = False) -> bool:
-        """Notes the version of an object that came; False if it is old news.
+        """Notes the version of an object that arrived. Returns False if a newer one is known.
 
-        ``fresh``: the API was asked just now. An object that lost the label by which it is watched has the very version
-        at which it seemed to go, as the deletion of an object has a version of its own.
+        Args:
+            meta: The object's metadata.
+            fresh: True if the API server was asked just now. Then a version equal to that of the deletion counts: an
+                object that lost the label by which it is watched seems deleted at its current version.
         """
         uid, version = meta["uid"], version_of(meta)
         if uid in self._gone:
@@ -41,21 +44,22 @@ class ResourceVersions:
         return True
 
     def of(self, uid: str) -> int:
-        """The version in which the object is known; 0 where that is not known."""
+        """The known version of the object. 0 if it is not known."""
         return self._known.get(uid, 0)
 
     def rewind(self) -> None:
-        """The API server has gone back to an older state, as after etcd was restored: no version of before counts."""
+        """Forgets all versions. Call it when the API server has gone back to an older state (etcd was restored)."""
         self._known.clear()
         self._gone.clear()
 
     def drop(self, uid: str, version: int) -> None:
-        """The object is gone. Late news of it will be old ones, and newer ones bring it back: an object that lost
-        the label by which it is watched looks deleted, and may get the label again.
+        """Notes that the object was deleted. Only a newer version brings it back.
+
+        An object that lost the label by which it is watched looks deleted, and may get the label again.
 
         Args:
-            uid: The object's.
-            version: Its resourceVersion when it went; 0 where that is not known.
+            uid: The object's UID.
+            version: Its resourceVersion when it was deleted. 0 if that is not known.
         """
         now = self._clock()
         while self._gone and now - next(iter(self._gone.values()))[0] >= _REMEMBER_GONE_S:
@@ -65,7 +69,7 @@ class ResourceVersions:
 
 
 def version_of(meta: Mapping[str, Any]) -> int:
-    """The resourceVersion, comparable by KEP-5504 and ever since in etcd; 0 where it is no number."""
+    """The resourceVersion as a number, which can be compared (KEP-5504). 0 if it is not a number."""
     try:
         return int(meta["resourceVersion"])
     except (KeyError, TypeError, ValueError):

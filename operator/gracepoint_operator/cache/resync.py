@@ -1,16 +1,14 @@
-"""Looking at the API instead of waiting for its watches: at start, now and then, and where order matters.
+"""Reading the API server directly instead of waiting for its watches.
 
-* ``sweep`` lists everything, or some kinds. At start it tells when this replica knows the cluster; later it finds what
-  was deleted while a watch had lost its place, which no watch ever announces. It also finds that the API server has
-  gone back to an older state, as after etcd was restored from a backup: then versions that were seen before are higher
-  than the newest ones.
-* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows the past, and watches of different
-  kinds show different pasts; a read that begins after an event sees whatever caused that event.
+* ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+  deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+  to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
+* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows a past state, and watches of different
+  kinds show different ones. A read that begins after an event sees whatever caused the event.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,7 +20,6 @@ from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, WorkloadIdentity
 
 log = logging.getLogger(__name__)
@@ -40,16 +37,16 @@ SELECTORS: dict[kinds.Kind, str | None] = {
 }
 
 
-#: Other projects' kinds, which a cluster may have or not. What fails of these holds up nothing else.
+#: Kinds of other projects, which a cluster may not have. A failure of one of them delays nothing else.
 OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS})
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-    """What a sweep came to.
+    """The result of a sweep.
 
     Attributes:
-        left_out: The optional kinds that could not be listed; what is known of them is as it was.
+        left_out: The optional kinds that could not be listed. What is known of them stays.
         rewound: True if the API server has gone back to an older state.
     """
 
@@ -59,7 +56,7 @@ class Swept:
 
 async def sweep(
     api: KubeClient,
-    world: ClusterCache,
+    cache: ClusterCache,
     drop: Callable[[str], object],
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
@@ -69,9 +66,9 @@ async def sweep(
     Args:
         api: The API server.
         world: Gets what is there.
-        drop: Called with the UID of each object that is not there any more.
-        watches: Knows up to which version each kind was watched; is told what fails.
-        wanted: The kinds; all without it.
+        drop: Called with the UID of each object that no longer exists.
+        watches: Has the version up to which each kind was watched. Is told of failures.
+        wanted: The kinds to list.
 
     Raises:
         kube.KubeError: The API server cannot be asked for a kind that is not optional.
@@ -79,7 +76,7 @@ async def sweep(
     left_out: set[kinds.Kind] = set()
     rewound = False
     for kind in (kind for kind in SELECTORS if kind in wanted):
-        before, seen_version = world.versions(kind), watches.version(kind)
+        before, seen_version = cache.versions_of(kind), watches.version(kind)
         try:
             found = await api.list(kind, label_selector=SELECTORS[kind])
         except client.NotFound:
@@ -96,14 +93,14 @@ async def sweep(
                 "the API server has gone back to an older state, and all is listed and watched anew",
                 extra=about(kind=kind.plural, found=version_of(found.metadata), known=seen_version),
             )
-            world.rewind()
+            cache.versions.rewind()
             watches.rewind()
             rewound = True
         for uid in before.keys() - {body["metadata"]["uid"] for body in found.items}:
             drop(uid)
         for body in found.items:
-            # Fresh: what seemed to be gone, as the kind was not served for a moment, is back in the same version.
-            put(world, kind, body, listed=True, fresh=True)
+            # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
+            cache.put(kind, body, listed=True, fresh=True)
         if found.metadata:
             watches.listed_at(kind, version_of(found.metadata))
     return Swept(frozenset(left_out), rewound)
@@ -120,18 +117,8 @@ def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: in
     return any(version_of(body["metadata"]) < before.get(body["metadata"]["uid"], 0) for body in found.items)
 
 
-def put(
-    world: ClusterCache, kind: kinds.Kind, body: client.JsonObject, *, listed: bool, fresh: bool = False
-) -> set[str]:
-    """``ClusterCache.put``, for objects of whatever version: one that cannot be read is left out."""
-    try:
-        return world.put(kind, body, listed=listed, fresh=fresh)
-    except Unreadable:
-        return set()  # the cache says it and counts it
-
-
 async def look_afresh(
-    api: KubeClient, world: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
     """Reads the workload and these of its Jobs into ``world``, and notes the deleted pods as checked.
 
@@ -146,27 +133,26 @@ async def look_afresh(
     kind = BY_NAME[workload.kind].kind
     try:
         body = await api.get(kind, workload.namespace, workload.name)
-        with contextlib.suppress(Unreadable):  # it is there; what was known of it stays
-            world.put(kind, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and world.why_unreadable(workload.uid) is not None
-        gone = [] if is_there or workload.uid in world.workloads else [workload.uid]
+        cache.put(kind, body, listed=True, fresh=True)
+        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
+        gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]
     for name in jobs:
-        known = [job.uid for job in world.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
+        known = [job.uid for job in cache.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
         try:
             body = await api.get(kinds.JOBS, workload.namespace, name)
-            put(world, kinds.JOBS, body, listed=True)
+            cache.put(kinds.JOBS, body, listed=True)
             gone += [uid for uid in known if uid != body["metadata"]["uid"]]
         except client.NotFound:
             gone += known
     for uid in gone:
-        world.drop(uid)
+        cache.drop(uid)
     if workload.uid in gone:
-        world.mark_gone(workload.uid)
+        cache.preemptions.mark_gone(workload.uid)
     if await _namespace_goes(api, workload.namespace):
-        world.doom(workload.uid)
-    world.mark_checked(pod_uids)
+        cache.doom(workload.uid)
+    cache.mark_checked(pod_uids)
 
 
 async def _namespace_goes(api: KubeClient, name: str) -> bool:

@@ -1,7 +1,8 @@
-"""Which marks of the disruption catalogue are on the objects that are known. No locks: see ``world``.
+"""The marks of the disruption catalogue on the objects that are known.
 
-Some objects matter only for what they belong to: Karpenter's NodeClaim for a node, Kueue's Workload for a workload. Of
-those nothing is kept but their marks and that.
+Some objects matter only because of the object that they belong to: Karpenter's NodeClaim for a node, Kueue's Workload
+for a workload. Only their marks and their owner are kept. The controller's event loop owns the index; there are no
+locks.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from gracepoint_operator.signals import Mark, On, Row
 
 
 class SignalIndex:
-    """See the module.
+    """Marks by object.
 
     Args:
         rows: The catalogue, users' rows first.
-        sightings: Is told since when each mark is there.
+        first_seen: Is told when each mark was first seen.
     """
 
-    def __init__(self, rows: Sequence[Row], sightings: FirstSeen) -> None:
-        self.left_out: dict[str, None] = {}  # what could not be read of the object that was seen last
+    def __init__(self, rows: Sequence[Row], first_seen: FirstSeen) -> None:
+        self.left_out: dict[str, None] = {}  # the parts that could not be read of the object that was seen last
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
-        self._sightings = sightings
+        self._first_seen = first_seen
         self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
         self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
         self._attached_to: dict[str, str] = {}
 
     def see(self, on: On, body: Mapping[str, Any], *, listed: bool) -> tuple[Mark, ...]:
-        """Notes what is on an object now; returns it."""
+        """Notes the marks on an object, and returns them."""
         uid = body["metadata"]["uid"]
         self.left_out = {}
         found = signals.marks(self._rows[on], on, body, self.left_out)
@@ -39,7 +40,7 @@ class SignalIndex:
             self._marks[uid] = found
         else:
             self._marks.pop(uid, None)
-        self._sightings.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
+        self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
         return found
 
     def attach(self, uid: str, to: str) -> str:
@@ -50,12 +51,12 @@ class SignalIndex:
         return before
 
     def forget(self, uid: str) -> str:
-        """The object is gone; returns what it was attached to."""
+        """Forgets an object that was deleted. Returns what it was attached to."""
         self._marks.pop(uid, None)
         return self._detach(uid)
 
     def on(self, uids: Iterable[str]) -> tuple[Mark, ...]:
-        """What is on these objects."""
+        """The marks on these objects."""
         return tuple(mark for uid in uids for mark in self._marks.get(uid, ()))
 
     def attached_to(self, owners: Iterable[str]) -> set[str]:

@@ -1,8 +1,9 @@
-"""When the cluster is listed: at start until that succeeded once, then now and then, and a kind as soon as its watch
-may have missed something of it, as no watch repeats a deletion.
+"""When the cluster is listed: at start until that succeeded, every five minutes, and a kind that missed events.
 
-One task on the core's event loop, which runs until it is cancelled. An optional kind that cannot be listed is left out
-and tried again; nothing else waits for it.
+No watch repeats a deletion, so a watch that may have missed one is followed by a list.
+
+One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
+left out and tried again. Nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ _GAPS_TOGETHER_S = 1.0
 
 
 class Sweeper:
-    """See the module.
+    """Lists the cluster.
 
     Args:
         api: The API server.
-        world: Gets what is there.
-        watches: How the watches fare.
-        drop: Called with the UID of each object that is not there any more.
-        begin: Awaited before the first listing, and again where that fails.
-        after: Called after each listing with what it came to.
+        cache: Stores what is listed.
+        watches: The state of each watch.
+        drop: Called with the UID of each object that no longer exists.
+        begin: Awaited before the first list, and again if that list fails.
+        after: Called after each list with its result.
 
     Attributes:
-        complete: True once each kind was listed.
+        complete: True once every kind was listed.
     """
 
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
+        cache: ClusterCache,
         watches: WatchState,
         drop: Callable[[str], object],
         begin: Callable[[], Awaitable[None]],
         after: Callable[[Swept], None],
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._watches = watches
         self._drop = drop
         self._begin = begin
@@ -68,7 +69,7 @@ class Sweeper:
         return self._listed == SELECTORS.keys()
 
     def look_again(self, kind: kinds.Kind) -> None:
-        """Has the kind listed soon."""
+        """Lists the kind soon."""
         self._gaps.add(kind)
         self._gap.set()
 
@@ -79,7 +80,7 @@ class Sweeper:
             try:
                 if not self._listed:
                     await self._begin()
-                swept = await sweep(self._api, self._world, self._drop, self._watches, wanted)
+                swept = await sweep(self._api, self._cache, self._drop, self._watches, wanted)
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)
@@ -91,7 +92,7 @@ class Sweeper:
             wanted = await self._next_wanted(swept)
 
     async def _next_wanted(self, swept: Swept) -> Set[kinds.Kind]:
-        """Waits until kinds are to be listed again, and says which."""
+        """Waits until kinds must be listed again. Returns which."""
         if swept.rewound:
             return SELECTORS.keys()
         loop = asyncio.get_running_loop()

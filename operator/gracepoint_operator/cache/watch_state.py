@@ -1,8 +1,8 @@
-"""How the watch of each kind fares: when the API server last answered it, and whether it fails now.
+"""The state of each kind's watch: when the API server last answered it, and whether it fails now.
 
-The threads that watch (``handlers``) write here, each of its own kinds; the core's loop and the health port read, and
-the core writes what its own listings come to. One lock guards all of it, held for a few assignments at a time. The
-callbacks are called without it, from the thread that noticed.
+The threads that watch (``watches.threads``) write here, each for its own kinds. The controller's loop and the health
+port read. The controller also writes the results of its own lists. One lock guards everything, and is held for a few
+assignments at a time. The callbacks are called without the lock, in the thread that noticed the event.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HANGS_AFTER_S = 300.0
 
 @dataclasses.dataclass
 class _Watch:
-    """One kind's.
+    """The watch of one kind.
 
     Attributes:
-        answered_at: When the API server last answered a request for it, or sent an event.
-        failing_since: When the first of the requests failed of which none was answered since; None: it works.
-        version: The highest resourceVersion from which it was watched, or at which it was listed.
+        answered_at: When the API server last answered a request for the kind or sent an event, by the clock.
+        failing_since: When the first request failed after the last answer, by the clock. None: the watch works.
+        version: The highest resourceVersion from which the kind was watched, or at which it was listed.
     """
 
     answered_at: float
@@ -39,15 +39,15 @@ class _Watch:
 
 
 class WatchState:
-    """See the module.
+    """The state of all watches.
 
     Args:
         metrics: Shows the ages and counts failures.
         clock: Seconds, of a clock that never goes back.
 
     Attributes:
-        on_gap: Called with a kind of which events, deletions among them, may have been missed.
-        on_rewind: Called when the API server has gone back to an older state; every watch is to begin anew.
+        on_gap: Called with a kind when events of it, such as deletions, may have been missed.
+        on_rewind: Called when the API server has gone back to an older state. Every watch must begin again.
     """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,12 +60,12 @@ class WatchState:
         self.on_rewind: Callable[[], None] = lambda: None
 
     def asked(self, thread: str, kind: Kind | None = None, since: int = 0) -> None:
-        """A thread that watches sends a request.
+        """Notes that a thread sends a request.
 
         Args:
-            thread: Its name.
-            kind: The kind that it lists or watches; None: it asks for something else.
-            since: The resourceVersion from which it watches; 0 where there is none.
+            thread: The thread's name.
+            kind: The kind that it lists or watches. None: another request.
+            since: The resourceVersion from which it watches. 0 if there is none.
         """
         with self._lock:
             self._asked_at[thread] = self._clock()
@@ -74,14 +74,17 @@ class WatchState:
                 watch.version = max(watch.version, since)
 
     def ended(self, thread: str) -> None:
-        """The thread watches no more, as it was told to."""
+        """Notes that the thread has stopped as it was told to."""
         with self._lock:
             self._asked_at.pop(thread, None)
 
     def answered(self, kind: Kind, *, listed: bool = False) -> None:
-        """The API server answered.
+        """Notes that the API server answered.
 
-        ``listed``: with a list, from which a watch goes on; what was deleted before it is nowhere told of.
+        Args:
+            kind: The kind.
+            listed: True if it answered with a list, from which a watch continues. No event tells what was deleted
+                before this list.
         """
         now = self._clock()
         with self._lock:
@@ -94,12 +97,12 @@ class WatchState:
             self.on_gap(kind)
 
     def seen(self, kind: Kind) -> None:
-        """An event came."""
+        """Notes that an event arrived."""
         with self._lock:
             self._watch(kind).answered_at = self._clock()
 
     def failed(self, kind: Kind, error: str, *, optional: bool) -> None:
-        """A request to list or watch the kind failed, and is going to be made again."""
+        """Notes that a request to list or watch the kind failed. It will be made again."""
         self._metrics.watch_failures.labels(kind=kind.plural).inc()
         with self._lock:
             watch = self._watch(kind)
@@ -113,7 +116,7 @@ class WatchState:
             log.warning(message, extra=about(kind=kind.plural, error=error))
 
     def absent(self, kind: Kind) -> None:
-        """The cluster does not have the kind."""
+        """Notes that the cluster does not have the kind."""
         with self._lock:
             known = self._watches.pop(kind, None)
         if known is not None:
@@ -126,13 +129,13 @@ class WatchState:
             return 0 if known is None else known.version
 
     def listed_at(self, kind: Kind, version: int) -> None:
-        """The kind was listed at that resourceVersion."""
+        """Notes that the kind was listed at that resourceVersion."""
         with self._lock:
             watch = self._watch(kind)
             watch.version = max(watch.version, version)
 
     def rewind(self) -> None:
-        """The API server has gone back to an older state: resourceVersions of before say nothing."""
+        """Forgets all resourceVersions, because the API server has gone back to an older state."""
         with self._lock:
             for watch in self._watches.values():
                 watch.version = 0

@@ -74,9 +74,9 @@ class Authenticator:
         clock: Seconds since the epoch.
     """
 
-    def __init__(self, api: KubeClient, world: ClusterCache, clock: Callable[[], float]) -> None:
+    def __init__(self, api: KubeClient, cache: ClusterCache, clock: Callable[[], float]) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._clock = clock
         self._reviewed: dict[bytes, tuple[float, Identity | RequestRefused]] = {}  # until when it counts, outcome
         self._at_once = asyncio.Semaphore(_REVIEWS_AT_ONCE)
@@ -116,10 +116,10 @@ class Authenticator:
         Raises:
             RequestRefused: It is not.
         """
-        pod = self._world.pods.get(pod_uid)
+        pod = self._cache.pods.get(pod_uid)
         if pod is None or pod.finished:
             raise _unknown_pod(pod_uid, f"a running pod of a {ANY_NAME}")
-        workload = self._world.workloads.get(pod.workload_uid)
+        workload = self._cache.workloads.get(pod.workload_uid)
         if workload is not None and workload.namespace != pod.namespace:
             raise _unknown_pod(pod_uid, f"a pod in the namespace of the {ANY_NAME} that its label names")
         return pod

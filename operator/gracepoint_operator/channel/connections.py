@@ -11,7 +11,8 @@ wait in the kernel's queue until a place is free. Several pods can share an addr
 translation); the limit for an address must let their handshakes through, and who is refused tries again.
 
 Everything runs on the channel's event loop (``server_thread``): one task accepts, one short task for each connection
-does the TLS handshake, and one timer for each pending connection ends it. ``close`` ends all three.
+does the TLS handshake, and one timer for each pending connection ends it. ``close_pending`` ends all three, and
+``close`` waits for the connections that were kept.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 2.0  # for a peer to answer TLS's close
 _CLOSE_S = 2.0
+_CUT_OFF_S = 1.0  # for the event loop to close sockets that were shut down
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
 _SAY_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.01
@@ -94,10 +96,10 @@ class _Connection(asyncio.Protocol):
         """Closes it at once, in whatever state it is."""
         if self.transport is not None:
             self.transport.abort()
-        else:
-            # The handshake reads the end of the stream and fails. A cancelled one would not always close the socket.
-            with contextlib.suppress(OSError):
-                self._accepted.shutdown(socket.SHUT_RDWR)
+        # A TLS transport that was closed twice ignores abort(), and a cancelled handshake does not always close the
+        # socket. The end of the stream ends both.
+        with contextlib.suppress(OSError):
+            self._accepted.shutdown(socket.SHUT_RDWR)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -144,6 +146,9 @@ class Connections:
         self._count_closed = count_closed
         self._pending: dict[str, dict[_Connection, None]] = {}  # by address, oldest first
         self._by_protocol: dict[asyncio.BaseProtocol, _Connection] = {}  # the pending ones, by aiohttp's protocol
+        self._open: set[_Connection] = set()  # pending and kept ones, until their sockets are closed
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._place_free = asyncio.Event()
         self._say_after = 0.0
@@ -169,23 +174,42 @@ class Connections:
         Args:
             listener: Listens, and does not block.
         """
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, peer = await loop.sock_accept(listener)
+                # Not loop.sock_accept: when it is cancelled, it loses a connection that it has just accepted.
+                accepted, peer = listener.accept()
+            except BlockingIOError:
+                await _readable(listener)
+                continue
             except OSError as error:  # no file descriptor is left, or the peer has gone again
                 log.warning("a connection could not be accepted", extra=about(error=repr(error)))
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
+            accepted.setblocking(False)
             await self._take(accepted, str(peer[0]))
             await asyncio.sleep(0)  # an accept that need not wait lets nobody else run
 
-    async def close(self) -> None:
-        """Ends all that are pending; waits for a bounded time until their sockets are closed."""
+    async def close_pending(self) -> None:
+        """Ends all pending connections. Waits for a bounded time until their handshakes have ended."""
         for connection in list(self._by_protocol.values()):
             connection.abort()
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=_CLOSE_S)
+
+    async def close(self) -> None:
+        """Waits until every socket is closed, for a bounded time.
+
+        Call it after aiohttp was told to close its connections. aiohttp does not wait for the client's answer to TLS's
+        close. A client that does not answer in time is cut off.
+        """
+        for timeout_s in (_CLOSE_CONNECTIONS_S, _CUT_OFF_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_closed.wait()
+                    return
+            for connection in list(self._open):
+                connection.abort()
+        log.error("connections could not be closed", extra=about(number=len(self._open), waited_s=_CUT_OFF_S))
 
     async def _take(self, accepted: socket.socket, address: str) -> None:
         try:
@@ -200,7 +224,9 @@ class Connections:
             self._closed(address, Closed.ADDRESS_FULL)
             return
         loop = asyncio.get_running_loop()
-        connection = _Connection(accepted, address, self._make(), self._forget)
+        connection = _Connection(accepted, address, self._make(), self._ended)
+        self._open.add(connection)
+        self._all_closed.clear()
         self._pending.setdefault(address, {})[connection] = None
         self._by_protocol[connection.inner] = connection
         connection.timer = loop.call_later(self._limits.pending_s, self._end, connection, Closed.TOO_SLOW)
@@ -232,14 +258,22 @@ class Connections:
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError:  # ssl.SSLError and the timeout are of this kind
-            if connection.inner in self._by_protocol:
-                self._forget(connection)
+            was_pending = connection.inner in self._by_protocol
+            self._ended(connection)  # asyncio tells a protocol only of the end of a connection that was made
+            if was_pending:
                 self._closed(connection.address, Closed.HANDSHAKE)
 
     def _end(self, connection: _Connection, why: Closed) -> None:
         self._forget(connection)
         connection.abort()
         self._closed(connection.address, why)
+
+    def _ended(self, connection: _Connection) -> None:
+        """Its socket is closed."""
+        self._forget(connection)
+        self._open.discard(connection)
+        if not self._open:
+            self._all_closed.set()
 
     def _forget(self, connection: _Connection) -> None:
         """It is not pending any more."""
@@ -264,8 +298,19 @@ class Connections:
             )
 
 
+async def _readable(listener: socket.socket) -> None:
+    """Waits until a connection can be accepted."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
 async def close(runner: web.AppRunner) -> None:
-    """Stops listening, and returns when all connections are closed.
+    """Stops listening, and returns when all connections of aiohttp's own sites are closed.
 
     aiohttp only begins to close them, and TLS waits for the client's answer. The loop ends next, and would leave their
     sockets to the garbage collector. A client that does not answer in time is cut off.
@@ -280,18 +325,19 @@ async def close(runner: web.AppRunner) -> None:
     def note() -> None:
         for connection in server.connections:
             transport = connection.transport
-            if transport is not None and transport not in sockets:
+            if transport is not None and transport not in sockets and not transport.is_closing():
                 sockets[transport] = transport.get_extra_info("socket")
 
     note()
     await runner.cleanup()
-    give_up_at_s = time.monotonic() + _CLOSE_CONNECTIONS_S
-    while True:
-        note()  # a handshake may have ended since
-        left = [transport for transport, its in sockets.items() if its is not None and its.fileno() >= 0]
-        if not left or time.monotonic() > give_up_at_s:
-            break
-        await asyncio.sleep(_LOOK_EVERY_S)
-    for transport in left:
-        transport.abort()
-    await asyncio.sleep(0)  # in which the loop closes what was aborted
+    for timeout_s in (_CLOSE_CONNECTIONS_S, _CUT_OFF_S):
+        give_up_at_s = time.monotonic() + timeout_s
+        while left := [transport for transport, its in sockets.items() if its is not None and its.fileno() >= 0]:
+            note()  # a handshake may have ended since
+            if time.monotonic() > give_up_at_s:
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
+        for transport in left:
+            transport.abort()
+            with contextlib.suppress(OSError):  # as in _Connection.abort
+                sockets[transport].shutdown(socket.SHUT_RDWR)

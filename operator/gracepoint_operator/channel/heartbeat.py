@@ -17,7 +17,7 @@ INTERVAL_S = 5.0
 _BEATS_OF_A_WRITE = 3
 
 
-class Heart:
+class Heartbeat:
     """One stream's. Made on the event loop.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gracepoint.wire.messages import Frame, Mode, Notice, Phase, Retraction
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -51,17 +51,17 @@ class Notifier:
 
     def __init__(
         self,
-        world: ClusterCache,
+        cache: ClusterCache,
         subscribers: Subscribers,
-        receipts: Acknowledgements,
-        recorder: PreemptionWriter,
+        acknowledgements: Acknowledgements,
+        preemption_writer: PreemptionWriter,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._world = world
+        self._cache = cache
         self._subscribers = subscribers
-        self._receipts = receipts
-        self._recorder = recorder
+        self._acknowledgements = acknowledgements
+        self._preemption_writer = preemption_writer
         self._metrics = metrics
         self._clock = clock
         self.ready = False
@@ -91,67 +91,71 @@ class Notifier:
             case Reached():
                 self._reached(decision.epoch, decision.stage, now)
 
-    def tell(self, epoch: PreemptionRecord) -> None:
-        """Gives every subscriber of the gang what it lacks of this epoch."""
-        for subscriber in self._subscribers.of_workload(epoch.spec.workload.uid):
-            self._tell_one(subscriber, epoch)
+    def tell(self, epoch: PreemptionRecord, subscribers: Iterable[Subscriber] | None = None) -> None:
+        """Sends what the subscribers were not told yet of a preemption.
+
+        Args:
+            epoch: The preemption.
+            subscribers: Whom to tell. None: every subscriber of its workload.
+        """
+        if not preemption_status.is_told(epoch):
+            return
+        if subscribers is None:
+            subscribers = self._subscribers.of_workload(epoch.spec.workload.uid)
+        for subscriber in subscribers:
+            pod = self._cache.pods.get(subscriber.hello.pod_uid)
+            if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
+                continue
+            if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:
+                subscriber.retracted.add(epoch.name)
+                subscriber.send(Outgoing(functools.partial(_retraction, subscriber, epoch)))
+            if epoch.phase.ended:
+                continue
+            told = subscriber.told.get(epoch.name)
+            deadline_at = epoch.spec.deadline.timestamp()
+            if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
+                subscriber.told[epoch.name] = deadline_at
+                subscriber.send(
+                    Outgoing(
+                        # The remaining time is that of the moment at which the frame is written.
+                        make=functools.partial(_notice, subscriber, epoch, self._clock),
+                        written=functools.partial(self._told, pod, epoch),
+                    )
+                )
 
     def catch_up(self, subscriber: Subscriber) -> None:
         """Tells a new subscriber of what is under way, and of what was taken back.
 
         The process may have been told by its connection before, or by the twin, and have missed the rest.
         """
-        epochs = self._world.epochs_of(subscriber.hello.workload_uid, subscriber.hello.namespace)
+        epochs = self._cache.preemptions.epochs_of(subscriber.hello.workload_uid, subscriber.hello.namespace)
         retracted = [epoch.name for epoch in epochs if epoch.phase is Phase.RETRACTED]
         subscriber.retracted.update(retracted[:-_RETRACTIONS])
         for epoch in epochs:
-            self._tell_one(subscriber, epoch)
+            self.tell(epoch, [subscriber])
         self.joined.add(subscriber.hello.workload_uid)
 
     def changed(self, epoch: PreemptionRecord) -> None:
         """The epoch is new, or something about it: it is kept, told and recorded."""
-        known = self._world.epochs.get(epoch.key)
-        self._world.put_epoch(epoch)
+        known = self._cache.preemptions.epochs.get(epoch.key)
+        self._cache.preemptions.put(epoch)
         self.tell(epoch)
         ended = epoch.phase.ended and known is not None and known.phase is not epoch.phase
-        self._recorder.touch(epoch, urgent=known is None or ended)
-
-    def _tell_one(self, subscriber: Subscriber, epoch: PreemptionRecord) -> None:
-        if not preemption_status.is_told(epoch):
-            return
-        pod = self._world.pods.get(subscriber.hello.pod_uid)
-        if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
-            return
-        told = subscriber.told.get(epoch.name)
-        if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:
-            subscriber.retracted.add(epoch.name)
-            make = functools.partial(_retraction, subscriber, epoch)
-            subscriber.send(Outgoing(make))
-        if epoch.phase.ended:
-            return
-        deadline_at = epoch.spec.deadline.timestamp()
-        if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
-            subscriber.told[epoch.name] = deadline_at
-            subscriber.send(
-                Outgoing(
-                    make=lambda: _notice(subscriber, epoch, self._clock()),
-                    written=lambda: self._told(pod, epoch),
-                )
-            )
+        self._preemption_writer.touch(epoch, urgent=known is None or ended)
 
     def _told(self, pod: Pod, epoch: PreemptionRecord) -> None:
         now = self._clock()
-        if self._receipts.told(epoch.key, pod, now):
+        if self._acknowledgements.told(epoch.key, pod, now):
             self._metrics.signal_to_notice_s.observe(max(now - epoch.spec.observed_at.timestamp(), 0.0))
-        self._recorder.touch(self._world.epochs.get(epoch.key, epoch))
+        self._preemption_writer.touch(self._cache.preemptions.epochs.get(epoch.key, epoch))
 
     def _reached(self, epoch: PreemptionRecord, stage: str, now: float) -> None:
-        known = self._world.epochs.get(epoch.key, epoch)
+        known = self._cache.preemptions.epochs.get(epoch.key, epoch)
         after = preemption_status.with_stage(known.status, stage, known.spec.observed_at.timestamp(), now)
         self.changed(dataclasses.replace(known, status=after))
 
 
-def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Frame:
+def _notice(subscriber: Subscriber, epoch: PreemptionRecord, clock: Callable[[], float]) -> Frame:
     spec = epoch.spec
     deadline_at = spec.deadline.timestamp()
     return Notice(
@@ -163,7 +167,7 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Fram
         signal=spec.signal,
         confidence=spec.confidence,
         nodes=list(spec.nodes),
-        remaining_s=round(deadline_at - now, 4),
+        remaining_s=round(deadline_at - clock(), 4),
         deadline=format_time(deadline_at),
         mode=spec.mode if spec.exits else Mode.DRILL,  # which to the library means: save, and train on
         revision=round(deadline_at * 1000),  # all replicas have it from the record, or have observed the same

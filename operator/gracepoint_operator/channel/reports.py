@@ -30,7 +30,6 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
@@ -61,20 +60,20 @@ class ReportHandler:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
-        deliverer: Notifier,
-        receipts: Acknowledgements,
-        recorder: PreemptionWriter,
-        policies: PolicyWriter,
+        cache: ClusterCache,
+        notifier: Notifier,
+        acknowledgements: Acknowledgements,
+        preemption_writer: PreemptionWriter,
+        policy_writer: PolicyWriter,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._api = api
-        self._world = world
-        self._deliverer = deliverer
-        self._receipts = receipts
-        self._recorder = recorder
-        self._policies = policies
+        self._cache = cache
+        self._notifier = notifier
+        self._acknowledgements = acknowledgements
+        self._preemption_writer = preemption_writer
+        self._policy_writer = policy_writer
         self._metrics = metrics
         self._clock = clock
 
@@ -90,16 +89,16 @@ class ReportHandler:
             case Report():
                 await self._report(pod, message)
             case Forecast():
-                self._policies.forecast(message)
+                self._policy_writer.forecast(message)
             case Resumption():
                 self._resumed(pod, message)
 
     def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
         now = self._clock()
-        told_at = self._receipts.told_at(epoch.key, pod.uid)
-        if self._receipts.acknowledged(epoch.key, pod, now) and told_at is not None:
+        told_at = self._acknowledgements.told_at(epoch.key, pod.uid)
+        if self._acknowledgements.acknowledged(epoch.key, pod, now) and told_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
-        self._recorder.touch(epoch)
+        self._preemption_writer.touch(epoch)
 
     async def _report(self, pod: Pod, report: Report) -> None:
         if report.preemption:
@@ -110,7 +109,7 @@ class ReportHandler:
                 return
             epoch = placed
         now = self._clock()
-        told_at = self._receipts.told_at(epoch.key, pod.uid)
+        told_at = self._acknowledgements.told_at(epoch.key, pod.uid)
         if told_at is not None:
             notice_s = told_at - epoch.spec.observed_at.timestamp()
         else:  # the twin told the pod, or nobody did
@@ -121,18 +120,18 @@ class ReportHandler:
                 "report of a preemption that has ended",
                 extra=about(preemption=epoch.name, phase=epoch.phase, reported=report.phase),
             )
-        self._deliverer.changed(dataclasses.replace(epoch, status=after))
+        self._notifier.changed(dataclasses.replace(epoch, status=after))
         if report.phase.ended:
             # Whoever gets an answer leaves: a replica that dies now must not be the only one to know.
-            await self._recorder.settled(epoch, _LAST_WORD_S)
+            await self._preemption_writer.settled(epoch, _LAST_WORD_S)
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         # The gang may be disrupted again already, which is another epoch.
-        epochs = self._world.epochs_of(message.workload_uid, pod.namespace)
+        epochs = self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace)
         left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
         if left is not None and left.spec.mode is Mode.ENFORCE:
             after = preemption_status.resumed(left, message, self._clock())
-            self._deliverer.changed(dataclasses.replace(left, status=after))
+            self._notifier.changed(dataclasses.replace(left, status=after))
 
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
         """The epoch that a report names.
@@ -144,7 +143,7 @@ class ReportHandler:
             return await self._find(pod, report.preemption)
         except UnknownPreemption:
             gang = await self._gang_afresh(pod)
-            if (known := self._world.epochs.get((pod.namespace, report.preemption))) is not None:
+            if (known := self._cache.preemptions.epochs.get((pod.namespace, report.preemption))) is not None:
                 return known  # made meanwhile, by another report
             if gang is None or self._known(pod) is not None:
                 raise
@@ -154,7 +153,7 @@ class ReportHandler:
             log.warning("a notice of which there was no record", extra=about(preemption=begun.name, pod=pod.name))
         # Whom the signal was about, nobody can tell any more; the gang's primary process reports for all.
         begun = dataclasses.replace(begun, spec=begun.spec.model_copy(update={"nodes": [], "pods": []}))
-        self._world.put_epoch(begun)
+        self._cache.preemptions.put(begun)
         return begun
 
     async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
@@ -171,8 +170,6 @@ class ReportHandler:
         )
         try:
             epoch: PreemptionRecord = await soon(self._fetch, key)
-        except Unreadable as error:
-            raise UnknownPreemption(f"preemption: found {name!r}, which cannot be read ({error})") from error
         except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if epoch.spec.workload.uid != pod.workload_uid:
@@ -180,11 +177,14 @@ class ReportHandler:
         return epoch
 
     async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
-        if key not in self._world.epochs:
-            self._world.put(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, *key), listed=True)
-        if key not in self._world.epochs:
+        if key not in self._cache.preemptions.epochs:
+            body = await self._api.get(kinds.PREEMPTIONS, *key)
+            self._cache.put(kinds.PREEMPTIONS, body, listed=True)
+            if (why := self._cache.left_out.why(body["metadata"]["uid"])) is not None:
+                raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({why})")
+        if key not in self._cache.preemptions.epochs:
             raise client.NotFound(f"{key}: it was deleted in between")
-        return self._world.epochs[key]
+        return self._cache.preemptions.epochs[key]
 
     async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
         """The epoch of a report that names none; None where the SIGTERM was ordinary life."""
@@ -197,16 +197,16 @@ class ReportHandler:
         if gang is None or begun is None or gang.is_ordinary_life(pod):
             log.info("a gang ends in ordinary life", extra=about(pod=pod.name, phase=report.phase))
             return None
-        self._world.put_epoch(begun)
+        self._cache.preemptions.put(begun)
         return begun
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
-        workload = self._world.workloads.get(pod.workload_uid)
+        workload = self._cache.workloads.get(pod.workload_uid)
         if workload is None:
             return None
-        await look_afresh(self._api, self._world, workload, [pod.job_name])
-        return self._world.gang(pod.workload_uid)
+        await look_afresh(self._api, self._cache, workload, [pod.job_name])
+        return self._cache.gang(pod.workload_uid)
 
     def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
         """A new epoch of which the gang alone knows; None if its workload is gone, or has no policy any more."""
@@ -223,7 +223,7 @@ class ReportHandler:
 
     def _known(self, pod: Pod) -> PreemptionRecord | None:
         """The epoch that a report without a name is about, if there is one. None that lets the gang train on."""
-        epochs = reversed(self._world.epochs_of(pod.workload_uid, pod.namespace))
+        epochs = reversed(self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace))
         latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
         return latest if about_it else None

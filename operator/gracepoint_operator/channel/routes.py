@@ -37,7 +37,7 @@ from gracepoint.wire.messages import (
     json_key,
 )
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
-from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heart
+from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
 from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, nothing
@@ -65,17 +65,17 @@ class Channel:
 
     def __init__(
         self,
-        gate: Authenticator,
+        authenticator: Authenticator,
         subscribers: Subscribers,
-        deliverer: Notifier,
-        intake: ReportHandler,
+        notifier: Notifier,
+        reports: ReportHandler,
         metrics: Metrics,
         replica: str,
     ) -> None:
-        self._gate = gate
+        self._authenticator = authenticator
         self._subscribers = subscribers
-        self._deliverer = deliverer
-        self._intake = intake
+        self._notifier = notifier
+        self._reports = reports
         self._metrics = metrics
         self._replica = replica
         self._core_loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +126,7 @@ class Channel:
             await response.prepare(request)
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
-            self._post(functools.partial(self._deliverer.catch_up, subscriber))
+            self._post(functools.partial(self._notifier.catch_up, subscriber))
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
@@ -138,16 +138,16 @@ class Channel:
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as patience:
-            heart = Heart(subscriber, lambda: patience.reschedule(loop.time()))
+            heartbeat = Heartbeat(subscriber, lambda: patience.reschedule(loop.time()))
             try:
                 while (outgoing := await subscriber.next()) is not None:
-                    heart.writing = True
+                    heartbeat.writing = True
                     await _write(response, outgoing.make())
-                    heart.writing = False
+                    heartbeat.writing = False
                     if outgoing.written is not nothing:
                         self._post(outgoing.written)
             finally:
-                heart.stop()
+                heartbeat.stop()
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(response.write_eof(), _WRITE_TIMEOUT_S)
 
@@ -183,12 +183,12 @@ class Channel:
         if isinstance(message, Acknowledgement) and self._subscribers.is_connected(message.pod_uid, message.session):
             # A gang's receipts come at once, too many to review each one's token. Only the two ends of an open
             # stream know its session, and the token of this one was reviewed.
-            pod = self._gate.living(message.pod_uid)
+            pod = self._authenticator.living(message.pod_uid)
         else:
             pod = await self._admit(authorization, message.pod_uid, message.session)
         if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
             raise _mismatch(json_key("workload_uid"), message.workload_uid, pod.workload_uid)
-        await self._intake.take(pod, message)
+        await self._reports.take(pod, message)
 
     async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
         """On the core's loop: takes the subscriber in, if it is who it says."""
@@ -229,9 +229,9 @@ class Channel:
 
     async def _admit(self, authorization: str, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
         """On the core's loop."""
-        if not self._deliverer.ready:
+        if not self._notifier.ready:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
-        pod = await self._gate.admit(authorization, pod_uid)
+        pod = await self._authenticator.admit(authorization, pod_uid)
         known = self._subscribers
         stopped = known.is_stopped(pod_uid, session)
         if stopped or not (subscribes or known.speaks_for(pod_uid, session)):

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import ConnectionLimits, Connections, close
+from gracepoint_operator.channel.connections import ConnectionLimits, Connections
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
@@ -137,8 +137,10 @@ class ChannelThread:
             self._channel.add_routes(app, lambda request: connections.keep(request.protocol))
             app.on_shutdown.append(self._release_subscribers)
             await runner.setup()
-            stack.push_async_callback(close, runner)
+            # In reverse order: first what is pending ends, so that aiohttp gets no new connection while it closes.
             stack.push_async_callback(connections.close)
+            stack.push_async_callback(runner.cleanup)
+            stack.push_async_callback(connections.close_pending)
             listener = stack.enter_context(_listener(self._host, self._port))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(connections.accept(listener), name="accept")

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _NOTE_BYTES = 1024
 
 
-class Events:
+class EventRecorder:
     """Posts.
 
     Args:

@@ -37,13 +37,13 @@ class FirstSeenWriter:
     """
 
     def __init__(
-        self, api: KubeClient, world: ClusterCache, place: Key | None, metrics: Metrics, interval_s: float
+        self, api: KubeClient, cache: ClusterCache, place: Key | None, metrics: Metrics, interval_s: float
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._place = place
         self._kept: set[str] = set()  # what this replica has read or written there
-        self._scribe = WriteQueue("sightings", self._write, metrics, interval_s)
+        self._write_queue = WriteQueue("sightings", self._write, metrics, interval_s)
 
     async def recall(self) -> None:
         """Tells the world what was seen before.
@@ -60,18 +60,20 @@ class FirstSeenWriter:
             return
         found = body.get("data") or {}
         self._kept = set(found)
-        self._world.recall({digest: at for digest, text in found.items() if (at := _seconds(text)) is not None})
+        self._cache.first_seen.recall(
+            {digest: at for digest, text in found.items() if (at := _seconds(text)) is not None}
+        )
 
     def touch(self) -> None:
         """Something may have come or gone."""
         if self._place is not None:
-            self._scribe.touch(self._place)
+            self._write_queue.touch(self._place)
 
     async def close(self, timeout_s: float) -> None:
-        await self._scribe.close(timeout_s)
+        await self._write_queue.close(timeout_s)
 
     async def _write(self, place: Key) -> None:
-        wanted = {digest(mark): since_at for mark, since_at in self._world.untold_since().items()}
+        wanted = {digest(mark): since_at for mark, since_at in self._cache.untold_since().items()}
         changes: dict[str, str | None] = {key: f"{wanted[key]:.3f}" for key in wanted.keys() - self._kept}
         changes |= dict.fromkeys(self._kept - wanted.keys())
         if not changes:

@@ -47,14 +47,14 @@ class GarbageCollector:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
+        cache: ClusterCache,
         ready: Callable[[], bool],
         metrics: Metrics,
         clock: Callable[[], float],
         limits: Limits,
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._ready = ready
         self._metrics = metrics
         self._clock = clock
@@ -70,8 +70,10 @@ class GarbageCollector:
 
     async def prune(self) -> None:
         """One pass."""
-        world, now = self._world, self._clock()
-        found = due(world.epochs.values(), world.requests.values(), world.workloads, now, self._limits)
+        cache, now = self._cache, self._clock()
+        found = due(
+            cache.preemptions.epochs.values(), cache.preemptions.requests.values(), cache.workloads, now, self._limits
+        )
         self._set_aside = {key: until for key, until in self._set_aside.items() if until > now}
         deleted = 0
         for item in found:
@@ -107,7 +109,7 @@ class GarbageCollector:
                 return False
             await self._api.delete(kinds.PREEMPTIONS, body)
         except client.NotFound:
-            self._world.drop_unmade(item.key)
+            self._cache.preemptions.drop_unmade(item.key)
             return False
         except client.Conflict:
             return False

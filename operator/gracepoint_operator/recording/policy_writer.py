@@ -38,20 +38,20 @@ class PolicyWriter:
     """
 
     def __init__(
-        self, api: KubeClient, world: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._clock = clock
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, and it is not written yet
-        self._scribe = WriteQueue("policy", self._write, metrics, interval_s)
+        self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
         """Something that a policy's status is made of is new."""
-        if (namespace, name) in self._world.policies or (namespace, name) in self._world.unreadable_policies():
-            self._scribe.touch((namespace, name))
+        if (namespace, name) in self._cache.policies or (namespace, name) in self._cache.unreadable_policies():
+            self._write_queue.touch((namespace, name))
 
     def forecast(self, forecast: Forecast) -> None:
         """A gang's newest prediction of an emergency.
@@ -59,7 +59,7 @@ class PolicyWriter:
         Raises:
             pydantic.ValidationError: Its figures cannot be.
         """
-        workload = self._world.workloads.get(forecast.workload_uid)
+        workload = self._cache.workloads.get(forecast.workload_uid)
         if workload is not None:
             self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
@@ -91,7 +91,7 @@ class PolicyWriter:
         self._forecasts.pop(workload_uid, None)
 
     async def close(self, timeout_s: float) -> None:
-        await self._scribe.close(timeout_s)
+        await self._write_queue.close(timeout_s)
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
@@ -129,7 +129,7 @@ class PolicyWriter:
         now = self._clock()
         key = (policy.namespace, policy.name)
         workloads = sorted(
-            (item for item in self._world.workloads.values() if (item.namespace, item.policy) == key),
+            (item for item in self._cache.workloads.values() if (item.namespace, item.policy) == key),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(
@@ -137,13 +137,17 @@ class PolicyWriter:
         )
         granted: list[tuple[WorkloadForecast, float]] = []
         for forecast in forecasts:
-            gang = self._world.gang(forecast.uid)
+            gang = self._cache.gang(forecast.uid)
             grace_s = policy_status.grace_s(gang.members, gang.nodes)
             if grace_s is not None:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - policy_status.needed_s(item[0]), default=None)
         before = policy.status.conditions or []
-        epochs = [epoch for epoch in self._world.epochs.values() if (epoch.namespace, epoch.spec.policy.name) == key]
+        epochs = [
+            epoch
+            for epoch in self._cache.preemptions.epochs.values()
+            if (epoch.namespace, epoch.spec.policy.name) == key
+        ]
         conditions: list[Condition] = [
             policy_status.readiness(policy, now),
             policy_status.injection(policy, workloads, now),

@@ -25,7 +25,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.acknowledgements import Acknowledgements
-from gracepoint_operator.recording.event_recorder import Events
+from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica
 from gracepoint_operator.workloads import BY_NAME
@@ -55,32 +55,32 @@ class PreemptionWriter:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
-        receipts: Acknowledgements,
-        policies: PolicyWriter,
+        cache: ClusterCache,
+        acknowledgements: Acknowledgements,
+        policy_writer: PolicyWriter,
         metrics: Metrics,
         clock: Callable[[], float],
         replica: str,
         interval_s: float,
     ) -> None:
         self._api = api
-        self._world = world
-        self._receipts = receipts
+        self._cache = cache
+        self._acknowledgements = acknowledgements
         self._metrics = metrics
         self._replica = replica
         self.made: set[Key] = set()
-        self._policies = policies
-        self._events = Events(api, clock, replica)
-        self._scribe = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
+        self._policy_writer = policy_writer
+        self._events = EventRecorder(api, clock, replica)
+        self._write_queue = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 
     def touch(self, epoch: PreemptionRecord, *, urgent: bool = False) -> None:
         """Something about the epoch is new; ``urgent``: it began or ended just now."""
-        self._scribe.touch(epoch.key, urgent=urgent)
+        self._write_queue.touch(epoch.key, urgent=urgent)
 
     async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
         """Waits until what is known of the epoch now is written, for at most ``timeout_s``."""
-        await self._scribe.settled(epoch.key, timeout_s)
+        await self._write_queue.settled(epoch.key, timeout_s)
 
     def follow(self, body: client.JsonObject) -> None:
         """The record was written, by whomever: it is written again if it lacks what is known here."""
@@ -91,7 +91,7 @@ class PreemptionWriter:
         if joined is None:
             return
         if joined.spec != current.spec or self._own_entry(current) or self._changes(joined, current):
-            self._scribe.touch(current.key)
+            self._write_queue.touch(current.key)
 
     def forget(self, key: Key) -> None:
         """The Preemption is gone."""
@@ -99,11 +99,11 @@ class PreemptionWriter:
         self._refused(key, None)
 
     async def close(self, timeout_s: float) -> None:
-        await self._scribe.close(timeout_s)
+        await self._write_queue.close(timeout_s)
 
     def _refused(self, key: Key, why: str | None) -> None:
         """What is known of an epoch could not be written; None: nothing is missing in the API."""
-        epoch = self._world.epochs.get(key)
+        epoch = self._cache.preemptions.epochs.get(key)
         if why is None:
             policy = self._unrecorded.pop(key, None)
         elif epoch is None:
@@ -112,11 +112,11 @@ class PreemptionWriter:
             policy = self._unrecorded[key] = epoch.spec.policy.name
         self._metrics.unrecorded.set(len(self._unrecorded))
         if policy is not None:
-            self._policies.recording((key[0], policy), key[1], why)
+            self._policy_writer.recording((key[0], policy), key[1], why)
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
-        epoch = self._world.epochs.get(key)
+        epoch = self._cache.preemptions.epochs.get(key)
         if epoch is None:
             return
         try:
@@ -127,8 +127,8 @@ class PreemptionWriter:
                     "a record of another life of the gang has this name, what was known under it is dropped",
                     extra=about(preemption=name, attempt=epoch.spec.restart_attempt),
                 )
-                self._receipts.forget(key)
-                self._world.put_epoch(found)
+                self._acknowledgements.forget(key)
+                self._cache.preemptions.put(found)
             joined = self._joined(found)
             if joined is not None and joined.spec != found.spec:
                 body = await self._api.merge(kinds.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
@@ -147,8 +147,7 @@ class PreemptionWriter:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             written = PreemptionRecord.of(await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch))
-            known = self._world.epochs.get(key)
-            self._world.put_epoch(written if known is None else known.joined(written))
+            self._cache.preemptions.join(written)
             await self._announce(current, written, str(body["metadata"]["uid"]))
 
     async def _made(self, epoch: PreemptionRecord) -> client.JsonObject:
@@ -178,25 +177,25 @@ class PreemptionWriter:
 
     def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
         """What the API has and what is known here; None where it has been forgotten here."""
-        known = self._world.epochs.get(current.key)
+        known = self._cache.preemptions.epochs.get(current.key)
         return None if known is None else known.joined(current)
 
     def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
         """The fields of the status that are to be written."""
         wanted = joined.status
         if wanted.acknowledgements is None:  # who made it died before its first status, and another replica goes on
-            wanted = joined_status(preemption_status.noticed(len(self._world.pods_at(joined)), joined.spec), wanted)
+            wanted = joined_status(preemption_status.noticed(len(self._cache.pods_at(joined)), joined.spec), wanted)
         observed_at = joined.spec.observed_at.timestamp()
-        first_at = self._receipts.first_acknowledged_at(joined.key)
+        first_at = self._acknowledgements.first_acknowledged_at(joined.key)
         if first_at is not None:
             wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
-        names = [pod.name for pod in self._world.pods_at(joined)] if preemption_status.is_told(joined) else []
+        names = [pod.name for pod in self._cache.pods_at(joined)] if preemption_status.is_told(joined) else []
         wanted = preemption_status.acknowledged(wanted, names, observed_at)
         return wanted.changes_since(current.status)
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:
         """This replica's entry, if another one stands there."""
-        own = self._receipts.replica(current.key, self._replica)
+        own = self._acknowledgements.replica(current.key, self._replica)
         if own.told == 0 and own.acknowledged == 0:
             return None
         entry = preemption_status.own_entry(current.status, own)
@@ -222,7 +221,7 @@ class PreemptionWriter:
         about_it = set(epoch.spec.pods)
         return any(
             pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
-            for pod in self._world.pods.values()
+            for pod in self._cache.pods.values()
             if not pod.finished and pod.deletion_at is None
         )
 
@@ -240,7 +239,7 @@ class PreemptionWriter:
                 "preemption moved on",
                 extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
             )
-            self._policies.touch(after.namespace, after.spec.policy.name)
+            self._policy_writer.touch(after.namespace, after.spec.policy.name)
         if before.status.phase is None and not after.spec.exits:
             notes.append(event_notes.note_of_breaker(after))
         if before.status.restored_step is None and after.status.restored_step is not None:

@@ -25,7 +25,7 @@ class RequestWriter:
     def __init__(self, api: KubeClient, metrics: Metrics, interval_s: float) -> None:
         self._api = api
         self._answers: dict[Key, Answer] = {}  # the newest one for each request
-        self._scribe = WriteQueue("request", self._write, metrics, interval_s)
+        self._write_queue = WriteQueue("request", self._write, metrics, interval_s)
 
     def answer(self, answer: Answer) -> None:
         """Has it written, unless that was asked for already: one answer is decided until the watch brings it."""
@@ -33,14 +33,14 @@ class RequestWriter:
         known = self._answers.get(key)
         if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
             self._answers[key] = answer
-            self._scribe.touch(key, urgent=True)
+            self._write_queue.touch(key, urgent=True)
 
     def forget(self, key: Key) -> None:
         """The request is gone."""
         self._answers.pop(key, None)
 
     async def close(self, timeout_s: float) -> None:
-        await self._scribe.close(timeout_s)
+        await self._write_queue.close(timeout_s)
 
     async def _write(self, key: Key) -> None:
         answer = self._answers.get(key)

@@ -92,7 +92,7 @@ class EvictionHold:
         pod = self._world.pod_named(namespace, name)
         if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
-        self._world.see_eviction(pod)
+        self._world.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._react([pod.workload_uid])
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
@@ -148,4 +148,4 @@ class EvictionHold:
         return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
 
     def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._world.epochs_of(pod.workload_uid, pod.namespace)
+        return self._world.preemptions.epochs_of(pod.workload_uid, pod.namespace)

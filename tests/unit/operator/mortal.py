@@ -99,7 +99,7 @@ class Process:
             await until(lambda: team.living, "a replica that lives")
             member = team.living[self.index % len(team.living)]
             subscriber = member.replica.core.subscribers.add(subscription(self.index, f"s-{self.index}"))
-            member.replica.core.deliverer.catch_up(subscriber)
+            member.replica.core.notifier.catch_up(subscriber)
             listening = asyncio.create_task(self._listen(member, subscriber))
             dying = asyncio.create_task(member.fuse.blown.wait())
             try:
@@ -124,10 +124,10 @@ class Process:
                 await self._acknowledge(member, frame.preemption)
 
     async def _acknowledge(self, member: Member, preemption: str) -> None:
-        pod = member.replica.core.world.pods[f"uid-pod-{self.index}-0"]
+        pod = member.replica.core.cache.pods[f"uid-pod-{self.index}-0"]
         session = f"s-{self.index}"
         said = Acknowledgement(pod_uid=pod.uid, session=session, preemption=preemption, process_index=self.index)
-        await member.replica.core.intake.take(pod, said)
+        await member.replica.core.reports.take(pod, said)
 
 
 class Member:
@@ -193,8 +193,8 @@ class Team:
         while True:
             await until(lambda: self.living, "a replica that lives")
             member = self.living[0]
-            pod = member.replica.core.world.pods["uid-pod-0-0"]
-            taking = asyncio.create_task(member.replica.core.intake.take(pod, report(phase, preemption=preemption)))
+            pod = member.replica.core.cache.pods["uid-pod-0-0"]
+            taking = asyncio.create_task(member.replica.core.reports.take(pod, report(phase, preemption=preemption)))
             dying = asyncio.create_task(member.fuse.blown.wait())
             await asyncio.wait([taking, dying], return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()

@@ -44,11 +44,13 @@ def cluster(api: MemoryApi, **policy: object) -> None:
 class Replica:
     """A core that runs, and the watches that a test plays to it."""
 
-    def __init__(self, api: MemoryApi, clock: Clock, name: str, sightings: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, api: MemoryApi, clock: Clock, name: str, first_seen_place: tuple[str, str] | None = None
+    ) -> None:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
-        self.core = Controller(api, self.metrics, clock, name, write_interval_s=0.02, sightings=sightings)
+        self.core = Controller(api, self.metrics, clock, name, write_interval_s=0.02, first_seen_place=first_seen_place)
 
     def see(self, kind: kinds.Kind, body: Body) -> None:
         """The cluster changed: the API has it, and the watch brings it."""
@@ -64,7 +66,7 @@ class Replica:
     def subscribe(self, index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscriber:
         """A process that connects, as the channel admits it."""
         subscriber = self.core.subscribers.add(subscription(index, session, attempt))
-        self.core.deliverer.catch_up(subscriber)
+        self.core.notifier.catch_up(subscriber)
         return subscriber
 
     @property
@@ -110,8 +112,8 @@ class Replica:
 
     async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
         """The primary process reports."""
-        pod = self.core.world.pods[f"uid-pod-{index}-0"]
-        await self.core.intake.take(pod, report(phase, preemption=preemption))
+        pod = self.core.cache.pods[f"uid-pod-{index}-0"]
+        await self.core.reports.take(pod, report(phase, preemption=preemption))
 
 
 def subscription(index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscription:
@@ -162,10 +164,10 @@ async def frames(subscriber: Subscriber) -> list[Frame]:
 
 @contextlib.asynccontextmanager
 async def running(
-    api: MemoryApi, clock: Clock, name: str = "replica-a", sightings: tuple[str, str] | None = None
+    api: MemoryApi, clock: Clock, name: str = "replica-a", first_seen_place: tuple[str, str] | None = None
 ) -> AsyncIterator[Replica]:
     """A replica that has listed the cluster; stopped afterwards."""
-    replica = Replica(api, clock, name, sightings)
+    replica = Replica(api, clock, name, first_seen_place)
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the first sweep")

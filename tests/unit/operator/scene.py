@@ -16,7 +16,7 @@ class Scene:
 
     def __init__(self, **policy: object) -> None:
         self.clock = Clock()
-        self.world = ClusterCache(self.clock)
+        self.cache = ClusterCache(self.clock)
         self.listed(kinds.POLICIES, objects.policy(**policy))
         self.listed(JOBSETS, objects.jobset())
         self.listed(kinds.JOBS, objects.job())
@@ -26,20 +26,20 @@ class Scene:
             self.listed(kinds.PODS, objects.pod(index))
 
     def listed(self, kind: kinds.Kind, body: Body) -> None:
-        self.world.put(kind, body, listed=True)
+        self.cache.put(kind, body, listed=True)
 
     def seen(self, kind: kinds.Kind, body: Body) -> None:
         """By a watch, now."""
-        self.world.put(kind, body, listed=False)
+        self.cache.put(kind, body, listed=False)
 
     def gone(self, body: Body) -> None:
-        self.world.drop(body["metadata"]["uid"])
+        self.cache.drop(body["metadata"]["uid"])
 
     def taint(self, name: str = "node-1", key: str = objects.GKE_TAINT, effect: str = "NoSchedule") -> None:
         self.seen(kinds.NODES, objects.node(name, taints=[objects.taint(key, effect)]))
 
     def decisions(self) -> list[Decision]:
-        return decide(self.world.gang(objects.JOBSET_UID), self.clock())
+        return decide(self.cache.gang(objects.JOBSET_UID), self.clock())
 
     def start(self) -> StartPreemption:
         """The one decision that there must be: a new epoch."""
@@ -82,4 +82,4 @@ class Scene:
         """A Preemption that the API has."""
         body = objects.preemption(**preemption)  # type: ignore[arg-type]
         self.seen(kinds.PREEMPTIONS, body)
-        return self.world.epochs[objects.NAMESPACE, body["metadata"]["name"]]
+        return self.cache.preemptions.epochs[objects.NAMESPACE, body["metadata"]["name"]]

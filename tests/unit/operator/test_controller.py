@@ -37,7 +37,7 @@ async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: Memo
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         clock.move(0.25)
         for index, subscriber in enumerate(gang):
             (notice,) = await frames(subscriber)
@@ -82,7 +82,7 @@ async def test_notices_do_not_wait_for_an_api_that_is_down(api: MemoryApi, clock
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
         replica.api.failing = [client.Unavailable("down")] * 5
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         assert len(await frames(subscriber)) == 1
         await replica.phase("Noticed")  # once it is back
 
@@ -91,7 +91,7 @@ async def test_reports_move_the_phase_with_figures_and_timings_since_the_signal(
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         clock.move(0.1)
         for subscriber in gang:
             await frames(subscriber)
@@ -117,7 +117,7 @@ async def test_a_late_report_does_not_move_the_phase_back(api: MemoryApi, clock:
         await replica.phase("Committed")
         await replica.report(Phase.DRAINED)
         await replica.report(Phase.FAILED)
-        epoch = replica.core.world.epochs[NAMESPACE, NAME]
+        epoch = replica.core.cache.preemptions.epochs[NAMESPACE, NAME]
         assert epoch.phase is Phase.COMMITTED
 
 
@@ -125,7 +125,7 @@ async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         for subscriber in gang:
             await frames(subscriber)
         await acknowledge(replica, 0)
@@ -139,9 +139,9 @@ async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api
 
 
 async def acknowledge(replica: Replica, index: int) -> None:
-    pod = replica.core.world.pods[f"uid-pod-{index}-0"]
+    pod = replica.core.cache.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
-    await replica.core.intake.take(pod, message)
+    await replica.core.reports.take(pod, message)
 
 
 def acknowledgements(replica: Replica) -> client.JsonObject:
@@ -204,8 +204,8 @@ async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: M
         returned = replica.subscribe(0)
         told = [frame.preemption for frame in await frames(returned) if isinstance(frame, Retraction)]
         assert told == [f"train-{JOBSET_UID[:8]}-{number}" for number in range(33, 41)]
-        for epoch in replica.core.world.epochs_of(JOBSET_UID):
-            replica.core.deliverer.tell(epoch)  # as a listing of all of them brings about
+        for epoch in replica.core.cache.preemptions.epochs_of(JOBSET_UID):
+            replica.core.notifier.tell(epoch)  # as a listing of all of them brings about
         assert await frames(returned) == []
 
 
@@ -306,7 +306,7 @@ async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryA
         others_were_told(api, number, jobset=False)
     async with running(api, clock) as replica:
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "the epoch")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "the epoch")
 
 
 async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
@@ -318,11 +318,11 @@ async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: "node-1" in replica.core.world.disrupted_nodes, "the taint to be seen")
+        await until(lambda: "node-1" in replica.core.cache.disrupted_nodes, "the taint to be seen")
         await asyncio.sleep(0.05)
         assert await frames(subscriber) == []
         clock.move(60)
-        await until(lambda: (NAMESPACE, NAME) in replica.core.world.epochs, "its turn")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "its turn")
         assert len(await frames(subscriber)) == 1
 
 
@@ -370,7 +370,7 @@ async def test_the_twin_tells_its_own_subscribers_and_adds_its_own_entry(api: Me
         first.taint()
         await first.phase("Noticed")
         second.core.feed(kinds.PREEMPTIONS, "ADDED", api.of(kinds.PREEMPTIONS)[0])
-        await until(lambda: second.core.world.epochs, "the watch")
+        await until(lambda: second.core.cache.preemptions.epochs, "the watch")
         assert len(await frames(one)) == 1
         assert len(await frames(two)) == 1
         await until(lambda: len(entries(api)) == 2, "both entries")
@@ -401,7 +401,7 @@ async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(
         subscriber = replica.subscribe()
         api.add(JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        await until(lambda: replica.core.world.workloads[JOBSET_UID].restarts == 1, "the fresh look")
+        await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the fresh look")
         assert await frames(subscriber) == []
         assert replica.preemptions == []
 
@@ -439,7 +439,7 @@ async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: Me
     async with running(api, clock) as replica:
         api.add(JOBSETS, objects.jobset(restarts=1))
         await replica.report(Phase.COMMITTED, preemption="")
-        assert replica.core.world.epochs == {}
+        assert replica.core.cache.preemptions.epochs == {}
 
 
 async def test_nameless_reports_at_the_same_moment_are_of_one_epoch(
@@ -481,9 +481,9 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
             replica.drop(kinds.PODS, objects.pod(index))
             body = objects.pod(index, attempt=1, on="node-2", created_at=clock())
             replica.see(kinds.PODS, body)
-        await until(lambda: "uid-pod-0-1" in replica.core.world.pods, "the new pods")
+        await until(lambda: "uid-pod-0-1" in replica.core.cache.pods, "the new pods")
         assert await frames(replica.subscribe(0, "s-9", attempt=1)) == []
-        pod = replica.core.world.pods["uid-pod-0-1"]
+        pod = replica.core.cache.pods["uid-pod-0-1"]
         for training in (False, True):
             clock.move(1)
             message = Resumption(
@@ -495,7 +495,7 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
                 training=training,
                 age_s=0.5,  # on its way, while the replica that it was sent to had gone
             )
-            await replica.core.intake.take(pod, message)
+            await replica.core.reports.take(pod, message)
         await until(lambda: "training" in timings(replica.preemptions[0]), "the stage")
         body = replica.preemptions[0]
         assert body["status"]["restoredStep"] == 40
@@ -520,7 +520,7 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
         assert condition(policy, "Ready")["status"] == "True"
         assert condition(policy, "FitsGrace")["status"] == "Unknown"
         assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
-        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=save_s))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
         assert found["reason"] == reason
@@ -539,8 +539,8 @@ async def test_an_unreadable_policy_is_left_out_and_harms_no_other(api: MemoryAp
 async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.world, replica.core.world.drop, replica.core.watches)
-        assert set(replica.core.world.pods) == {"uid-pod-0-0"}
+        await sweep(api, replica.core.cache, replica.core.cache.drop, replica.core.watches)
+        assert set(replica.core.cache.pods) == {"uid-pod-0-0"}
 
 
 async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
@@ -552,7 +552,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
         await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
         replica.see(JOBSETS, objects.jobset())  # its status changes while it is still there
         replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
-        await until(lambda: replica.core.world.pods["uid-pod-1-0"].deletion_at, "the watch")
+        await until(lambda: replica.core.cache.pods["uid-pod-1-0"].deletion_at, "the watch")
         assert await frames(subscriber) == []
         await replica.report(Phase.COMMITTED, preemption="")
         assert replica.preemptions == []
@@ -572,7 +572,7 @@ async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
 
         monkeypatch.setattr(api, "get", get)
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         hanging.set()
         assert len(await frames(subscriber)) == 1
 
@@ -622,7 +622,7 @@ async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_com
 
         for replica, save_s in zip(replicas, (10.0, 60.0), strict=True):
             clock.move(1)
-            await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=save_s))
+            await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=save_s))
             status = "True" if save_s < 30 else "False"
             await until(lambda expected=status: fits(api)["status"] == expected, "the condition")  # type: ignore[misc]
             seen_by_both()
@@ -637,7 +637,7 @@ async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_com
 
 async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gone(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], forecast(save_s=60.0))
+        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=60.0))
         await until(lambda: "status" in api.of(kinds.POLICIES)[0] and fits(api)["status"] == "False", "the condition")
     async with running(api, clock, "replica-b") as replica:
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
@@ -700,7 +700,7 @@ async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: 
         await replica.phase("Noticed")
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
-        replica.core._recorder._scribe._interval_s = 30.0
+        replica.core._preemption_writer._write_queue._interval_s = 30.0
         await asyncio.sleep(0.1)
         before = len(api.calls)
         for index in (0, 1):
@@ -714,7 +714,7 @@ async def test_what_vanished_while_nobody_watched_is_forgotten_wholly(api: Memor
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.world, replica.core._drop, replica.core.watches)
+        await sweep(api, replica.core.cache, replica.core._drop, replica.core.watches)
         assert subscriber.closed
         assert not replica.core.subscribers._current
 
@@ -723,9 +723,9 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        pod = replica.core.world.pods["uid-pod-0-0"]
+        pod = replica.core.cache.pods["uid-pod-0-0"]
         with pytest.raises(ValidationError, match="step"):
-            await replica.core.intake.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
+            await replica.core.reports.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
 
 
 async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on_until_it_is_deleted(
@@ -738,7 +738,7 @@ async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on
         del bare["metadata"]["labels"][names.LABEL_POLICY]
         replica.core.feed(JOBSETS, "DELETED", api.add(JOBSETS, bare))
         await until(
-            lambda: (jobset := replica.core.world.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
+            lambda: (jobset := replica.core.cache.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
             "a fresh look at the JobSet",
         )
         replica.taint("node-2")
@@ -756,7 +756,7 @@ async def test_an_eviction_waits_for_the_save_also_when_the_policy_was_deleted_m
         pod = objects.pod(0)["metadata"]["name"]
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
         replica.drop(kinds.POLICIES, objects.policy())
-        await until(lambda: not replica.core.world.policies, "the policy to be gone")
+        await until(lambda: not replica.core.cache.policies, "the policy to be gone")
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
 
 
@@ -796,7 +796,7 @@ async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_i
         clock.move(5)
         replica.taint()
         await replica.phase("Noticed", epoch=1)
-        pod = replica.core.world.pods["uid-pod-0-1"]
+        pod = replica.core.cache.pods["uid-pod-0-1"]
         said = Resumption(
             pod_uid=pod.uid,
             session="s-0",
@@ -806,6 +806,6 @@ async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_i
             training=True,
             age_s=0,
         )
-        await replica.core.intake.take(pod, said)
+        await replica.core.reports.take(pod, said)
         await until(lambda: replica.preemptions[0]["status"].get("restoredStep") == 40, "the first record to say so")
         assert "restoredStep" not in replica.preemptions[1]["status"]

@@ -182,19 +182,16 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
     for _ in range(data.draw(st.integers(1, 4))):
         kind = data.draw(st.sampled_from(list(VALID)))
         body = data.draw(odd(VALID[kind]))
-        try:
-            scene.world.put(kind, body, listed=data.draw(st.booleans()))
-        except Unreadable:
-            continue
-    gang = scene.world.gang(JOBSET_UID)
+        scene.cache.put(kind, body, listed=data.draw(st.booleans()))
+    gang = scene.cache.gang(JOBSET_UID)
     for moved_s in (0.0, 10.0, 7200.0):
         scene.clock.move(moved_s)
         decide(gang, scene.clock())
-    scene.world.untold_since()
+    scene.cache.untold_since()
     for pod in gang.pods:
         evictions.hold(None, pod, scene.clock())
-    for uid in [uid for kind in VALID for uid in scene.world.uids(kind)]:
-        scene.world.drop(uid)
+    for uid in [uid for kind in VALID for uid in scene.cache.uids(kind)]:
+        scene.cache.drop(uid)
 
 
 MESSAGES: dict[str, Message] = {

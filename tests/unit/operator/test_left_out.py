@@ -67,7 +67,7 @@ async def test_one_bad_object_keeps_no_gang_from_being_told(
         for _ in range(3):
             replica.see(kind, make())
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
         assert len(await frames(subscriber)) == 1
         assert left_out(replica, kind.plural, "object") == 1
         replica.drop(kind, body)
@@ -83,8 +83,8 @@ async def test_a_part_that_cannot_be_read_is_named_and_the_rest_of_the_node_coun
         node = objects.node("node-1", annotations={MAINTENANCE: DEEP}, taints=[{"effect": 5}, objects.taint()])
         replica.see(kinds.NODES, node)
         replica.see(kinds.NODES, node)
-        await until(lambda: replica.core.world.epochs, "the decision by the taint")
-        (epoch,) = replica.core.world.epochs.values()
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision by the taint")
+        (epoch,) = replica.core.cache.preemptions.epochs.values()
         assert epoch.spec.signal == f"taint {objects.GKE_TAINT}:NoSchedule"
         assert left_out(replica, "nodes", "part") == 1
         replica.see(kinds.NODES, objects.node("node-1"))
@@ -100,11 +100,11 @@ async def test_what_was_known_of_an_object_stays_while_it_cannot_be_read(api: Me
         bad["status"]["restarts"] = "many"
         replica.see(JOBSETS, bad)
         await until(lambda: left_out(replica, "jobsets", "object"), "it to be left out")
-        assert replica.core.world.workloads[JOBSET_UID].restarts == 0
+        assert replica.core.cache.workloads[JOBSET_UID].restarts == 0
         replica.taint()
-        await until(lambda: replica.core.world.epochs, "the decision by what was known")
+        await until(lambda: replica.core.cache.preemptions.epochs, "the decision by what was known")
         replica.see(JOBSETS, objects.jobset(restarts=1))
-        await until(lambda: replica.core.world.workloads[JOBSET_UID].restarts == 1, "the version that can be read")
+        await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the version that can be read")
         assert left_out(replica, "jobsets", "object") == 0
 
 
@@ -130,4 +130,4 @@ def test_a_job_that_is_not_known_takes_no_request_of_its_name_with_it() -> None:
     job["metadata"] |= {"name": "train-workers-9", "uid": "uid-of-no-jobset", "labels": {}}
     scene.seen(kinds.JOBS, job)
     scene.gone(job)
-    assert (NAMESPACE, "train-workers-9") in scene.world.requests
+    assert (NAMESPACE, "train-workers-9") in scene.cache.preemptions.requests

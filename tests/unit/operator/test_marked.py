@@ -90,7 +90,7 @@ def test_a_maintenance_that_is_not_to_be_soon_is_taken_back(after: Body) -> None
 
 def test_a_node_claims_termination_time_is_the_deadline_of_the_pods_on_its_node() -> None:
     scene = Scene()
-    assert scene.world.put(kinds.NODE_CLAIMS, claim(), listed=False) == {objects.JOBSET_UID}
+    assert scene.cache.put(kinds.NODE_CLAIMS, claim(), listed=False) == {objects.JOBSET_UID}
     assert scene.decisions() == []
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     spec = scene.start().spec
@@ -108,17 +108,17 @@ def test_karpenters_taint_and_its_claims_time_come_to_the_same_in_both_orders(ta
         scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     begun = scene.start().spec
     assert begun.deadline.timestamp() == NOW + (30 if taint_first else 600)
-    scene.world.put_epoch(begun_as(begun))
+    scene.cache.preemptions.put(begun_as(begun))
     scene.clock.move(0.01)
     if taint_first:
         scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
         moved = scene.move()
         assert moved.spec.deadline.timestamp() == NOW + 600
-        scene.world.put_epoch(dataclasses.replace(moved.epoch, spec=moved.spec))
+        scene.cache.preemptions.put(dataclasses.replace(moved.epoch, spec=moved.spec))
     else:
         scene.taint(key="karpenter.sh/disrupted")
     assert scene.decisions() == []
-    (epoch,) = scene.world.epochs.values()
+    (epoch,) = scene.cache.preemptions.epochs.values()
     assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 600, False)
 
 
@@ -126,7 +126,7 @@ def test_a_nearer_signal_that_told_no_time_stays_though_the_others_time_is_learn
     scene = Scene()
     scene.taint(key="karpenter.sh/disrupted")
     scene.taint("node-2")
-    scene.world.put_epoch(begun_as(scene.start().spec))
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     assert scene.decisions() == []
 
@@ -134,7 +134,7 @@ def test_a_nearer_signal_that_told_no_time_stays_though_the_others_time_is_learn
 def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
     scene = Scene()
     scene.taint(key="karpenter.sh/disrupted")
-    scene.world.put_epoch(begun_as(scene.start().spec, Phase.FROZEN))
+    scene.cache.preemptions.put(begun_as(scene.start().spec, Phase.FROZEN))
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     assert scene.decisions() == []
 
@@ -149,7 +149,7 @@ def test_a_node_claim_of_another_node_or_of_none_yet_says_nothing() -> None:
     scene.seen(kinds.NODE_CLAIMS, claim("node-9", at=NOW + 600))
     homeless = claim(at=NOW + 600)
     del homeless["status"]["nodeName"]
-    assert scene.world.put(kinds.NODE_CLAIMS, homeless, listed=False) == set()
+    assert scene.cache.put(kinds.NODE_CLAIMS, homeless, listed=False) == set()
     assert scene.decisions() == []
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     assert isinstance(scene.start(), StartPreemption)
@@ -159,9 +159,9 @@ def test_a_node_claim_that_is_gone_says_nothing_any_more() -> None:
     scene = Scene()
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     scene.start()
-    assert scene.world.drop("uid-claim-node-1") == {objects.JOBSET_UID}
+    assert scene.cache.drop("uid-claim-node-1") == {objects.JOBSET_UID}
     assert scene.decisions() == []
-    assert scene.world.uids(kinds.NODE_CLAIMS) == set()
+    assert scene.cache.uids(kinds.NODE_CLAIMS) == set()
 
 
 # Of the JobSet's Workload, and time limits.
@@ -169,7 +169,7 @@ def test_a_node_claim_that_is_gone_says_nothing_any_more() -> None:
 
 def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
     scene = Scene()
-    assert scene.world.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
     spec = scene.start().spec
     assert (spec.cause, spec.signal, len(spec.pods)) == ("Suspension", "Workload condition Evicted (Preempted)", 2)
 
@@ -178,7 +178,7 @@ def test_a_workload_of_something_else_says_nothing() -> None:
     scene = Scene()
     body = evicted()
     body["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "other", "uid": "uid-other"}]
-    assert scene.world.put(kinds.KUEUE_WORKLOADS, body, listed=False) == set()
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, body, listed=False) == set()
     assert scene.decisions() == []
 
 
@@ -202,7 +202,7 @@ def test_a_workloads_time_limit_is_less_what_its_earlier_admissions_used(version
 def test_a_workload_that_came_before_its_jobset_counts_when_the_jobset_is_known() -> None:
     scene = Scene()
     scene.gone(objects.jobset())
-    assert scene.world.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
     jobset = objects.jobset()
     jobset["metadata"]["resourceVersion"] = "99"
     scene.seen(JOBSETS, jobset)

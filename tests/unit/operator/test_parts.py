@@ -135,23 +135,23 @@ async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> Non
 @pytest.fixture
 def gate() -> tuple[Authenticator, MemoryApi, ClusterCache, Clock]:
     clock = Clock()
-    api, world = MemoryApi(clock), ClusterCache(clock)
-    world.put(kinds.PODS, objects.pod(0), listed=True)
+    api, cache = MemoryApi(clock), ClusterCache(clock)
+    cache.put(kinds.PODS, objects.pod(0), listed=True)
     api.bind_token("good", NAMESPACE, "uid-pod-0-0")
-    return Authenticator(api, world, clock), api, world, clock
+    return Authenticator(api, cache, clock), api, cache, clock
 
 
 async def test_a_review_is_remembered_for_seconds_but_the_pod_is_looked_at_each_time(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
-    checks, api, world, clock = gate
+    checks, api, cache, clock = gate
     for _ in range(3):
         assert (await checks.admit("Bearer good", "uid-pod-0-0")).name == "train-workers-0-0-0xyz"
     assert len(api.calls) == 1
     clock.move(60)
     await checks.admit("Bearer good", "uid-pod-0-0")
     assert len(api.calls) == 2
-    world.drop("uid-pod-0-0")
+    cache.drop("uid-pod-0-0")
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit("Bearer good", "uid-pod-0-0")
     assert refusal.value.reason is AuthenticationFailure.UNKNOWN_POD
@@ -270,9 +270,9 @@ async def test_a_token_of_absurd_length_is_not_reviewed(
 async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks, api, world, _ = gate
+    checks, api, cache, _ = gate
     for index in range(1, 20):
-        world.put(kinds.PODS, objects.pod(index), listed=True)
+        cache.put(kinds.PODS, objects.pod(index), listed=True)
     under_way: list[str] = []
     go_on = asyncio.Event()
 
@@ -296,11 +296,11 @@ async def test_one_pods_name_gets_one_review_at_a_time_and_all_together_a_few(
 async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refused(
     gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
-    checks, api, world, _ = gate
-    world.put(JOBSETS, objects.jobset(), listed=True)
+    checks, api, cache, _ = gate
+    cache.put(JOBSETS, objects.jobset(), listed=True)
     foreign = objects.pod(8)
     foreign["metadata"]["namespace"] = "team-b"
-    world.put(kinds.PODS, foreign, listed=True)
+    cache.put(kinds.PODS, foreign, listed=True)
     api.bind_token("foreign", "team-b", "uid-pod-8-0")
     with pytest.raises(RequestRefused, match="namespace of the JobSet") as refusal:
         await checks.admit("Bearer foreign", "uid-pod-8-0")

@@ -8,13 +8,13 @@ import kopf
 import pytest
 from kopf._cogs.structs import references
 
-from gracepoint_operator import watches as handlers
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.watches import handlers
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
 from tests.unit.operator.objects import Clock
@@ -44,10 +44,10 @@ def test_kueues_workloads_are_watched_in_the_version_that_the_cluster_prefers(
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 async def test_kueues_workloads_are_listed_in_the_version_that_the_cluster_prefers(version: str) -> None:
     clock = Clock()
-    api, world, watches = MemoryApi(clock), ClusterCache(clock), WatchState(Metrics())
-    await sweep(api, world, world.drop, watches)
-    assert world.uids(kinds.KUEUE_WORKLOADS) == set(), "a cluster without Kueue"
+    api, cache, watches = MemoryApi(clock), ClusterCache(clock), WatchState(Metrics())
+    await sweep(api, cache, cache.drop, watches)
+    assert cache.uids(kinds.KUEUE_WORKLOADS) == set(), "a cluster without Kueue"
     api.objects[kinds.KUEUE_WORKLOADS.prefix] = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}"}}
     api.add(kinds.KUEUE_WORKLOADS.of_version(f"kueue.x-k8s.io/{version}"), objects.workload())
-    await sweep(api, world, world.drop, watches)
-    assert world.uids(kinds.KUEUE_WORKLOADS) == {"uid-workload"}
+    await sweep(api, cache, cache.drop, watches)
+    assert cache.uids(kinds.KUEUE_WORKLOADS) == {"uid-workload"}

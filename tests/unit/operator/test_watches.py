@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator import __main__ as operator_main
-from gracepoint_operator import watches
 from gracepoint_operator.__main__ import main
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import JsonFormatter, PlainFormatter, about
+from gracepoint_operator.watches import handlers, kopf_run
 
 
 def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
-    selectors = {str(key): value for key, value in watches.settings().watching.label_selectors.items()}
+    selectors = {str(key): value for key, value in handlers.settings().watching.label_selectors.items()}
     assert sorted(selectors.values()) == [
         "gracepoint.dev/policy",
         "jobset.sigs.k8s.io/jobset-uid",
@@ -25,7 +25,7 @@ def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
 
 
 def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute() -> None:
-    settings = watches.settings()
+    settings = handlers.settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
     assert settings.execution.default_backoff <= 5
@@ -36,7 +36,7 @@ def test_kopf_posts_nothing_peers_with_nobody_and_waits_for_nothing_for_a_minute
 
 
 def test_the_watches_end_after_whole_seconds_as_the_api_server_takes_no_fractions() -> None:
-    assert str(watches.settings().watching.server_timeout).isdigit()
+    assert str(handlers.settings().watching.server_timeout).isdigit()
 
 
 def test_a_replica_without_certificates_or_a_cluster_says_so_and_ends(
@@ -87,6 +87,6 @@ def test_no_field_of_a_log_line_takes_the_place_of_its_message() -> None:
 
 
 def test_the_watches_say_to_the_api_server_who_asks() -> None:
-    headers = watches._Connection(server="https://localhost", token="t").as_http_headers()
+    headers = kopf_run.Connection(server="https://localhost", token="t").as_http_headers()
     assert headers["User-Agent"].startswith("gracepoint-operator/")
     assert headers["Authorization"] == "Bearer t"

@@ -8,7 +8,6 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator import objects
 from tests.unit.operator.objects import JOBSET_UID, NOW
@@ -24,14 +23,14 @@ def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
     scene = Scene()
     scene.listed(JOBSETS, versioned(objects.jobset(restarts=1), 20))
     scene.seen(JOBSETS, versioned(objects.jobset(restarts=0), 19))
-    assert scene.world.workloads[JOBSET_UID].restarts == 1
+    assert scene.cache.workloads[JOBSET_UID].restarts == 1
 
 
 def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
     scene = Scene()
     scene.gone(objects.pod(0))
     scene.listed(kinds.PODS, objects.pod(0))
-    assert "uid-pod-0-0" not in scene.world.pods
+    assert "uid-pod-0-0" not in scene.cache.pods
 
 
 def test_a_node_made_anew_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
@@ -40,15 +39,15 @@ def test_a_node_made_anew_under_its_name_survives_the_late_deletion_of_the_old_o
     new["metadata"]["uid"] = "uid-new"
     scene.seen(kinds.NODES, new)
     scene.gone(objects.node("node-1"))
-    assert scene.world.nodes["node-1"].uid == "uid-new"
+    assert scene.cache.nodes["node-1"].uid == "uid-new"
 
 
 def test_news_of_a_node_concern_the_jobsets_with_pods_on_it() -> None:
     scene = Scene()
-    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
-    assert scene.world.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
+    assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
+    assert scene.cache.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
     scene.gone(objects.pod(0))
-    assert scene.world.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
+    assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
 
 
 def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
@@ -56,19 +55,20 @@ def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
     scene.taint()
     scene.clock.move(5)
     scene.taint()
-    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW}
+    assert set(scene.cache.gang(JOBSET_UID).since.values()) == {NOW}
     scene.seen(kinds.NODES, objects.node("node-1"))
     scene.clock.move(5)
     scene.taint()
-    assert set(scene.world.gang(JOBSET_UID).since.values()) == {NOW + 10}
+    assert set(scene.cache.gang(JOBSET_UID).since.values()) == {NOW + 10}
 
 
-def test_a_preemption_of_another_schema_is_refused_with_the_fields_name() -> None:
+def test_a_preemption_of_another_schema_is_left_out_with_the_fields_name() -> None:
     scene = Scene()
     body = objects.preemption()
     del body["spec"]["deadline"]
-    with pytest.raises(Unreadable, match="deadline"):
-        scene.listed(kinds.PREEMPTIONS, body)
+    assert scene.cache.put(kinds.PREEMPTIONS, body, listed=True) == set()
+    assert "deadline" in str(scene.cache.left_out.why(body["metadata"]["uid"]))
+    assert scene.cache.preemptions.epochs == {}
 
 
 def test_an_old_record_from_the_api_does_not_undo_what_is_known() -> None:
@@ -96,11 +96,11 @@ def test_a_commit_corrects_what_expired_whichever_is_known_first(phases: tuple[s
 
 def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
     scene = Scene()
-    scene.world.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
+    scene.cache.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
     scene.seen(JOBSETS, versioned(objects.jobset(), 29))
-    assert JOBSET_UID not in scene.world.workloads
+    assert JOBSET_UID not in scene.cache.workloads
     scene.seen(JOBSETS, versioned(objects.jobset(), 31))
-    assert JOBSET_UID in scene.world.workloads
+    assert JOBSET_UID in scene.cache.workloads
 
 
 def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
@@ -109,7 +109,7 @@ def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_
     new["metadata"]["uid"] = "uid-new"
     scene.seen(kinds.POLICIES, new)
     scene.gone(objects.policy())
-    assert scene.world.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
+    assert scene.cache.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
 
 
 @pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
@@ -124,7 +124,7 @@ def test_what_only_says_by_label_that_it_is_of_another_namespaces_jobset_is_none
         body, place = objects.preemption(7), kinds.PREEMPTIONS
     body["metadata"]["namespace"] = "team-b"
     scene.seen(place, body)
-    gang = scene.world.gang(JOBSET_UID)
+    gang = scene.cache.gang(JOBSET_UID)
     assert len(gang.pods) == 2
     assert not gang.jobs["train-workers-0"].deleted
     assert gang.epochs == ()
@@ -137,20 +137,20 @@ def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -
     scene.taint("node-1")
     scene.taint("node-2")
     scene.taint("node-3", "node.kubernetes.io/unschedulable")  # a hint only
-    assert scene.world.disrupted_nodes == {"node-1", "node-2"}
+    assert scene.cache.disrupted_nodes == {"node-1", "node-2"}
     scene.seen(kinds.NODES, objects.node("node-1"))
     scene.gone(objects.node("node-2"))
-    assert scene.world.disrupted_nodes == set()
+    assert scene.cache.disrupted_nodes == set()
 
 
 def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> None:
     scene = Scene()
     for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
         scene.recorded(phase=phase)
-        assert scene.world.disrupted_workload_uids() == disrupted
+        assert scene.cache.preemptions.disrupted_workload_uids() == disrupted
     scene.recorded(epoch=2)
     scene.gone(objects.preemption(2))
-    assert scene.world.disrupted_workload_uids() == set()
+    assert scene.cache.preemptions.disrupted_workload_uids() == set()
 
 
 def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made_yet() -> None:
@@ -160,10 +160,10 @@ def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made
     elsewhere = objects.preemption(3)
     elsewhere["metadata"]["namespace"] = "team-b"
     scene.seen(kinds.PREEMPTIONS, elsewhere)
-    assert [epoch.spec.epoch for epoch in scene.world.latest_epochs(60)] == [2]
-    begun = dataclasses.replace(scene.world.latest_epochs(60)[0], name="begun", created_at=None)
-    scene.world.put_epoch(begun)
+    assert [epoch.spec.epoch for epoch in scene.cache.latest_epochs(60)] == [2]
+    begun = dataclasses.replace(scene.cache.latest_epochs(60)[0], name="begun", created_at=None)
+    scene.cache.preemptions.put(begun)
     scene.clock.move(60)
-    assert scene.world.latest_epochs(60) == [begun]
-    scene.world.put_epoch(dataclasses.replace(begun, created_at=NOW + 60))
-    assert len(scene.world.latest_epochs(60)) == 1
+    assert scene.cache.latest_epochs(60) == [begun]
+    scene.cache.preemptions.put(dataclasses.replace(begun, created_at=NOW + 60))
+    assert len(scene.cache.latest_epochs(60)) == 1

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gracepoint.wire.messages import Ping
-from gracepoint_operator.channel.heartbeat import Heart
+from gracepoint_operator.channel.heartbeat import Heartbeat
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
 from tests.unit.operator.replica import frames, subscription
 
@@ -23,26 +23,26 @@ def given_up() -> list[str]:
 
 
 @pytest.fixture
-async def heart(subscriber: Subscriber, given_up: list[str]) -> AsyncIterator[Heart]:
-    made = Heart(subscriber, lambda: given_up.append("given up"))
+async def heart(subscriber: Subscriber, given_up: list[str]) -> AsyncIterator[Heartbeat]:
+    made = Heartbeat(subscriber, lambda: given_up.append("given up"))
     yield made
     made.stop()
 
 
-async def test_a_stream_with_nothing_to_say_pings_at_each_beat(heart: Heart, subscriber: Subscriber) -> None:
+async def test_a_stream_with_nothing_to_say_pings_at_each_beat(heart: Heartbeat, subscriber: Subscriber) -> None:
     for _ in range(2):
         heart.beat()
         assert await frames(subscriber) == [Ping()]
 
 
-async def test_a_stream_that_has_something_to_say_needs_no_ping(heart: Heart, subscriber: Subscriber) -> None:
+async def test_a_stream_that_has_something_to_say_needs_no_ping(heart: Heartbeat, subscriber: Subscriber) -> None:
     subscriber.send(Outgoing(lambda: Ping(version=1), lambda: None))
     heart.beat()
     assert len(await frames(subscriber)) == 1
 
 
 async def test_a_write_that_is_stuck_for_ten_seconds_is_given_up_once_and_gathers_no_pings(
-    heart: Heart, subscriber: Subscriber, given_up: list[str]
+    heart: Heartbeat, subscriber: Subscriber, given_up: list[str]
 ) -> None:
     heart.writing = True
     heart.beat()
@@ -54,7 +54,7 @@ async def test_a_write_that_is_stuck_for_ten_seconds_is_given_up_once_and_gather
     assert await frames(subscriber) == []
 
 
-async def test_a_slow_write_that_gets_through_is_forgotten(heart: Heart, given_up: list[str]) -> None:
+async def test_a_slow_write_that_gets_through_is_forgotten(heart: Heartbeat, given_up: list[str]) -> None:
     for writing in (True, True, False, True, True):
         heart.writing = writing
         heart.beat()

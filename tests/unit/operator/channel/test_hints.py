@@ -63,9 +63,9 @@ async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
     monkeypatch.setattr(controller, "TICK_S", 0.01)
     async with running(api, clock) as replica:
         cordon(replica)
-        await until(lambda: any(replica.core.world.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
+        await until(lambda: any(replica.core.cache.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
         late = subscribe(replica)
-        replica.core.deliverer.catch_up(late)
+        replica.core.notifier.catch_up(late)
         await until(lambda: late.hinted, "the hint")
         assert len(await hints(late)) == 1
 
@@ -128,5 +128,5 @@ async def test_a_policy_that_does_not_want_it_keeps_the_hint_away(clock: Clock, 
     async with running(api, clock) as replica:
         subscriber = subscribe(replica)
         cordon(replica)
-        await until(lambda: any(replica.core.world.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
+        await until(lambda: any(replica.core.cache.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
         assert await hints(subscriber) == []

@@ -1,4 +1,4 @@
-"""What people and their tools are told of a preemption: Events, each once, and figures, each counted once."""
+"""What people and their tools are told of a preemption: EventRecorder, each once, and figures, each counted once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
-from gracepoint_operator.recording.event_recorder import Events
+from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
@@ -45,7 +45,7 @@ async def test_the_events_tell_the_story_in_order_on_the_jobset_and_on_the_preem
         await replica.phase("Agreed")
         await replica.report(Phase.COMMITTED)
         story = ["PreemptionNoticed", "SaveAgreed", "CheckpointCommitted"]
-        await until(lambda: replica.reasons_on("Preemption") == story, "the Events on the Preemption")
+        await until(lambda: replica.reasons_on("Preemption") == story, "the EventRecorder on the Preemption")
         assert replica.reasons_on("JobSet") == story
         by_name = [body["reason"] for body in api.of(kinds.EVENTS) if body["regarding"]["kind"] == "JobSet"]
         assert by_name == story, "kubectl shows them by name"
@@ -81,7 +81,7 @@ async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clo
         assert noticed["status"]["message"] == (
             f"SpotTermination: taint {objects.GKE_TAINT}:NoSchedule on node-1, 15 s ahead; the gang is told"
         )
-        pod = replica.core.world.pods["uid-pod-0-0"]
+        pod = replica.core.cache.pods["uid-pod-0-0"]
         said = {
             Phase.FROZEN: "every process is held at its next sync point",
             Phase.AGREED: "all processes save at their sync point 41",
@@ -91,7 +91,7 @@ async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clo
             Phase.COMMITTED: "step 40 is saved, 0 steps lost, 9.5 s to spare",
         }
         for phase, message in said.items():
-            await replica.core.intake.take(pod, dataclasses.replace(report(phase), message=""))
+            await replica.core.reports.take(pod, dataclasses.replace(report(phase), message=""))
             assert (await replica.phase(phase))["status"]["message"] == message
 
 
@@ -100,13 +100,13 @@ async def test_an_event_that_is_posted_again_is_the_same_event(api: MemoryApi, c
         first.taint()
         await first.phase("Noticed")
         await until(lambda: first.reasons, "the Event")
-        epoch = first.core.world.epochs[objects.NAMESPACE, NAME]
+        epoch = first.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
         before = len(api.of(kinds.EVENTS))
         uid = str(first.preemptions[0]["metadata"]["uid"])
         for name in ("replica-a", "replica-b"):
             note = event_notes.note_of_phase(epoch, Phase.NOTICED)
             assert note is not None
-            await Events(api, clock, name).post(epoch, uid, note)
+            await EventRecorder(api, clock, name).post(epoch, uid, note)
         assert len(api.of(kinds.EVENTS)) == before
 
 
@@ -123,8 +123,8 @@ async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, cl
             name: StageTiming(p50_s=at_s, max_s=at_s)
             for name, at_s in [("frozen", 1.0), ("agreed", 1.5), ("drained", 2.0), ("durable", 5.0), ("committed", 5.5)]
         }
-        pod = first.core.world.pods["uid-pod-0-0"]
-        await first.core.intake.take(pod, dataclasses.replace(report(Phase.COMMITTED), stages=stages, steps_lost=3))
+        pod = first.core.cache.pods["uid-pod-0-0"]
+        await first.core.reports.take(pod, dataclasses.replace(report(Phase.COMMITTED), stages=stages, steps_lost=3))
         await first.phase("Committed")
         for replica in both:
             watch(replica)
@@ -155,7 +155,7 @@ async def test_a_preemption_that_is_further_on_when_it_is_first_recorded_was_not
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        before = replica.core.world.epochs[objects.NAMESPACE, NAME]
+        before = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
     before = dataclasses.replace(before, status=PreemptionStatus())
     after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
     metrics = Metrics()
@@ -178,8 +178,10 @@ async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: Memory
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        epoch = replica.core.world.epochs[objects.NAMESPACE, NAME]
-        await Events(api, clock, "replica-a").post(epoch, "uid", event_notes.Note("PreemptionFailed", "ä" * 1000))
+        epoch = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
+        await EventRecorder(api, clock, "replica-a").post(
+            epoch, "uid", event_notes.Note("PreemptionFailed", "ä" * 1000)
+        )
         (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
         assert len(body["note"].encode()) == 1024
 

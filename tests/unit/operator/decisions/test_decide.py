@@ -169,7 +169,7 @@ def test_a_deleted_pod_is_believed_only_after_a_fresh_look() -> None:
     scene.seen(kinds.PODS, deleted)
     check = scene.check()
     assert (check.workload.name, check.jobs, check.pod_uids) == ("train", ("train-workers-0",), ("uid-pod-0-0",))
-    scene.world.mark_checked(check.pod_uids)
+    scene.cache.mark_checked(check.pod_uids)
     spec = scene.start().spec
     assert (spec.cause, spec.deadline.timestamp()) == ("PodDeletion", NOW + 30)
 
@@ -179,7 +179,7 @@ def test_a_fresh_look_that_shows_a_restart_ends_the_suspicion() -> None:
     scene.seen(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
     check = scene.check()
     scene.listed(JOBSETS, objects.jobset(restarts=1))
-    scene.world.mark_checked(check.pod_uids)
+    scene.cache.mark_checked(check.pod_uids)
     assert scene.decisions() == []
 
 
@@ -325,7 +325,7 @@ def test_a_jobset_that_is_not_seen_any_more_is_looked_for_before_it_is_taken_for
     scene.recorded()
     scene.gone(objects.jobset())
     assert scene.check().workload == WorkloadIdentity("JobSet", objects.NAMESPACE, "train", JOBSET_UID)
-    scene.world.mark_gone(JOBSET_UID)
+    scene.cache.preemptions.mark_gone(JOBSET_UID)
     end = scene.end()
     assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.WORKLOAD_DELETED)
 
@@ -344,9 +344,9 @@ def unlabelled(scene: Scene) -> None:
     """As a watch by the label and then a fresh look show it."""
     body = objects.jobset()
     body["metadata"]["resourceVersion"] = "7"
-    scene.world.drop(JOBSET_UID, 7)
+    scene.cache.drop(JOBSET_UID, 7)
     del body["metadata"]["labels"][names.LABEL_POLICY]
-    scene.world.put(JOBSETS, body, listed=True, fresh=True)
+    scene.cache.put(JOBSETS, body, listed=True, fresh=True)
 
 
 def edited(scene: Scene) -> None:
@@ -500,7 +500,7 @@ def test_an_epoch_of_another_jobset_of_the_same_name_does_not_count() -> None:
     other = "11111111-51f4-4f0c-9a57-3c1de3f6a002"
     scene.gone(objects.jobset())
     scene.seen(JOBSETS, objects.jobset(uid=other))
-    assert scene.world.gang(other).epochs == ()
+    assert scene.cache.gang(other).epochs == ()
 
 
 def test_the_cluster_shows_when_pods_left_and_when_they_are_back() -> None:

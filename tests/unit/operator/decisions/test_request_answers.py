@@ -236,7 +236,7 @@ def test_what_may_become_a_disruption_ends_no_drill_and_lets_none_begin(held_bac
             scene.taint(key="node.kubernetes.io/not-ready", effect="NoExecute")
         else:
             scene.seen(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        return decide(scene.world.gang(objects.JOBSET_UID), scene.clock(), lambda spec: held_back)
+        return decide(scene.cache.gang(objects.JOBSET_UID), scene.clock(), lambda spec: held_back)
 
     scene = Scene()
     asked(scene, mode="Drill")

@@ -163,7 +163,7 @@ async def test_what_is_due_is_deleted_and_counted_by_one_replica(api: MemoryApi,
     api.add(kinds.PREEMPTIONS, answered("leave", ago_s=MONTH_S, phase="Superseded"))
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
-            await replica.core._pruner.prune()
+            await replica.core._garbage_collector.prune()
         assert kept(first) == ["2"]
         assert (counted(first, "age"), counted(second, "age")) == (2, 0)
 
@@ -172,11 +172,11 @@ async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: Memory
     api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         replica.core.feed(JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
-        await until(lambda: not replica.core.world.workloads, "the watch")
-        await replica.core._pruner.prune()
+        await until(lambda: not replica.core.cache.workloads, "the watch")
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1"]
         api.remove(JOBSETS, objects.jobset())
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == []
 
 
@@ -185,7 +185,7 @@ async def test_a_record_that_was_corrected_since_is_looked_at_again(api: MemoryA
     api.add(kinds.PREEMPTIONS, ended(2, ago_s=DAY_S))
     async with running(api, clock) as replica:
         api.add(kinds.PREEMPTIONS, objects.preemption(1, phase="Noticed", created_at=NOW - MONTH_S))
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "2"]
 
 
@@ -198,7 +198,7 @@ async def test_a_record_that_a_newer_version_wrote_since_is_left_to_it_and_holds
         body = ended(1, ago_s=MONTH_S)
         body["spec"]["ofTheFuture"] = True
         api.add(kinds.PREEMPTIONS, body)
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "3"]
 
 
@@ -207,7 +207,7 @@ async def test_a_pass_deletes_so_many_at_most(api: MemoryApi, clock: Clock, monk
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.AT_MOST", 2)
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["3", "4", "5", "6"]
 
 
@@ -223,16 +223,16 @@ async def test_what_the_api_server_refuses_to_delete_is_named_counted_and_holds_
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         api.failing = [client.Refused("HTTP 403: denied by a policy")]
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Refused") == 1
         (said,) = [record for record in caplog.records if "could not delete" in record.message]
         assert "train-0b6f1c9e-1" in str(vars(said))
         api.calls.clear()
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert not any(call.endswith("-1") for call in api.calls), "what was refused is not tried again so soon"
         clock.move(AGAIN_S)
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["4"]
 
 
@@ -243,9 +243,9 @@ async def test_an_api_server_that_is_away_ends_the_pass_and_another_record_is_tr
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         api.failing = [client.Unavailable("HTTP 500: a webhook of somebody's fails")]
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "2", "3", "4"]
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Unavailable") == 1
 
@@ -262,7 +262,7 @@ async def test_after_the_old_records_are_gone_the_numbers_go_on(api: MemoryApi, 
     for number in (1, 2):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        await replica.core._pruner.prune()
+        await replica.core._garbage_collector.prune()
         assert kept(replica) == ["2"]
         replica.taint()
         await until(lambda: kept(replica) == ["2", "3"], "the next record")

@@ -40,13 +40,13 @@ def maintained(name: str = "node-1", *, written_at: float) -> Body:
 def replica_of(
     api: MemoryApi, clock: Clock, name: str = "replica-a"
 ) -> contextlib.AbstractAsyncContextManager[Replica]:
-    return running(api, clock, name, sightings=PLACE)
+    return running(api, clock, name, first_seen_place=PLACE)
 
 
 async def decided(replica: Replica) -> None:
     """Waits until everything that is known was decided about."""
     replica.see(kinds.NODES, objects.node("node-9"))
-    await until(lambda: "node-9" in replica.core.world.nodes, "the other node")
+    await until(lambda: "node-9" in replica.core.cache.nodes, "the other node")
 
 
 def move_gang(api: MemoryApi, clock: Clock) -> None:

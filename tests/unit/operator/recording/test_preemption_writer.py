@@ -54,9 +54,9 @@ def api(clock: Clock) -> HistoricApi:
 
 
 async def acknowledge(replica: Replica, index: int) -> None:
-    pod = replica.core.world.pods[f"uid-pod-{index}-0"]
+    pod = replica.core.cache.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
-    await replica.core.intake.take(pod, message)
+    await replica.core.reports.take(pod, message)
 
 
 def laggards(api: HistoricApi) -> dict[str, str]:
@@ -74,7 +74,9 @@ async def seen_and_at_rest(*replicas: Replica) -> None:
     for replica in replicas:
         watch(replica)
     await asyncio.sleep(0.01)  # until the loop has taken it
-    await until(lambda: not any(replica.core._recorder._scribe._tasks for replica in replicas), "their writes")
+    await until(
+        lambda: not any(replica.core._preemption_writer._write_queue._tasks for replica in replicas), "their writes"
+    )
 
 
 async def told_by_both(first: Replica, second: Replica) -> None:
@@ -83,7 +85,7 @@ async def told_by_both(first: Replica, second: Replica) -> None:
     first.taint()
     await first.phase("Noticed")
     watch(second)
-    await until(lambda: second.core.world.epochs, "the watch")
+    await until(lambda: second.core.cache.preemptions.epochs, "the watch")
     for subscriber in (one, two):
         assert len(await frames(subscriber)) == 1
 
@@ -111,10 +113,12 @@ async def test_of_two_replicas_that_begin_alike_one_made_the_record_and_has_it_i
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
             replica.taint()
-        await until(lambda: first.core.world.epochs and second.core.world.epochs, "both to begin")
+        await until(
+            lambda: first.core.cache.preemptions.epochs and second.core.cache.preemptions.epochs, "both to begin"
+        )
         await first.phase("Noticed")
         await seen_and_at_rest(first, second)
-        made = [replica.core._recorder.made for replica in (first, second)]
+        made = [replica.core._preemption_writer.made for replica in (first, second)]
         assert sorted(map(len, made)) == [0, 1]
         (body,) = first.preemptions
         for replica in (first, second):
@@ -128,7 +132,7 @@ async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(a
         first.taint()
         await first.phase("Noticed")
         watch(second)
-        await until(lambda: second.core.world.epochs, "the watch")
+        await until(lambda: second.core.cache.preemptions.epochs, "the watch")
         for subscriber in gang:
             await frames(subscriber)
         await until(lambda: set(laggards(api).values()) == {"NotAcknowledged"}, "the laggards")
@@ -280,7 +284,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         watch(second)
         clock.move(5)
         late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0)
-        await first.core.intake.take(first.core.world.pods["uid-pod-0-0"], late)
+        await first.core.reports.take(first.core.cache.pods["uid-pod-0-0"], late)
         body = await first.phase("Committed")
         assert (body["status"]["step"], body["status"]["secondsToSpare"]) == (40, -3.0)
         (ended,) = body["status"]["conditions"]
@@ -288,7 +292,9 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         await until(lambda: "CheckpointCommitted" in first.reasons, "the Event")
         # The twin, which knows it as Expired, agrees.
         watch(second)
-        await until(lambda: [e.phase for e in second.core.world.epochs.values()] == [Phase.COMMITTED], "the watch")
+        await until(
+            lambda: [e.phase for e in second.core.cache.preemptions.epochs.values()] == [Phase.COMMITTED], "the watch"
+        )
         await asyncio.sleep(0.1)  # several write intervals
         assert api.status["phase"] == "Committed"
         assert first.reasons.count("CheckpointCommitted") == 1
@@ -305,7 +311,7 @@ async def test_a_commit_of_a_gang_that_had_frozen_before_the_retraction_came_cor
         await replica.report(Phase.FROZEN)
         await replica.report(Phase.COMMITTED)
         assert (await replica.phase("Committed"))["status"]["step"] == 40
-        (epoch,) = replica.core.world.epochs.values()
+        (epoch,) = replica.core.cache.preemptions.epochs.values()
         assert epoch.leaves
 
 
@@ -332,7 +338,7 @@ async def test_the_choice_and_what_it_cost_are_recorded_also_after_the_record_ex
         promoted = dataclasses.replace(
             report(Phase.PROMOTED), step=30, steps_lost=10, choice="Promote", choice_reason="step 40 needs 60 s"
         )
-        await replica.core.intake.take(replica.core.world.pods["uid-pod-0-0"], promoted)
+        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], promoted)
         status = (await replica.phase("Promoted"))["status"]
         assert (status["step"], status["stepsLost"]) == (30, 10)
         assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
@@ -412,9 +418,9 @@ async def test_a_gang_that_is_in_an_epoch_cannot_name_the_next_one(api: Historic
 @pytest.mark.usefixtures("no_twin")
 async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        pod = replica.core.world.pods["uid-pod-0-0"]
+        pod = replica.core.cache.pods["uid-pod-0-0"]
         forever = dataclasses.replace(report(Phase.AGREED), stages={"frozen": StageTiming(p50_s=1e18, max_s=1e18)})
-        await replica.core.intake.take(pod, forever)
+        await replica.core.reports.take(pod, forever)
         body = await replica.phase("Agreed")
         assert body["spec"]["observedAt"] == objects.stamp(pod.created_at)
 

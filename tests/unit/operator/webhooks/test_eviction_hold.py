@@ -181,7 +181,7 @@ async def test_an_eviction_brings_a_far_deadline_near_and_is_not_taken_back(api:
         )
         assert replica.preemptions[0]["spec"]["cancelable"] is False
         replica.see(kinds.NODES, objects.node("node-1"))
-        await until(lambda: not replica.core.world.gang(objects.JOBSET_UID).marks["uid-pod-0-0"], "the taint to go")
+        await until(lambda: not replica.core.cache.gang(objects.JOBSET_UID).marks["uid-pod-0-0"], "the taint to go")
         assert await evict(replica) is not None
         assert replica.preemptions[0]["status"]["phase"] == "Noticed"
 
@@ -330,7 +330,7 @@ async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryA
     async with running(api, clock) as replica:
         api.add(kinds.PODS, {"metadata": {"name": "train-web", "namespace": NAMESPACE, "uid": "uid-web"}})
         assert await evict(replica, "train-web") is None
-        assert replica.core.world.place("uid-web") is None, "what is none of ours is not kept"
+        assert replica.core.cache.place("uid-web") is None, "what is none of ours is not kept"
         assert await evict(replica, "train-gone") is None
         api.add(kinds.PODS, new := objects.pod(1))
         assert await evict(replica, new["metadata"]["name"]) is not None
@@ -368,7 +368,7 @@ async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: Memory
         assert await evict(replica) is None
         assert replica.preemptions == [], "the API server refuses it"
         replica.see(kinds.PODS, unready)
-        await until(lambda: not replica.core.world.pods["uid-pod-0-0"].ready, "the pod's condition")
+        await until(lambda: not replica.core.cache.pods["uid-pod-0-0"].ready, "the pod's condition")
         assert await evict(replica) is not None
 
 
@@ -423,7 +423,7 @@ async def test_a_policy_that_is_edited_in_mid_flight_changes_nothing_for_an_evic
         await replica.phase("Noticed")
         replica.see(kinds.POLICIES, objects.policy(signals=["NodeTaint"]))
         await until(
-            lambda: not replica.core.world.policies[NAMESPACE, "careful"].spec.counts(SignalKind.EVICTION),
+            lambda: not replica.core.cache.policies[NAMESPACE, "careful"].spec.counts(SignalKind.EVICTION),
             "the policy",
         )
         assert await evict(replica) is not None

@@ -1,0 +1,90 @@
+"""The handlers and settings that kopf runs with: each object of a watched kind goes to the controller.
+
+The handlers are of ``on.event`` only. kopf then puts no finalizer on any object, stores nothing in annotations and
+patches nothing, so the operator never delays the deletion of a pod. kopf retries none of them, because nothing in them
+can fail. Peering is off, because both replicas are active. kopf begins to watch a kind that the cluster does not have
+yet as soon as its CRD is installed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import kopf
+
+from gracepoint.wire.names import GROUP
+from gracepoint_operator.cache.resync import SELECTORS
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.backoffs import Backoffs
+
+_BY_PLURAL = {(kind.group, kind.plural): kind for kind in SELECTORS}
+
+_CONNECT_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 10.0
+#: The API server ends a watch after this time, and sends a bookmark shortly before. kopf continues from there.
+_WATCH_S = 25  # whole seconds: the API server refuses 25.0
+#: A watch that has received nothing for this time counts as lost: a connection can break without a sign.
+_INACTIVE_S = 30.0
+#: Between the attempts of one request.
+REQUEST_BACKOFFS = Backoffs(0.2, 5.0)
+
+
+def watch_all(
+    registry: kopf.OperatorRegistry, controller: Controller, watched: Collection[kinds.Kind] = SELECTORS.keys()
+) -> None:
+    """Hands every object of these kinds to the controller."""
+    for kind in SELECTORS:
+        if kind in watched:
+            _watch(registry, kind, controller)
+
+
+def kind_at(path: str) -> kinds.Kind | None:
+    """The kind that a request lists or watches, by the path of its URL. None for other requests."""
+    match path.strip("/").split("/"):
+        case ["api", _, plural]:
+            return _BY_PLURAL.get(("", plural))
+        case ["apis", group, _, plural]:
+            return _BY_PLURAL.get((group, plural))
+    return None
+
+
+def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSettings:
+    """kopf's settings for an operator that only watches.
+
+    Args:
+        backoffs: The pauses in seconds between the attempts of one request.
+    """
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.posting.level = logging.CRITICAL
+    made.peering.standalone = True
+    made.persistence.finalizer = f"{GROUP}/never-set"
+    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    made.networking.connect_timeout = _CONNECT_TIMEOUT_S
+    made.networking.request_timeout = _REQUEST_TIMEOUT_S
+    made.networking.error_backoffs = backoffs
+    made.watching.connect_timeout = _CONNECT_TIMEOUT_S
+    made.watching.server_timeout = _WATCH_S
+    made.watching.client_timeout = _WATCH_S + 30
+    made.watching.inactivity_timeout = _INACTIVE_S
+    made.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
+    made.execution.default_backoff = 1.0
+    made.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process when one of its runs ends slowly
+    for kind, selector in SELECTORS.items():
+        if selector is not None:
+            made.watching.label_selectors[kind.group, kind.plural] = selector
+    return made
+
+
+def _watch(registry: kopf.OperatorRegistry, kind: kinds.Kind, controller: Controller) -> None:
+    # If the kind has no version, kopf watches the one that the cluster prefers.
+    @kopf.on.event(
+        group=kind.group, version=kind.version, plural=kind.plural, id=f"see-{kind.plural}", registry=registry
+    )
+    async def see(event: kopf.RawEvent, **_: Any) -> None:
+        controller.watches.seen(kind)
+        controller.feed(kind, event["type"], dict(event["object"]))

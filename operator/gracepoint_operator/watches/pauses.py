@@ -1,0 +1,41 @@
+"""The pauses before kopf is run again or logs in again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from gracepoint_operator.kube.backoffs import Backoffs
+
+#: After a run of this length the pauses begin with the shortest again.
+_RAN_WELL_S = 60.0
+
+
+class Pauses:
+    """Pauses that grow with each failure. They begin with the shortest again after a run without failure.
+
+    Args:
+        backoffs: The pauses in seconds.
+        clock: Seconds, of a clock that never goes back.
+    """
+
+    def __init__(self, backoffs: Backoffs, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backoffs = backoffs
+        self._clock = clock
+        self._pauses: Iterator[float] = iter(backoffs)
+        self._at: float | None = None
+
+    def next_s(self, *, first_s: float | None = None) -> float:
+        """Seconds to wait now.
+
+        Args:
+            first_s: Seconds to wait the first time, or after a run without failure. None: the shortest pause.
+        """
+        now, before = self._clock(), self._at
+        if before is None or now - before > _RAN_WELL_S:
+            self._pauses = iter(self._backoffs)
+            pause_s = next(self._pauses) if first_s is None else first_s
+        else:
+            pause_s = next(self._pauses)
+        self._at = now + pause_s
+        return pause_s
