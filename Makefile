@@ -11,10 +11,12 @@ PYTEST := $(PY) -m pytest
 # cluster of its own, one at a time (tests/cluster/conftest.py).
 WITHOUT := -n 2 --dist worksteal -m 'not cluster'
 FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
+UNIT    := $(FAST) tests/unit
+CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts lint types imports check test test-fast test-cluster mutants demo format generate cluster-up cluster-down clean
+.PHONY: help env system parts lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +53,12 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(CLUSTER)
 
+test-unit: $(STAMP) ## The unit tests alone: under a minute on two quiet cores.
+	$(PYTEST) $(UNIT)
+
+test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
+	$(PYTEST) $(CONTRACT)
+
 test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: two to three minutes.
 	$(PYTEST) $(FAST)
 
@@ -72,6 +80,9 @@ cluster-down: $(STAMP) ## Takes it down.
 format: $(STAMP) ## Formats the code.
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from the fragments in changelog.d/.
+	$(VENV)/bin/towncrier build --yes
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .

@@ -256,7 +256,7 @@ class _Memcpy:
     """What a process must at least do before training goes on: copy its part of the state, each replica once."""
 
     def __init__(self, state: Any, joined: JoinedGroup) -> None:
-        self._planner = SavePlanner(joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS)
+        self._planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_OPTIONS)
         chunks = self._chunks(state)
         self.bytes = sum(chunk.nbytes for chunk in chunks)
         self._buffers = [np.full_like(chunk, 0) for chunk in chunks]

@@ -164,9 +164,7 @@ def make(name: str, root: Path, joined: JoinedGroup) -> Saves:
 
 def mine_bytes(state: Any, joined: JoinedGroup) -> int:
     """Returns how many bytes this process writes of ``state``."""
-    planner = SavePlanner(
-        joined.gang.process_index, joined.gang.process_count, DEFAULT_OPTIONS, processes=joined.processes
-    )
+    planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_OPTIONS, processes=joined.processes)
     return sum(chunk.bytes for chunk in planner.plan(state)[1].plan.chunks if chunk.mine)
 
 

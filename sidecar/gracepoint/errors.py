@@ -137,3 +137,33 @@ class Preempted(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
+
+
+# The first that an error is an instance of counts, so the more specific ones come first.
+_WORDS: dict[str, type[CheckpointError]] = {
+    "mismatch": CheckpointMismatch,
+    "too new": CheckpointTooNew,
+    "invalid sharding": InvalidSharding,
+    "refused": CheckpointRefused,
+    "not found": CheckpointNotFound,
+    "exists": CheckpointExists,
+    "corrupt": CheckpointCorrupt,
+    "save failed": SaveFailed,
+    "error": CheckpointError,
+}
+
+
+def to_word(error: BaseException) -> str:
+    """Returns the word by which one process tells the others what kind of error it met with a checkpoint.
+
+    A file that is missing is "corrupt". An error that is not a ``CheckpointError`` is "error".
+    """
+    for word, kind in _WORDS.items():
+        if isinstance(error, kind):
+            return word
+    return "corrupt" if isinstance(error, FileNotFoundError) else "error"
+
+
+def from_word(word: str) -> type[CheckpointError]:
+    """Returns the class of error that ``to_word`` returned ``word`` for, or the nearest that all processes know."""
+    return _WORDS.get(word, CheckpointError)

@@ -17,17 +17,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 # Runs in a trainer's pod, beside the training process, with the library's own client.
 _PROBE = """
 import http.client, json, os, ssl, tempfile, urllib.parse
-from gracepoint.receivers.channel import Channel, ChannelError
+from gracepoint.receivers.channel import OperatorConnection, ChannelError
 from gracepoint.wire import names
 from gracepoint.wire.messages import Acknowledgement, Subscription
 env = os.environ
 def channel(token):
     with tempfile.NamedTemporaryFile("w", dir="/tmp", delete=False) as file:
         file.write(token)
-    return Channel(env["GRACEPOINT_OPERATOR_URL"], env["GRACEPOINT_CA_CERTIFICATE"], file.name)
+    return OperatorConnection(env["GRACEPOINT_OPERATOR_URL"], env["GRACEPOINT_CA_CERTIFICATE"], file.name)
 def subscribe(token, **changes):
     who = dict(namespace=env["GRACEPOINT_NAMESPACE"], pod_name=env["GRACEPOINT_POD_NAME"],
-               pod_uid=env["GRACEPOINT_POD_UID"], session="probe", jobset_uid=env["GRACEPOINT_JOBSET_UID"],
+               pod_uid=env["GRACEPOINT_POD_UID"], session="probe", workload_uid=env["GRACEPOINT_JOBSET_UID"],
                restart_attempt=0, process_index=0, process_count=2, library_version="0")
     try:
         channel(token).stream(names.PATH_SUBSCRIBE, Subscription(**(who | changes)))
@@ -56,7 +56,7 @@ print(json.dumps({
     "another audience": subscribe(tokens["audience"]),
     "not bound to a pod": subscribe(tokens["unbound"]),
     "another pod's token": subscribe(tokens["other"]),
-    "another JobSet": subscribe(tokens["own"], jobset_uid="00000000-0000-0000-0000-000000000000"),
+    "another JobSet": subscribe(tokens["own"], workload_uid="00000000-0000-0000-0000-000000000000"),
     "a session that is not": acknowledge(tokens["own"], "stopped"),
     "a forged eviction": evict("/validate/evictions", 9443),
     "a forged eviction with a guess": evict("/validate/evictions/" + "0" * 64, 9443),

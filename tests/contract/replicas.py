@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import trustme
 
 from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.wire.messages import Frame, Message, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
+from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.server import Server
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.server import Certificates, Server
 from tests.unit.operator import objects
 from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID
-from tests.unit.operator.replica import subscription
+from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Clock
+from tests.unit.operator.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 WAIT_S = 20.0
@@ -95,3 +100,60 @@ class Stream:
         self.channel.interrupt()
         self._response.close()
         self.channel.close()
+
+
+@contextlib.contextmanager
+def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Replica]]:
+    """Gives a function that starts replicas; stops them all in the end.
+
+    Args:
+        authority: Issues the replicas' certificate.
+        folder: For certificates and tokens.
+    """
+    servers: list[Server] = []
+    tls = folder / "tls"
+    tls.mkdir()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
+    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
+
+    def make(
+        api: MemoryApi,
+        name: str = "replica-a",
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
+    ) -> Replica:
+        metrics = Metrics()
+        core = Controller(api, metrics, time.time, name, write_interval_s=0.05)
+        server = Server(
+            core,
+            api,
+            metrics,
+            Certificates(tls),
+            webhook_token=WEBHOOK_TOKEN,
+            service_url="https://localhost",
+            https_port=0,
+            webhook_port=0,
+            health_port=0,
+            host="localhost",
+            limits=limits,
+        )
+        servers.append(server)
+        server.start(lambda: None)
+        until(lambda: core.ready, "the replica to know the cluster")
+        return Replica(server, core, api, authority.cert_pem.bytes().decode(), folder)
+
+    try:
+        yield make
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def bound_cluster() -> MemoryApi:
+    """A cluster that trains, and the tokens of its pods."""
+    made = MemoryApi(Clock(time.time()))
+    cluster(made)
+    for index in (0, 1):
+        made.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
+    return made

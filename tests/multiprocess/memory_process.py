@@ -63,8 +63,8 @@ def main_in_group(directory: str, procs: Path) -> None:
         engine = StepCheckpointer(f"{directory}/{name}", gang=SingleProcess(), attempt="job-0-a", options=options)
         engine.prepare(state, in_background=False)
         if name == "page cache":
-            for device in engine._saver._writer._express._direct:
-                engine._saver._writer._express._direct[device] = False
+            for device in engine.executor._writer._express._direct:
+                engine.executor._writer._express._direct[device] = False
         procs.write_text(str(os.getpid()))
         saved = engine.save(1, state, {}, timeout_s=120.0, on_stage=lambda stage: None)
         print("saved", name, saved.bytes, flush=True)

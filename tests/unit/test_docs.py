@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -57,6 +58,86 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target.relative_to(ROOT)), link
+
+
+#: Hosts, API groups and files of tests that look like modules.
+NOT_MODULES = ("gracepoint.dev", "gracepoint.test")
+FOLDERS = ("sidecar", "operator", "tests", "charts", "crds", "docs", "demo", "benchmarks", "examples", "changelog.d")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_modules_and_names_that_pages_mention_exist(page: Path) -> None:
+    for name in re.findall(
+        r"(?<![\w./@-])(?:gracepoint|gracepoint_operator|benchmarks|tests|demo)(?:\.\w+)+", text(page)
+    ):
+        if not name.startswith(NOT_MODULES):
+            assert resolves(name), name
+
+
+def resolves(name: str) -> bool:
+    """True if the dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_paths_that_pages_mention_exist(page: Path) -> None:
+    for path in re.findall(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`", text(page)):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
+    page = text(Path("ARCHITECTURE.md"))
+    for heading, folder in (
+        ("room of the library", "sidecar/gracepoint"),
+        ("room of `checkpoint`", "sidecar/gracepoint/checkpoint"),
+        ("room of the operator", "operator/gracepoint_operator"),
+    ):
+        table = page.partition(f"| {heading}")[2].partition("\n\n")[0]
+        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+        rooms = {init.parent.name for init in (ROOT / folder).glob("*/__init__.py")}
+        assert rooms <= named, rooms - named
+        for name in named:
+            assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
+
+
+#: Pages with longer rows as yet.
+LONG_ROWS = {
+    f"docs/{name}.md"
+    for name in [
+        "admission",
+        "checkpoint-format",
+        "checkpoint",
+        "deadline",
+        "durability",
+        "install",
+        "multihost",
+        "observability",
+        "policy",
+        "security",
+        "signals",
+        "test-cluster",
+        "training-loop",
+        "troubleshooting",
+    ]
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in LONG_ROWS], ids=str)
+def test_rows_of_tables_are_short_enough_to_be_read_in_a_terminal(page: Path) -> None:
+    for number, line in enumerate(text(page).splitlines(), start=1):
+        if line.startswith("|"):
+            assert len(line) <= 200, f"{page}:{number} has {len(line)} characters"
 
 
 def test_every_page_is_in_the_index() -> None:

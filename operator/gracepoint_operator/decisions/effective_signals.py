@@ -1,4 +1,6 @@
-"""Which signals count for a gang. Pure. The rules:
+"""Which signals count for a gang. Pure.
+
+The rules:
 
 * **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job
   and workload are neither finished nor deleted, while no pod of the gang has ended. A gang in

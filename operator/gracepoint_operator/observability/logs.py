@@ -15,12 +15,12 @@ def about(**fields: object) -> dict[str, Any]:
 
 
 class PlainFormatter(logging.Formatter):
-    """``time level logger message key=value ...``"""
+    """Lines of ``time level logger message key=value ...``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         fields = getattr(record, _FIELDS, {})
         pairs = (f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
         return " ".join((super().formatMessage(record), *pairs))

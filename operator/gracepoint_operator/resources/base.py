@@ -112,6 +112,8 @@ class OfWorkload(Model):
 
 
 class ConditionStatus(StrEnum):
+    """Status of a condition, as Kubernetes spells it."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -229,8 +231,9 @@ class Resource(Model):
             except ValidationError as error:
                 first = error
                 continue
-            read._unknown = tuple(found)
-            _say_once(cls.kind_name, f"{read.metadata.get('namespace')}/{read.metadata.get('name')}", read._unknown)
+            read._unknown = tuple(found)  # noqa: SLF001  made here
+            name = f"{read.metadata.get('namespace')}/{read.metadata.get('name')}"
+            _say_once(cls.kind_name, name, tuple(found))
             return read
         raise first
 

@@ -1,10 +1,10 @@
-"""Which rows match an object, and what the object tells of when. Pure.
+"""Finds the rows of the catalogue that match an object. Pure.
 
-A ``Mark`` is what a row has matched on one object. What it means for a pod, and by when, depends on the pod as well
-(``signal.of_pod``).
+A ``Mark`` is a match of a row on one object. Whether it is a signal for a pod, and with which deadline, depends on the
+pod as well (``signal.of_pod``).
 
-Anybody who may write an object may write anything into an annotation, and controllers write what they like into
-conditions. So each taint, label, annotation, condition and field is read for itself, and what cannot be read is named.
+Users may write anything into annotations, and controllers into conditions. So each taint, label, annotation, condition
+and field is read separately. One that cannot be read is reported, and the others still count.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ _TEXT_LIMIT = 512
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What a row has matched on one object.
+    """A match of a row on one object.
 
     Attributes:
-        id: Equal for the same thing seen again, different for a new one: a taint that is put again with another
-            value or time, a condition that came again, a maintenance that was moved.
-        text: For people: what was seen, as "taint cloud.google.com/impending-node-termination:NoSchedule".
-        since_at: When it began, where the API tells that; else the latest time at which it can have, or None.
-        is_exact: It tells that.
-        until_at: When the pod is gone, where the object tells that.
-        taint: The taint, where it is one.
+        id: The same for the same signal seen again, and different for a new one: a taint that was set again with
+            another value or time, a condition that came again, a maintenance that was moved.
+        row: The row that matched.
+        text: Description for users, e.g. "taint cloud.google.com/impending-node-termination:NoSchedule".
+        since_at: When it began, in seconds since the epoch. If the object does not say, the latest time at which it can
+            have begun. None if that is not known either.
+        is_exact: Whether the object says when it began.
+        until_at: When the pod will be gone, in seconds since the epoch. None if the object does not say.
+        taint: The taint. None if it is not a taint.
     """
 
     id: str
@@ -58,7 +60,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class _Feature:
-    """One thing on an object that rows may match."""
+    """A taint, label, annotation, condition or field of an object that a row matches."""
 
     key: str  # which taint, label, ...; the first row that matches it counts
     text: str
@@ -71,13 +73,13 @@ class _Feature:
 
 
 def marks(rows: Iterable[Row], on: On, body: Body, left_out: dict[str, None] | None = None) -> tuple[Mark, ...]:
-    """What the rows match on an object of the API server, in the rows' order.
+    """Returns the marks of the rows on an object, in the order of the rows.
 
     Args:
         rows: The catalogue.
-        on: What the object is.
-        body: It has a name and a UID.
-        left_out: Gets what on the object could not be read, each named once.
+        on: The kind of the object.
+        body: The object as the API server gives it.
+        left_out: Gets the parts of the object that could not be read.
 
     Raises:
         Unreadable: It has no UID.
@@ -103,7 +105,7 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str,
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
-        text=_shortened(feature.text, _TEXT_LIMIT),
+        text=_shortened(feature.text.encode(errors="replace").decode(), _TEXT_LIMIT),  # JSON can hold half a pair
         since_at=feature.since_at,
         until_at=until_at,
         is_exact=feature.is_exact and feature.since_at is not None,
@@ -120,7 +122,7 @@ def _told_time(time: Time, feature: _Feature, body: Body, left_out: dict[str, No
 
 
 def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]:
-    """The things on the object that the row matches."""
+    """Returns the parts of the object that the row matches."""
     match, found = row.match, []
 
     def see(what: str, read: Callable[[], _Feature | None]) -> None:
@@ -215,7 +217,7 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
 
 
 def _plain(value: Any) -> str | None:
-    """A field as rows name its values."""
+    """Returns the value of a field in the form that rows use."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)
@@ -226,7 +228,7 @@ def _shortened(text: str, limit: int = 64) -> str:
 
 
 def _written_at(body: Body, *path: str) -> float | None:
-    """When the owner of a field last wrote the object: what is in the field was there by then."""
+    """Returns when the owner of a field last wrote the object: the field had its value by then."""
     times = []
     for entry in _entries(body, "metadata.managedFields"):
         owned: Any = entry.get("fieldsV1") or {}

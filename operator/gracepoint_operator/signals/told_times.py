@@ -1,4 +1,4 @@
-"""The time that an object tells: when its pods will be gone, or its maintenance begins. Pure."""
+"""Reads the time that an object names for the end of its pods. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\
 
 
 def told_time(time: Time, value: str, body: Body) -> float | None:
-    """The time that an object tells, in seconds since the epoch; None where it tells none.
+    """Returns the time that an object names, in seconds since the epoch. None if it names none.
 
     Raises:
-        Unreadable: JSON is expected, and it is none.
+        Unreadable: The value is not JSON, although the row expects it.
     """
     if time.format is TimeFormat.JSON:
         with reading("expected JSON that tells a time"):
@@ -56,7 +56,7 @@ def _plain_time(time: Time, value: str, body: Body) -> float | None:
 
 
 def at(body: Any, path: str) -> Any:
-    """The value at a path; entries of lists are named by their type. None where there is nothing."""
+    """Returns the value at a path. Entries of lists are named by their type. None if there is no value."""
     for part in path.split("."):
         if isinstance(body, list):
             body = next((item for item in body if isinstance(item, Mapping) and item.get("type") == part), None)
@@ -73,7 +73,7 @@ def _after(time: Time, length_s: float, body: Body) -> float | None:
 
 
 def _time_in(value: Any, fields: Iterable[str]) -> float | None:
-    """The first of the fields that is there; names are compared without underscores and case."""
+    """Returns the time in the first of the fields that exists. Names are compared without underscores and case."""
     for path in fields:
         found = value
         for part in path.split("."):
@@ -91,7 +91,7 @@ def _bare(name: str) -> str:
 
 
 def _duration_s(text: str) -> float | None:
-    """Seconds of 720h, 1h30m or 90s; None for what is no duration, as Never."""
+    """Returns the seconds of 720h, 1h30m or 90s. None for a text that is not a duration, such as Never."""
     found = _DURATION.fullmatch(text)
     if found is None or not any(found.groups()):
         return None

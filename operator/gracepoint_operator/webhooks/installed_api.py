@@ -1,7 +1,7 @@
-"""What the JobSet API that is installed lacks of what the release contract relies on. Pure.
+"""Which fields that the release contract needs are missing in the installed JobSet API. Pure.
 
-The API server takes fields that a CRD does not name out of an object without a word. A rule that lost a field matches
-more than was meant, or nothing. So the contract is held against the schema of the CRD that is served.
+The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much, or
+nothing. So the contract is compared with the schema of the served CRD.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class InstalledApi:
     by_message: bool = True
 
     def refusal(self, jobset: Json, policy: CheckpointPolicySpec) -> str | None:
-        """Why the JobSet cannot have the contract here; None: it can.
+        """Returns why the contract does not work here for a JobSet. None if it does.
 
         Args:
-            jobset: As the contract has made it.
+            jobset: The JobSet with the contract applied.
             policy: Its policy.
         """
         if self.missing:
@@ -55,7 +55,7 @@ class InstalledApi:
 
     @property
     def warning(self) -> str | None:
-        """For whoever creates a JobSet that is allowed."""
+        """A warning for the user who creates an allowed JobSet. None if there is none."""
         if self.by_message:
             return None
         return (
@@ -95,7 +95,7 @@ def read_installed_api(crd: Json) -> InstalledApi:
 
 
 def _field(node: Any, name: str) -> Any:
-    """The schema of a field; None where it would be pruned."""
+    """Returns the schema of a field. None if the API server would remove the field."""
     if node is None:
         return None
     if node.get("x-kubernetes-preserve-unknown-fields"):
@@ -111,7 +111,7 @@ def _has(node: Any, value: str | None) -> bool:
 
 
 def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
-    """Rules of the gang's Jobs, beside the contract's, that make a Job fail."""
+    """Returns the paths of other rules that make a Job of the gang fail."""
     return [
         f"{member.path}.podFailurePolicy.rules[{i}]"
         for member in gang(jobset, policy.training, Problems())

@@ -21,8 +21,8 @@ from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
 from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, RestoreOptions
 from gracepoint.checkpoint.loading.single_replica import SingleReplica
 from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
+from gracepoint.checkpoint.metrics import Saved, SaveStats
 from gracepoint.checkpoint.options import SaveCallback, TransferPriority, WriteOptions
-from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
 

@@ -1,8 +1,8 @@
-"""Checkpoints with a path of their own, written in the background: in Orbax's words, an ``AsyncCheckpointer``.
+"""Checkpoints that each have a path of their own, written in the background: Orbax's ``AsyncCheckpointer``.
 
-One thread owns it and makes all calls, which are collective: the same ones in the same order in all processes that
-save. For it work the threads of ``saver``; the one of the save under way also calls ``post_finalization_callback`` and
-deletes what was replaced. At the interpreter's end a save under way is waited for.
+One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
+calls in the same order. The threads of ``save_executor`` work for it. The thread of the save under way also calls
+``post_finalization_callback``, and deletes what was replaced. When the interpreter ends, it waits for that save.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.commit_callback import call_back
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup
@@ -117,7 +117,7 @@ class AsyncCheckpointer:
         self._clock = clock
         self._joining = GroupFactory(active_processes, gang)
         self._joined: JoinedGroup | None = None
-        self._saver: SaveExecutor | None = None
+        self._executor: SaveExecutor | None = None
         self._last_save: SaveStats | None = None
         self._restores = 0
         self._closed = False
@@ -126,7 +126,7 @@ class AsyncCheckpointer:
     @property
     def last_save(self) -> SaveStats | None:
         """What the last committed save took in this process; None before the first."""
-        return self._last_save if self._saver is None else self._saver.last_save
+        return self._last_save if self._executor is None else self._executor.last_save
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
         """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
@@ -141,8 +141,8 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         self.wait_until_finished()  # what is under way is in the memory that another form would take
-        _, saver = self._join()
-        saver.prepare(tree, in_background=True, save_args=save_args)
+        _, executor = self._join()
+        executor.prepare(tree, in_background=True, save_args=save_args)
 
     def save(self, path: str | os.PathLike[str], tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
@@ -163,8 +163,8 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        save, saver, paths = self._begin(path, force)
-        saver.in_background(
+        save, executor, paths = self._begin(path, force)
+        executor.in_background(
             save,
             tree,
             {},
@@ -185,9 +185,9 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        save, saver, paths = self._begin(path, force)
+        save, executor, paths = self._begin(path, force)
         deadline = Deadline.after(self._timeout_s, self._clock)
-        saver.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
+        executor.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
         self._after_commit(save, paths)
 
     def restore(
@@ -256,8 +256,8 @@ class AsyncCheckpointer:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        if self._saver is not None:
-            self._saver.check_for_errors()
+        if self._executor is not None:
+            self._executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -267,8 +267,8 @@ class AsyncCheckpointer:
         """
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        if self._saver is not None:
-            self._saver.wait_until_finished(None)
+        if self._executor is not None:
+            self._executor.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save under way, and lets its memory go. Safe to repeat.
@@ -292,22 +292,22 @@ class AsyncCheckpointer:
         if error is None:
             self.close()
         elif not self._closed:
-            if self._saver is not None:
-                self._saver.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+            if self._executor is not None:
+                self._executor.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
             self._end()
 
     def _end(self) -> None:
         self._closed = True
         self._at_exit.forget()
-        self._last_save, self._saver = self.last_save, None
+        self._last_save, self._executor = self.last_save, None
 
     def _join(self) -> tuple[JoinedGroup, SaveExecutor]:
-        if self._joined is None or self._saver is None:
+        if self._joined is None or self._executor is None:
             joined = self._joining.join(timeout_s=self._timeout_s)
             if self._primary_host is not None:
                 joined.rank(self._primary_host)  # raises where it takes no part
             self._joined = joined
-            self._saver = SaveExecutor(
+            self._executor = SaveExecutor(
                 joined.gang,
                 joined.attempt,
                 clock=self._clock,
@@ -315,23 +315,23 @@ class AsyncCheckpointer:
                 options=self._options,
                 host_memory_limit_bytes=self._host_memory_limit_bytes,
             )
-        return self._joined, self._saver
+        return self._joined, self._executor
 
     def _begin(self, path: str | os.PathLike[str], force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        joined, saver = self._join()
+        joined, executor = self._join()
         paths = restore_path.paths_of(path)
-        save = saver.begin(paths, None, replace=force, barrier=self._barrier(joined))
+        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined))
         with save.failing_together():
             restore_path.check_target(
                 save,
                 joined.gang,
-                make_way=lambda: saver.wait_until_finished(None),
+                make_way=lambda: executor.wait_until_finished(None),
                 force=force,
                 timeout_s=self._timeout_s,
             )
-        return save, saver, paths
+        return save, executor, paths
 
     def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
         if self._barrier_sync_fn is None:

@@ -20,10 +20,10 @@ from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import directory_checks, listing
 from gracepoint.deadline import Deadline
@@ -101,7 +101,7 @@ class CheckpointManager:
     @property
     def last_save(self) -> SaveStats | None:
         """What the last committed save took in this process; None before the first."""
-        return None if self._checkpointer is None else self._checkpointer.last_save
+        return None if self._checkpointer is None else self._checkpointer.executor.last_save
 
     def all_steps(self) -> list[int]:
         """Returns the steps that have a complete checkpoint, oldest first."""
@@ -129,7 +129,7 @@ class CheckpointManager:
 
         Where steps are due by seconds, ask at every step (``save`` does).
         """
-        return self._open().is_due(step)
+        return self._open().save_interval.is_due(step)
 
     def save(self, step: int, tree: Any, *, force: bool = False, save_args: Any = None) -> bool:
         """Saves if ``should_save``: copies to host memory, and writes while the caller goes on.
@@ -152,7 +152,7 @@ class CheckpointManager:
             BarrierError: Other processes did not take part in time.
         """
         checkpointer = self._open()
-        if not (checkpointer.is_due(step) or force):
+        if not (checkpointer.save_interval.is_due(step) or force):
             return False
         if not self._claimed:
             if not (force or self._has_restored):
@@ -215,7 +215,7 @@ class CheckpointManager:
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
-        self._open().check_for_errors()
+        self._open().executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -223,7 +223,7 @@ class CheckpointManager:
         Raises:
             SaveFailed: It failed, or hangs, a few seconds after its timeout.
         """
-        self._open().wait_until_finished(None)
+        self._open().executor.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save under way, and for old steps to be deleted. Safe to repeat.

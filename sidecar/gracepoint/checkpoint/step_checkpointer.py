@@ -1,8 +1,8 @@
 """The checkpoint engine as the session sees it: the steps of one directory.
 
-One ``Checkpointer`` belongs to one thread, the training thread: it makes all calls, the same ones in the same
-order in all processes. These threads work for it: TensorStore's and the background save's (``saver``), and in
-process 0 the one that deletes trash (``tidying``) and the lease's (``lease``).
+One thread, the training thread, owns a ``StepCheckpointer``: it makes all calls, the same ones in the same order in all
+processes. These threads work for it: TensorStore's and the background save's (``save_executor``), and in process 0 the
+one that deletes trash (``cleanup``) and the lease's (``lease``).
 
 Everything that a process waits for from its peers has a timeout.
 """
@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import donating
-from gracepoint.checkpoint.due import DueSaves, OtherSave
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
+from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.saving.due_saves import DueSaves, OtherSave
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
-from gracepoint.checkpoint.saving.save_metrics import Saved, SaveStats
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
 from gracepoint.checkpoint.steps import directory_checks
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
@@ -42,7 +42,13 @@ _HASTEN_TIMEOUT_S = 3.0
 
 
 class StepCheckpointer:
-    """Saves and restores the train state of a gang. Every call is collective, but for what says otherwise."""
+    """Saves and restores the train state of a gang. Every call is collective, but for what says otherwise.
+
+    Attributes:
+        executor: Runs the saves, and knows which one is under way.
+        save_interval: Says when a periodic save is due.
+        throughput: How fast saves have been.
+    """
 
     def __init__(
         self,
@@ -89,7 +95,7 @@ class StepCheckpointer:
         self._attempt = layout.checked_attempt(attempt)
         self._clock = clock
         self._key = f"checkpoint/{attempt}"
-        self._cadence = SaveInterval(
+        self.save_interval = SaveInterval(
             every_steps=save_every_steps,
             every_s=save_every_s,
             gang=gang,
@@ -97,7 +103,7 @@ class StepCheckpointer:
             clock=clock,
             hastens=hastens,
         )
-        self._saver = SaveExecutor(
+        self.executor = SaveExecutor(
             gang,
             attempt,
             clock=clock,
@@ -115,38 +121,26 @@ class StepCheckpointer:
         self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
         self._committed_step: int | None = None  # which is on disk as this gang's state
 
-    @property
-    def last_save(self) -> SaveStats | None:
-        """What the last committed save took."""
-        return self._saver.last_save
+    # The next three forward to the executor: an emergency save sees the engine as one object (``preemption``).
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
-        """What host memory holds beside the state itself; None before the first background save."""
-        return self._saver.newest_snapshot
+        """The snapshot that host memory holds beside the state. None before the first background save."""
+        return self.executor.newest_snapshot
+
+    @property
+    def commit_key(self) -> str | None:
+        """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
+        return self.executor.commit_key
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
+        self.executor.stop(reason)
 
     @property
     def committed_step(self) -> int | None:
         """The newest step that this process knows to be committed, or has restored."""
         return self._committed_step
-
-    @property
-    def commit_key(self) -> str | None:
-        """Where ``save`` or ``promote`` waits for the other processes; who cancels it there ends that."""
-        return self._saver.commit_key
-
-    @property
-    def periodic(self) -> bool:
-        """True if there is a cadence by which saves come due."""
-        return self._cadence.periodic
-
-    def is_due(self, step: int) -> bool:
-        """True if it is time to save this step, alike in all processes. Asked at every step.
-
-        Raises:
-            BarrierTimeout: Process 0 is so far behind that it has not said what comes next.
-        """
-        return self._cadence.is_due(step)
 
     def is_begun_by_all(self, step: int, *, sync_point: int, ready: bool) -> bool:
         """True if the save that is due is begun, False if it is left out: as the first process that asks would have it.
@@ -168,7 +162,7 @@ class StepCheckpointer:
             return self._due.are_begun(step, sync_point=sync_point, ready=ready)
         except OtherSave as error:
             if error.begun:  # the others would wait for this process's part until the save's timeout
-                self._saver.begin(self._paths, step).fail(error)
+                self.executor.begin(self._paths, step).fail(error)
             raise
 
     def hasten(self) -> None:
@@ -176,12 +170,12 @@ class StepCheckpointer:
 
         Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
         """
-        if not self._saver.busy:  # else the writer is warm, and belongs to the save's thread
+        if not self.executor.busy:  # else the writer is warm, and belongs to the save's thread
             try:
-                self._saver.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
+                self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
-        self._cadence.hasten()
+        self.save_interval.hasten()
 
     def check_shared(self, *, timeout_s: float) -> None:
         """Makes sure that the directory is one storage for all processes, and not a disk of each.
@@ -236,8 +230,8 @@ class StepCheckpointer:
             BarrierError: Another process did not come in time, or has failed.
         """
         self.throughput.read()
-        total_bytes = self._saver.prepare(state, in_background=in_background, save_args=save_args)
-        self._saver.warm(self._paths)
+        total_bytes = self.executor.prepare(state, in_background=in_background, save_args=save_args)
+        self.executor.warm(self._paths)
         return total_bytes
 
     def save_in_background(
@@ -268,9 +262,9 @@ class StepCheckpointer:
                 the directory over.
         """
         began_s = self._clock()
-        save = self._saver.begin(self._paths, step)
+        save = self.executor.begin(self._paths, step)
         with save.failing_together():
-            self.wait_until_finished(None)
+            self.executor.wait_until_finished(None)
             if not anew and self._is_committed(step):
                 return
             if self._lease is not None:
@@ -285,10 +279,10 @@ class StepCheckpointer:
             self._tidy(step, save.temporary.ordinal)
             self._retire(save.temporary.ordinal, asked)
 
-        self._saver.in_background(
+        self.executor.in_background(
             save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
         )
-        self._cadence.saved()
+        self.save_interval.saved()
 
     def save(
         self,
@@ -319,37 +313,20 @@ class StepCheckpointer:
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
         deadline = Deadline.of(timeout_s, self._clock)
-        self._saver.wait_until(deadline)
-        if error := self._saver.take_error():
+        self.executor.wait_until(deadline)
+        if error := self.executor.take_error():
             logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
         if self._is_committed(step):
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
-            return Saved(step, self._saver.total_bytes(state))
-        save = self._saver.begin(self._paths, step)
-        total_bytes = self._saver.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
+            return Saved(step, self.executor.total_bytes(state))
+        save = self.executor.begin(self._paths, step)
+        total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed_step = step
         self._learn(Way.STREAMED)
-        self._cadence.saved()
+        self.save_interval.saved()
         self._retire(save.temporary.ordinal, self._due.asked)
         return Saved(step, total_bytes)
-
-    @property
-    def hangs(self) -> bool:
-        """True while a background save should have ended and does not, as its storage is stuck."""
-        return self._saver.hangs
-
-    def is_saving(self, *, after_s: float) -> bool:
-        """True if a background save is under way, after its end was waited for so long at most."""
-        return self._saver.is_busy(after_s)
-
-    def stop(self, reason: str) -> None:
-        """Stops the background save under way, so that nothing stands in the way of ``save``. Collective.
-
-        Its thread ends at the border of two chunks. What it has written is left to be cleared away; if it was durable
-        in all processes already, it is committed.
-        """
-        self._saver.stop(reason)
 
     def promote(self, *, timeout_s: float | Callable[[], float], on_stage: Callable[[str], None]) -> Saved:
         """Commits the newest snapshot in host memory, in place of a state for which there is no time.
@@ -363,7 +340,7 @@ class StepCheckpointer:
         Raises:
             SaveFailed: There is no snapshot, or it is not committed in time.
         """
-        step, total_bytes = self._saver.promote(self._paths, Deadline.of(timeout_s, self._clock), on_stage)
+        step, total_bytes = self.executor.promote(self._paths, Deadline.of(timeout_s, self._clock), on_stage)
         self._committed_step = step
         return Saved(step, total_bytes)
 
@@ -407,8 +384,8 @@ class StepCheckpointer:
         """
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
-        self._saver.wait(deadline.remaining_s())
-        with donating.telling(like):
+        self.executor.wait(deadline.remaining_s())
+        with donation.telling(like):
             restored = restore_newest(
                 self._paths,
                 like,
@@ -422,27 +399,14 @@ class StepCheckpointer:
                 reshard=reshard,
                 only=step,
             )
-        self._cadence.began_at(0 if restored is None else restored.step)
+        self.save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
             self._committed_step = restored.step
         if restored is not None and self._gang.process_index == 0:
             self._tidier.mark(restored.passed_over, self._committed_step)
         if tidy:
-            self._tidy(self._committed_step, self._saver.saves)
+            self._tidy(self._committed_step, self.executor.saves)
         return restored
-
-    def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
-        self._saver.check_for_errors()
-
-    def wait_until_finished(self, timeout_s: float | None) -> None:
-        """Waits for the background save under way.
-
-        Raises:
-            SaveFailed: It failed, or did not end within ``timeout_s``; None: it hangs, a few seconds after its own
-                deadline.
-        """
-        self._saver.wait_until_finished(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save under way, and for trash to be deleted, as the last call.
@@ -452,7 +416,7 @@ class StepCheckpointer:
         """
         deadline = Deadline.after(timeout_s, self._clock)
         try:
-            self.wait_until_finished(timeout_s)
+            self.executor.wait_until_finished(timeout_s)
             if self._gang.process_index == 0:
                 self._tidier.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
@@ -464,7 +428,7 @@ class StepCheckpointer:
 
         Not collective; never raises.
         """
-        self._saver.abandon(reason, timeout_s=timeout_s)
+        self.executor.abandon(reason, timeout_s=timeout_s)
         self._release()
 
     def _retire(self, ordinal: int, asked: int) -> None:
@@ -481,7 +445,7 @@ class StepCheckpointer:
             logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)
 
     def _learn(self, way: Way) -> None:
-        if (last := self._saver.last_save) is not None:
+        if (last := self.executor.last_save) is not None:
             self.throughput.learn(way, last.bytes, last.committed_s)
 
     def _is_committed(self, step: int) -> bool:

@@ -148,7 +148,7 @@ class Ledger:
             case Finished() if not self.finished:
                 return self._finished(number, entry)
             case Gone() if self.gone is None:
-                return dataclasses.replace(self, gone=entry)._after_gone(entry)
+                return dataclasses.replace(self, gone=entry)._after_gone(entry)  # noqa: SLF001  of this class
             case Agreed() | Failed() | Ended() | Finished() | Gone() | Closing():
                 return self, ()
 
@@ -188,7 +188,7 @@ class Ledger:
         after = dataclasses.replace(self, epoch=epoch)
         if self.gone is None:
             return after, (Opened(epoch),)
-        after, events = after._after_gone(self.gone)
+        after, events = after._after_gone(self.gone)  # noqa: SLF001  of this class
         return after, (Opened(epoch), *events)
 
     def _finished(self, number: int, entry: Finished) -> tuple[Ledger, tuple[Event, ...]]:
@@ -196,7 +196,8 @@ class Ledger:
         if self.epoch is not None or not self.standing:
             return after, ()
         notices = tuple(self.standing.values())
-        return dataclasses.replace(after._dropping(notices), changed=number), (Moot(notices, entry.by),)
+        left = after._dropping(notices)  # noqa: SLF001  of this class
+        return dataclasses.replace(left, changed=number), (Moot(notices, entry.by),)
 
     def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
         """Also an agreed point is not reached without it; in a drill that shows there, and training goes on."""

@@ -153,5 +153,5 @@ class SigtermReceiver:
 def _forget(receiver: weakref.ref[SigtermReceiver]) -> None:
     """In a forked child: the signals of its parent are not its own."""
     found = receiver()
-    if found is not None and found._installed:
-        found._restore()
+    if found is not None and found._installed:  # noqa: SLF001  of this module
+        found._restore()  # noqa: SLF001

@@ -64,7 +64,7 @@ class PeriodicSaves:
             AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
-        if not self._checkpointer.is_due(step):
+        if not self._checkpointer.save_interval.is_due(step):
             return
         over = self._is_the_save_before_over()
         if not self._checkpointer.is_begun_by_all(step, sync_point=self._agreement.sync_point, ready=over):
@@ -73,7 +73,7 @@ class PeriodicSaves:
         if self._agreement.noticed:
             # A preemption is about to save: that the save before failed must not keep it from that.
             try:
-                self._checkpointer.check_for_errors()
+                self._checkpointer.executor.check_for_errors()
             except SaveFailed as error:
                 log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
         self._checkpointer.save_in_background(step, state, host_state())
@@ -85,8 +85,8 @@ class PeriodicSaves:
         as long as there is time to save training as it is now; later, it is the best that can be had.
         """
         stopped = False
-        while self._checkpointer.is_saving(after_s=_LOOK_EVERY_S):
-            if self._checkpointer.hangs:
+        while self._checkpointer.executor.is_busy(_LOOK_EVERY_S):
+            if self._checkpointer.executor.hangs:
                 # The next save tells, and ends training where nothing is to be saved.
                 return not self._agreement.noticed
             if not self._agreement.in_epoch:
@@ -94,12 +94,12 @@ class PeriodicSaves:
             if stopped or self._outlook.time_left_s() <= 0:
                 return False
             if not self._outlook.doubt(drained=False):
-                self._checkpointer.stop("a preemption waits for training, which waited for this save")
+                self._checkpointer.executor.stop("a preemption waits for training, which waited for this save")
                 stopped = True
         return True
 
     def steps_at_risk(self, step: int) -> int | None:
         """Steps since what is committed; None where nothing is known to be."""
-        last = self._checkpointer.last_save
+        last = self._checkpointer.executor.last_save
         saved = last.step if last is not None else self.restored_step
         return None if saved is None else step - saved

@@ -139,10 +139,10 @@ class Session:
             InvalidSharding: With these shardings no array can be read by one replica for all.
             SettingsError: The arguments contradict each other, or ``init`` does not tell the shardings.
         """
-        from gracepoint.checkpoint import resuming
+        from gracepoint.checkpoint.loading import start_state
 
         self._began = True
-        asked = resuming.asked(like, init, single_replica, donate=donate)
+        asked = start_state.asked(like, init, single_replica, donate=donate)
         with asked.telling():
             restored = self._checkpointer.restore(
                 asked.like,
@@ -190,13 +190,13 @@ class Session:
         self._forecaster.passed()
         self._save_if_agreed(state)
         if not self._forecaster.prepared:
-            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.periodic)
+            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.save_interval.periodic)
             self._forecaster.prepare(total_bytes)
             self._standby.reporter.resumption(self._saves.restored_step, training=True)
         if self._standby.hints.due():
             self._checkpointer.hasten()
         self._saves.save_if_due(number, state, self._values.get)
-        if (figures := self._forecaster.news(self._checkpointer.last_save)) is not None:
+        if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._standby.reporter.forecast(figures, self._forecaster.margin)
 
     def poll(self, state: Any) -> None:

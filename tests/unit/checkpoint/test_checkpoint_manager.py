@@ -131,7 +131,7 @@ def test_what_an_earlier_start_did_not_finish_goes_with_the_first_save_of_one_th
         manager.save(1, small_state())
     left = tmp_path / "2.gracepoint-tmp.killed.2"
     left.mkdir()
-    os.utime(left, (0, 0))
+    os.utime(left, (1, 1))
     with CheckpointManager(tmp_path) as manager:
         manager.restore(like=small_state())
         assert left.is_dir()  # who only looks leaves that alone, too

@@ -146,7 +146,7 @@ def test_hundreds_of_saves_leave_the_store_and_what_processes_remember_as_they_w
             else:
                 saves.save_if_due(step, state, dict)
             if step % 40 == 0:
-                checkpointer.wait_until_finished(60)
+                checkpointer.executor.wait_until_finished(60)
                 gang.barrier(f"measured/{step}", timeout_s=60)
                 if gang.process_index == 0:
                     found[step] = [key for key in keys(clients) if "measured" not in key]

@@ -196,10 +196,10 @@ def test_nothing_is_compiled_in_a_save_once_it_was_prepared(tmp_path: Path, capl
 
 def test_the_last_save_is_measured(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
-    assert checkpointer.last_save is None
+    assert checkpointer.executor.last_save is None
     checkpointer.save_in_background(4, small_state(), {})
-    checkpointer.wait_until_finished(30)
-    last = checkpointer.last_save
+    checkpointer.executor.wait_until_finished(30)
+    last = checkpointer.executor.last_save
     assert last is not None
     assert (last.step, last.bytes) == (4, 16 * 4 + 8 * 2 + 8)
     assert 0 < last.durable_s <= last.committed_s
@@ -229,8 +229,8 @@ def test_an_emergency_in_the_middle_of_the_background_save_of_its_step_waits_for
     checkpointer = engine(tmp_path)
     checkpointer.save_in_background(5, small_state(), {})
     save(checkpointer, 5, small_state())
-    assert checkpointer.last_save is not None
-    assert checkpointer.last_save.snapshot_s > 0  # the background save's
+    assert checkpointer.executor.last_save is not None
+    assert checkpointer.executor.last_save.snapshot_s > 0  # the background save's
     assert sorted(p.name for p in tmp_path.iterdir()) == ["5"]
 
 
@@ -281,12 +281,12 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
     def run(gang: ProcessGroup) -> list[str]:
         checkpointer = engine(tmp_path, gang)
         if gang.process_index == 1:
-            monkeypatch.setattr(checkpointer._saver._writer, "write", _no_space)
+            monkeypatch.setattr(checkpointer.executor._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         raised = []
         for _ in range(2):
             try:
-                checkpointer.wait_until_finished(30)
+                checkpointer.executor.wait_until_finished(30)
             except SaveFailed as error:
                 raised.append(str(error.__cause__))
         return raised
@@ -309,10 +309,10 @@ def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(tmp_path: Pat
 def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = engine(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._saver._writer, "write", _no_space)
+        patch.setattr(checkpointer.executor._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         with pytest.raises(SaveFailed):
-            checkpointer.wait_until_finished(30)
+            checkpointer.executor.wait_until_finished(30)
     save(checkpointer, 2, small_state())
     assert restore(tmp_path, small_state()) is not None
 
@@ -338,7 +338,7 @@ def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(
 ) -> None:
     release = threading.Event()
     checkpointer = engine(tmp_path)
-    monkeypatch.setattr(checkpointer._saver._writer, "write", lambda *_, **__: release.wait(30))
+    monkeypatch.setattr(checkpointer.executor._writer, "write", lambda *_, **__: release.wait(30))
     checkpointer.save_in_background(1, small_state(), {})
     with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
         save(checkpointer, 2, small_state(), timeout_s=0.05)

@@ -40,11 +40,13 @@ def limited(seconds: float, *, began_at: float = NOW - 100) -> Body:
 # Of the node.
 
 
-def test_a_gang_is_told_of_a_condition_whose_reason_is_longer_than_the_record_takes() -> None:
+@pytest.mark.parametrize("reason", ["x" * 1000, "xxx\ud800"], ids=["longer than a record takes", "no Unicode"])
+def test_a_gang_is_told_of_a_condition_whatever_its_reason_is(reason: str) -> None:
     scene = Scene()
     message = "Preempt Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
-    condition = objects.condition("VMEventScheduled", reason="x" * 1000, message=message)
-    scene.seen(kinds.NODES, objects.node(conditions=[condition]))
+    scene.seen(
+        kinds.NODES, objects.node(conditions=[objects.condition("VMEventScheduled", reason=reason, message=message)])
+    )
     assert scene.start().spec.signal.startswith("Node condition VMEventScheduled (xxx")
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving import save_in_flight
+from gracepoint.checkpoint.saving import save_executor
 from gracepoint.checkpoint.storage.posix import write_durably
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.multihost import Agreement
@@ -47,7 +47,7 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
         write_durably(path, data)
 
     monkeypatch.setattr("gracepoint.checkpoint.saving.save_operation.write_durably", hang)
-    monkeypatch.setattr(save_in_flight, "_STOPPED_ENDS_S", 0.01)
+    monkeypatch.setattr(save_executor, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
@@ -70,7 +70,7 @@ def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_
         assert stuck.wait(30)
         monkeypatch.setattr(checkpointer, "is_begun_by_all", ask)
         saves.save_if_due(2, small_state(2), dict)
-        newest = checkpointer.newest_snapshot
+        newest = checkpointer.executor.newest_snapshot
         assert asked == [(not is_stuck, not stuck_asks_first)]
         return None if newest is None else newest.step, save(checkpointer, 3, small_state(3)).step
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_at_another_step_is_found_at_the_periodic_save_and_no_
             saves.save_if_due(steps[me], small_state(), dict)
         finally:
             begun.set()
-        checkpointer.wait_until_finished(30)
+        checkpointer.executor.wait_until_finished(30)
 
     first, second = outcomes_in_gang(2, run)
     both = (

@@ -463,7 +463,7 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
 ) -> None:
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
     step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
-    session._checkpointer.wait_until_finished(30)
+    session._checkpointer.executor.wait_until_finished(30)
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -475,7 +475,7 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
 
     monkeypatch.setattr(ChunkWriter, "write", hang)
     session.step(step + 1, state_of(step + 1))
-    is_due = session._checkpointer.is_due
+    is_due = session._checkpointer.save_interval.is_due
 
     def preempted_meanwhile(number: int) -> bool:
         session._standby.mailbox.post(notice(remaining_s=20.0))
@@ -497,7 +497,7 @@ def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_
 ) -> None:
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
     step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
-    session._checkpointer.wait_until_finished(30)
+    session._checkpointer.executor.wait_until_finished(30)
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -556,7 +556,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        session._checkpointer.wait_until_finished(30)
+        session._checkpointer.executor.wait_until_finished(30)
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()

@@ -201,7 +201,7 @@ def test_a_form_without_values_and_no_checkpoint_need_init(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(lambda: {}, "found neither", id="nothing"),
+        pytest.param(dict, "found neither", id="nothing"),
         pytest.param(lambda: {"like": init()(), "init": init()}, "a second time", id="both have arrays"),
         pytest.param(
             lambda: {"init": lambda: build(0.0)}, r"the sharding of state\['w00'\].*out_shardings", id="no shardings"

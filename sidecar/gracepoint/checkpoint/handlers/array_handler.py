@@ -42,6 +42,7 @@ from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.posix import make_folders
 from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointRefused, SettingsError
 
@@ -171,18 +172,17 @@ class NumpyHandler:
 
         def write() -> None:
             make_folders(folder)
-            deadline = Deadline.after(self._timeout_s, self._clock)
-            self._writer.write(
+            job = WriteJob(
                 folder,
                 layout.NO_ITEM,
                 {index: spec for index, spec in enumerate(specs) if spec is not None},
                 plan.arrays,
                 transfer,
                 small_files,
-                deadline,
-                # Never the tree of another call, for leaves of another type say: both would write one manifest.
+                # Never the tree of another call, for example of leaves of another type: both would write one manifest.
                 tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
+            self._writer.write(job, Deadline.after(self._timeout_s, self._clock))
 
         return write
 

@@ -16,17 +16,23 @@ import jax
 
 from gracepoint.checkpoint.leaf_args import SingleReplicaArrayRestoreArgs
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierError, CheckpointCorrupt
+from gracepoint.errors import BarrierError, to_word
 from gracepoint.process_group import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaAnswer:
-    """One process's word: ``failure`` is None if it has read its part, ``damage`` says whether that was damaged."""
+    """What one process says.
+
+    Attributes:
+        limit_bytes: How many bytes of each device's part it can take at once.
+        word: Kind of the error with which reading failed (``errors.to_word``). None if it has read its part.
+        failure: That error's message; empty if there is none.
+    """
 
     limit_bytes: int
-    damage: bool
-    failure: str | None
+    word: str | None
+    failure: str
 
 
 class ReplicaAgreement:
@@ -49,8 +55,8 @@ class ReplicaAgreement:
             BarrierTimeout: One did not in time.
         """
         self._told = True
-        damage = isinstance(failure, CheckpointCorrupt)
-        mine = json.dumps([limit_bytes, damage, None if failure is None else str(failure) or repr(failure)])
+        word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
+        mine = json.dumps([limit_bytes, word, text])
         answers = self.gang.gather(self._key, mine, timeout_s=deadline.remaining_s())
         return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, read_tree
@@ -30,6 +30,8 @@ from gracepoint.errors import (
     CheckpointTooNew,
     SaveFailed,
     SettingsError,
+    from_word,
+    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
@@ -180,9 +182,9 @@ def restore(
         word = json.dumps(_found(paths, path, attempt, deadline, sleep))
     kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
     if kind != "folder":
-        raise _ERRORS[kind](found)
+        raise from_word(kind)(found)
     reading = _reading(Path(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    with donating.telling(like), reading:
+    with donation.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (
@@ -211,14 +213,6 @@ def _reading(folder: Path) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-_ERRORS = {
-    "not found": CheckpointNotFound,
-    "corrupt": CheckpointCorrupt,
-    "too new": CheckpointTooNew,
-    "error": CheckpointError,
-}
-
-
 def _found(
     paths: Layout, path: Path, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
@@ -233,10 +227,8 @@ def _found(
             logger.info("restore: %s", remark)
         return "folder", str(folder_of(path))
     except CheckpointNotFound as error:
-        return "not found", "; ".join([str(error), *remarks])
-    except CheckpointCorrupt as error:
-        return "corrupt", str(error)
-    except CheckpointTooNew as error:
-        return "too new", str(error)
+        return to_word(error), "; ".join([str(error), *remarks])
+    except (CheckpointCorrupt, CheckpointTooNew) as error:
+        return to_word(error), str(error)
     except (OSError, CheckpointError) as error:
-        return "error", f"process 0 could not look at {path}: {error}"
+        return to_word(CheckpointError()), f"process 0 could not look at {path}: {error}"

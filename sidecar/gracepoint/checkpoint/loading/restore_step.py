@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gracepoint.checkpoint import donating
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import host_state
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.listing import Listing
@@ -32,15 +32,19 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointNotFound,
-    CheckpointRefused,
-    CheckpointTooNew,
-    InvalidSharding,
+    from_word,
+    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+# Kinds of errors (``errors.to_word``) for which an older step is read.
+_DAMAGE = ("corrupt", "not found")
+# All others end the restore. Where processes met different ones, the first of these is raised in all.
+_RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
 #: Makes a process's value of the host state where another number of processes saved it, of the values of those: it is
 #: called with them, this process's index and the number of processes that there are now.
@@ -112,7 +116,7 @@ def restore_newest(
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
     if options.donate:
-        like = donating.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
+        like = donation.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
@@ -181,43 +185,27 @@ def read_together(
     """
     failure: Exception | None = None
     result = None
-    save_metrics.tell_restore_started()
+    metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
         result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    mine = json.dumps([] if failure is None else [_kind(failure), str(failure) or repr(failure)])
+    mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
     answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
-    failures = [(f"process {i}: ", *answer) for i, text in enumerate(answers) if (answer := json.loads(text))]
-    failures = [(who, kind, text.removeprefix(f"{what}: ")) for who, kind, text in failures]  # it is said anyway
-    if gang.process_count == 1:
-        failures = [("", kind, text) for _, kind, text in failures]
-    for raised, kind in (
-        (CheckpointError, "error"),
-        (InvalidSharding, "invalid sharding"),
-        (CheckpointRefused, "refused"),
-        (CheckpointTooNew, "too new"),
-        (CheckpointMismatch, "mismatch"),
-    ):
-        if found := [who + text for who, k, text in failures if k == kind]:
-            raise raised(f"{what} cannot be restored: {'; '.join(found)}") from failure
-    if failures:
-        return None, "; ".join(who + text for who, _, text in failures)
-    save_metrics.tell_restored(time.monotonic() - began_s)
+    failures: dict[str, list[str]] = {}  # what the processes say, by the word for the kind of error
+    for process, answer in enumerate(map(json.loads, answers)):
+        if answer:
+            word, text = answer
+            who = "" if gang.process_count == 1 else f"process {process}: "
+            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the message below names it
+    damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
+    for word in sorted(failures, key=_RAISED_FIRST.index):
+        raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
+    if damage:
+        return None, "; ".join(damage)
+    metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
-
-
-def _kind(error: Exception) -> str:
-    if isinstance(error, CheckpointMismatch):
-        return "mismatch"
-    if isinstance(error, CheckpointTooNew):
-        return "too new"
-    if isinstance(error, InvalidSharding):
-        return "invalid sharding"
-    if isinstance(error, CheckpointRefused):
-        return "refused"
-    return "damage" if isinstance(error, CheckpointCorrupt | FileNotFoundError) else "error"
 
 
 def read_step(

@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint import donating
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.leaf_args import RestoreArgs
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
@@ -26,7 +27,6 @@ from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneR
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
@@ -114,7 +114,7 @@ def read_into(
 ) -> Any:
     """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
     if options.donate:
-        like = donating.marked(like)
+        like = donation.marked(like)
     nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
     more = [leaf.keys for leaf in stored.leaves.values()] if options.partial_restore else []
@@ -153,12 +153,12 @@ def read_into(
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
     if options.donate and like is not None:
         named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
-        donating.take(
+        donation.take(
             (named[position] for position in targets),
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
     found = read_leaves(stored, list(targets.values()), options, deadline, together)
-    leaves = [donating.kept(leaf) for leaf in leaves]
+    leaves = [donation.kept(leaf) for leaf in leaves]
     for position, value in zip(targets, found, strict=True):
         leaves[position] = value
     return jax.tree_util.tree_unflatten(structure, leaves)
@@ -192,7 +192,7 @@ def read_leaves(
         requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
         wanted = (request for request in requests if request is not None)
         total_bytes = read_all(wanted, stored.source, limit_bytes=options.limit_bytes, deadline=deadline)
-        save_metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
+        metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
 
     shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]
     if shared:

@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, InvalidSharding
+from gracepoint.errors import CheckpointError, InvalidSharding, from_word
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def hand_to_all(
         read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    save_metrics.tell_replica_read(time.monotonic() - started_s)
+    metrics.tell_replica_read(time.monotonic() - started_s)
     limit_bytes = _agree(failure, replica, together, deadline)
     started_s = time.monotonic()
     arrays: list[jax.Array] = []
@@ -224,7 +224,7 @@ def hand_to_all(
         merged = jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)(stacked)
         arrays += jax.block_until_ready(merged)
     elapsed_s = time.monotonic() - started_s
-    save_metrics.tell_broadcast(elapsed_s)
+    metrics.tell_broadcast(elapsed_s)
     logger.info("replica %d handed %d arrays to all in %.3f s", replica.primary_replica_id, len(arrays), elapsed_s)
     return arrays
 
@@ -238,10 +238,11 @@ def _agree(
         limit_bytes = int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
     if together is not None:
         told = together.tell(failure, limit_bytes, deadline)
-        failed = [(process, said) for process, said in enumerate(told) if said.failure is not None]
+        failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
         if failed and failure is None:
             text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
-            raise CheckpointCorrupt(text) if all(said.damage for _, said in failed) else CheckpointError(text)
+            words = {said.word for _, said in failed}
+            raise from_word("corrupt" if words == {"corrupt"} else "error")(text)
         limit_bytes = min(said.limit_bytes for said in told)
     if failure is not None:
         raise failure

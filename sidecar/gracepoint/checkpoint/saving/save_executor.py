@@ -1,53 +1,63 @@
-"""Saves of one gang, one at a time, wherever they go.
+"""Runs the saves of one gang, one at a time. The one place that knows which save is under way.
 
-One thread owns a ``Saver``, the training thread. For it work the writer's threads, and one for the
-background save that is under way, which ends with it. That one writes from the snapshot, which the owner fills only
-while no save is under way.
+One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
+in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot, and the owner
+fills the snapshot only while no background save runs. The writers' threads end with each save.
 
-Everything that a process waits for from its peers has a timeout.
+Every wait for another process has a timeout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint import alike
+from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.memory import host_memory
+from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.saving import save_metrics
-from gracepoint.checkpoint.saving.save_in_flight import SaveInFlight
-from gracepoint.checkpoint.saving.save_metrics import SaveStats
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
-from gracepoint.checkpoint.saving.snapshot_status import SnapshotSave
+from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
 from gracepoint.checkpoint.storage.posix import make_folders
-from gracepoint.checkpoint.transfer.device_to_host import compile_slices
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource
 from gracepoint.deadline import Deadline
+from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import SaveFailed
-from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: What writing a probe may take before training begins.
+#: Seconds that writing a probe may take before training begins.
 WARM_UP_TIMEOUT_S = 60.0
+#: Seconds that the thread of an abandoned save gets to notice that nobody waits for it any more.
+_ABANDONED_ENDS_S = 1.0
+#: Seconds that the thread of a stopped save gets to end. It looks several times in 0.1 s, except inside of a disk call.
+_STOPPED_ENDS_S = 1.0
 
 
-class SaveExecutor(SaveInFlight):
-    """Plans once for states of one form, and saves them. Every call is collective.
+class SaveExecutor:
+    """Plans states, saves them, and knows which save is under way.
+
+    ``prepare``, ``begin``, ``in_background``, ``now``, ``stop`` and ``promote`` are collective: every process makes
+    the same calls in the same order.
 
     Args:
         gang: The processes that save together.
-        attempt: Unique for each start of the gang, the same in all its processes.
-        clock: Monotonic seconds.
-        processes: ``jax.process_index()`` of each of the gang's processes; None where the two are the same.
-        options: How arrays are written; None: the defaults.
-        host_memory_limit_bytes: A snapshot may have so many bytes; None: as many as the host has.
+        attempt: Unique for each start of the gang; the same in all its processes.
+        clock: Returns monotonic seconds.
+        processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+        options: How arrays are written. None: the defaults.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+
+    Attributes:
+        saves: How many saves were begun; the same in all processes.
+        last_save: Figures of the last committed save in this process. None before the first.
     """
 
     def __init__(
@@ -60,52 +70,32 @@ class SaveExecutor(SaveInFlight):
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
     ) -> None:
-        super().__init__()
         self._gang = gang
         self._attempt = attempt
         self._clock = clock
-        options = options or DEFAULT_OPTIONS
-        self._writer = ChunkWriter(options)
+        self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
         self._planner = SavePlanner(
-            gang.process_index,
-            gang.process_count,
-            options,
+            gang,
+            attempt,
+            self._writer.options,
             processes=processes,
+            host_memory_limit_bytes=host_memory_limit_bytes,
         )
-        self._memory_limit_bytes = host_memory_limit_bytes
-        self._left = host_memory.left_by_pool
-        self._prepares = 0
-        self._now: SaveOperation | None = None
-        self.saves = 0  # begun so far; the same in all processes
+        self._background = BackgroundThread()
+        self._newest: SnapshotSave | None = None  # the newest snapshot, whose save the background thread ran last
+        self._told_hanging = False  # whether the caller knows that this save hangs
+        self._now: SaveOperation | None = None  # the save that the caller waits for
+        self.saves = 0
         self.last_save: SaveStats | None = None
 
+    # Preparing.
+
     def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
-        """Plans, compares that with the other processes, compiles, and reserves and touches memory for a snapshot if
-        there will be background saves.
-
-        Returns:
-            Bytes of the state over all processes.
-
-        Raises:
-            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
-                is no memory for snapshots.
-            BarrierError: Another process did not come in time, or has failed.
-        """
-        self._prepares += 1
-        key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
-        with host_memory.telling(self._gang, alike.meeting_of(key)):
-            leaves, prepared = self._planner.plan(state, save_args)
-            compile_slices(leaves, prepared.plan, self._writer.options)
-            several = self._gang.process_count > 1
-            mine = alike.describe(leaves, prepared.specs, prepared.plan) if several else {}
-        alike.check(mine, gang=self._gang, key=key)
-        if in_background:
-            self._check_fits(self._planner.needed_bytes(leaves, prepared), self._gang, key)
-            self._planner.snapshot(leaves, prepared)
-        return prepared.plan.total_bytes
+        """Does what the first save would otherwise spend time on; see ``SavePlanner.prepare``."""
+        return self._planner.prepare(state, in_background=in_background, save_args=save_args)
 
     def warm(self, paths: Layout, *, timeout_s: float = WARM_UP_TIMEOUT_S) -> None:
-        """Writes and removes a file as a save does.
+        """Writes and removes a file below ``paths`` as a save does.
 
         Raises:
             OSError: The directory cannot be written to.
@@ -119,18 +109,20 @@ class SaveExecutor(SaveInFlight):
         """Returns the bytes of ``state`` over all processes."""
         return self._planner.plan(state)[1].plan.total_bytes
 
+    # Saving.
+
     def begin(
         self, paths: Layout, step: int | None, *, replace: bool = True, barrier: Barrier | None = None
     ) -> SaveOperation:
-        """Returns the next save, to be given to ``in_background`` or ``now``.
+        """Returns the next save. Pass it to ``in_background`` or ``now``.
 
         Args:
-            paths: Where it goes.
-            step: That is saved; None where the checkpoint has a path to itself.
-            replace: As in ``Save``.
-            barrier: As in ``Save``.
+            paths: Where the checkpoint goes.
+            step: The step that is saved. None for a checkpoint that has a path to itself.
+            replace: Whether the save replaces a checkpoint that already exists at its final name.
+            barrier: Where the processes meet to commit. None: the gang's own barrier.
         """
-        self.saves += 1  # before anything can fail, so that the processes' counts never part
+        self.saves += 1  # before anything can fail, so that the processes' counts never differ
         temporary = paths.temporary(step, self._attempt, self.saves)
         return SaveOperation(paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier)
 
@@ -145,51 +137,48 @@ class SaveExecutor(SaveInFlight):
         then: Callable[[], None],
         save_args: Any = None,
     ) -> None:
-        """Copies the state to host memory and writes it while the caller goes on.
+        """Copies the state to host memory, and writes it while the caller goes on.
 
         Args:
-            save: What ``begin`` gave; no other is under way.
-            state: May be donated when this returns.
-            host_state: May be changed when this returns.
-            timeout_s: For the part in the background.
-            began_s: When the caller began to be blocked, on the clock.
-            then: Called in the save's thread once it is committed; its error is the save's.
-            save_args: As in ``stored_specs``.
+            save: What ``begin`` returned. No other save is under way.
+            state: The state. The caller may donate it after this returns.
+            host_state: This process's values by name. The caller may change them after this returns.
+            timeout_s: Seconds for the part in the background.
+            began_s: Time on the clock at which the caller began to wait.
+            then: Called in the save's thread after the commit. If it raises, the save fails with that error.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Raises:
-            CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for
-                snapshots.
+            CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
+                snapshot.
         """
         self._tell_started(save, in_background=True)
-        self._forget()  # its memory is needed
+        self._newest = None  # its memory is filled again below
         with save.failing_together():
             leaves, prepared = self._planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
-            needed_bytes = self._planner.needed_bytes(leaves, prepared)
-            if needed_bytes > 0:  # was not prepared; the other processes, which may have, are not waited for
-                self._check_fits(needed_bytes, SingleProcess(), save.key)
-            snapshot = self._planner.snapshot(leaves, prepared)
+            snapshot = self._planner.snapshot(leaves, prepared, save.key)
             started_s = self._clock()
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
-        plan, blocked_s = prepared.plan, self._clock() - began_s
+        blocked_s = self._clock() - began_s
         newest = SnapshotSave(save, transfer, Deadline.after(timeout_s, self._clock))
 
         def run() -> None:
             stages = save.run(newest.source, newest.deadline, lambda stage: None)
             newest.committed = True
-            step = save.temporary.step
-            stats = SaveStats(step, plan.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s)
+            stats = SaveStats(
+                save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
+            )
             self.last_save = stats
             then()
-            primary = self._gang.process_index == 0
-            total_s = self._clock() - began_s if primary else None
-            save_metrics.tell_background(
-                stats, save.temporary.target, chunks=sum(chunk.mine for chunk in plan.chunks), total_s=total_s
-            )
+            total_s = self._clock() - began_s if self._gang.process_index == 0 else None
+            chunks = sum(chunk.mine for chunk in prepared.plan.chunks)
+            metrics.tell_background(stats, save.temporary.target, chunks=chunks, total_s=total_s)
 
-        self._start(newest, run)
-        save_metrics.tell_blocked(blocked_s)
+        self._newest, self._told_hanging = newest, False
+        self._background.start(f"the save of {save.temporary.what}", run)
+        metrics.tell_blocked(blocked_s)
 
     def now(
         self,
@@ -201,21 +190,21 @@ class SaveExecutor(SaveInFlight):
         on_stage: Callable[[str], None],
         save_args: Any = None,
     ) -> int:
-        """Saves and returns when it is committed. Chunks go from the devices to the disk without a snapshot.
+        """Saves, and returns when the save is committed. Chunks go from the devices to the disk without a snapshot.
 
         Args:
-            save: What ``begin`` gave; no other is under way.
-            state: Must not be donated until this returns.
+            save: What ``begin`` returned. No other save is under way.
+            state: The state. The caller must not donate it before this returns.
             host_state: This process's values by name.
-            deadline: For all of it.
-            on_stage: As in ``Save.run``.
-            save_args: As in ``stored_specs``.
+            deadline: When the whole call must have ended.
+            on_stage: Called with the name of each stage; see ``SaveOperation.run``.
+            save_args: As in ``in_background``.
 
         Returns:
             Bytes of the state over all processes.
 
         Raises:
-            SaveFailed: It is not committed in time, or a process failed.
+            SaveFailed: The save was not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
         began_s = self._clock()
@@ -226,20 +215,37 @@ class SaveExecutor(SaveInFlight):
         transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
         return self._run_now(save, transfer, deadline, on_stage, began_s)
 
-    def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
-        logger.info(
-            "process %d of %d saves %s %s, through %s; the processes meet at %r",
-            self._gang.process_index,
-            self._gang.process_count,
-            save.temporary.target,
-            "in the background" if in_background else "and waits for it",
-            save.temporary.path,
-            save.key,
-        )
-        save_metrics.tell_started(in_background=in_background)
+    def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
+        """Commits the newest snapshot: waits for its save, or writes it again if its save failed.
 
-    def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
-        host_memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
+        Args:
+            paths: Where the checkpoint goes.
+            deadline: When the whole call must have ended.
+            on_stage: Called with the name of each stage; see ``SaveOperation.run``.
+
+        Returns:
+            The step, and the bytes of the state over all processes.
+
+        Raises:
+            SaveFailed: There is no snapshot, or it was not committed in time.
+        """
+        began_s, newest = self._clock(), self._newest
+        self.saves += 1  # whether it is needed or not, so that the processes' counts never differ
+        if newest is None or newest.save.temporary.step is None:
+            raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
+        self.wait_until(deadline)
+        step = newest.save.temporary.step
+        error = self.take_error()
+        if newest.committed:
+            for stage in ("written", "durable", "committed"):
+                on_stage(stage)
+            return step, newest.save.total_bytes
+        source = newest.once_more()
+        if source is None:
+            raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
+        logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
+        save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
+        return step, self._run_now(save, source, deadline, on_stage, began_s)
 
     def _run_now(
         self,
@@ -257,42 +263,135 @@ class SaveExecutor(SaveInFlight):
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
         step = save.temporary.step
         self.last_save = SaveStats(step, size_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)
-        save_metrics.tell_now(self.last_save, save.temporary.target)
+        metrics.tell_now(self.last_save, save.temporary.target)
         return size_bytes
+
+    def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
+        logger.info(
+            "process %d of %d saves %s %s, through %s; the processes meet at %r",
+            self._gang.process_index,
+            self._gang.process_count,
+            save.temporary.target,
+            "in the background" if in_background else "and waits for it",
+            save.temporary.path,
+            save.key,
+        )
+        metrics.tell_started(in_background=in_background)
+
+    # The save under way.
 
     @property
     def commit_key(self) -> str | None:
-        """Of the barrier at which the save under way that is waited for is committed; None if there is none."""
+        """Key of the barrier at which ``now`` or ``promote`` commits; cancelling it ends the wait. None: not saving."""
         return None if self._now is None else self._now.key
 
-    def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
-        """Commits the newest snapshot: waits for its save, or writes it once more where that failed. Collective.
+    @property
+    def busy(self) -> bool:
+        """True while the thread of a background save runs."""
+        return self._background.busy
 
-        Args:
-            paths: Where it goes.
-            deadline: For all of it.
-            on_stage: As in ``Save.run``.
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """The snapshot that host memory holds beside the state. None before the first background save."""
+        return None if self._newest is None else self._newest.seen(busy=self.busy)
 
-        Returns:
-            The step, and the bytes of the state over all processes.
+    @property
+    def hangs(self) -> bool:
+        """True while a background save runs that should have ended, most likely because a file system call hangs.
+
+        Nothing can interrupt such a call. It may still read the snapshot, so no other snapshot is taken meanwhile.
+        """
+        return self.busy and self._may_take_s() == 0
+
+    def is_busy(self, after_s: float) -> bool:
+        """Waits up to ``after_s`` seconds for the background save; returns True if it still runs."""
+        with contextlib.suppress(SaveFailed):
+            self._background.wait(after_s)
+        return self.busy
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the background save. ``take_error`` then tells how it ended.
 
         Raises:
-            SaveFailed: There is none, or it is not committed in time.
+            SaveFailed: It still ran after ``timeout_s``.
         """
-        began_s, newest = self._clock(), self._newest
-        self.saves += 1  # whether it is needed or not, so that the processes' counts never part
-        if newest is None or newest.save.temporary.step is None:
-            raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
-        self.wait_until(deadline)
-        step = newest.save.temporary.step
+        self._background.wait(timeout_s)
+
+    def wait_until(self, deadline: Deadline) -> None:
+        """Waits for the background save until a deadline that may move. Does not wait for one that was stopped.
+
+        Raises:
+            SaveFailed: It still ran at the deadline.
+        """
+        if self._newest is None or not self._newest.deadline.cancelled:
+            self._background.wait_until(deadline)
+
+    def wait_until_finished(self, timeout_s: float | None) -> None:
+        """Waits for the background save, and raises its error.
+
+        Args:
+            timeout_s: Seconds to wait. None: until a few seconds after the save's own deadline.
+
+        Raises:
+            SaveFailed: The save failed, did not end within ``timeout_s``, or hangs.
+        """
+        if timeout_s is not None:
+            self.wait(timeout_s)
+        else:
+            while self.is_busy(self._may_take_s()):
+                if self._newest is not None and self.hangs:
+                    self._told_hanging = True
+                    raise self._newest.hanging()
+        self.check_for_errors()
+
+    def take_error(self) -> Exception | None:
+        """Returns the error of a background save that has ended, once. None if it succeeded or still runs."""
+        return self._background.take_error()
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
+
+        A save that was stopped, here or in another process, has not failed, however late it ended: training may go on,
+        for example after a drill.
+        """
         error = self.take_error()
-        if newest.committed:
-            for stage in ("written", "durable", "committed"):
-                on_stage(stage)
-            return step, newest.save.total_bytes
-        source = newest.once_more()
-        if source is None:
-            raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
-        logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
-        save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
-        return step, self._run_now(save, source, deadline, on_stage, began_s)
+        if error is None:
+            return
+        if self._told_hanging:
+            logger.warning("a background save that hung has ended: %s", error)
+        elif self._newest is None or not self._newest.was_stopped(error):
+            raise SaveFailed(f"a background save failed: {error}") from error
+        else:
+            logger.warning("a background save was stopped: %s", error)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save, and waits for its thread, for one second at most.
+
+        Its thread ends between two chunks. Its folder stays and is deleted later. If the save is already durable in
+        all processes, it is committed. Collective, as processes that still write would fail otherwise.
+        """
+        if self._newest is None or not self.busy:
+            return
+        self._newest.stop(reason)
+        try:
+            self._background.wait(_STOPPED_ENDS_S)
+        except SaveFailed as error:
+            logger.warning("a save was told to stop, and is left behind: %s", error)
+        else:
+            self.check_for_errors()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """Gives the background save ``timeout_s`` to end, as the last call after training broke off.
+
+        A thread that is inside of TensorStore or the coordination service when the interpreter ends would abort the
+        process, whose exit code would then not be that of the error. Not collective; never raises.
+        """
+        if self.is_busy(timeout_s) and self._newest is not None:
+            self._newest.save.fail(SaveFailed(reason))
+            self.is_busy(_ABANDONED_ENDS_S)
+        if error := self.take_error():
+            logger.error("the background save failed: %s", error)
+
+    def _may_take_s(self) -> float:
+        """Returns how many seconds the background save may still take."""
+        return 0.0 if self._newest is None else self._newest.may_take_s()

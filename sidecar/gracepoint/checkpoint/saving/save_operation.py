@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
@@ -21,7 +22,7 @@ from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.posix import make_folders, staying, write_durably
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource
+from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -116,7 +117,7 @@ class SaveOperation:
         """Returns a save of the same, described already, into another folder."""
         save = copy.copy(self)
         save.temporary = temporary
-        save._begun_ns = time.time_ns()
+        save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
         return save
 
     @property
@@ -175,16 +176,7 @@ class SaveOperation:
                 make_folders(folder)
                 stayed = until_recorded.enter_context(staying(folder))
                 try:
-                    written = self._writer.write(
-                        folder,
-                        self._paths.item,
-                        {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
-                        self._prepared.plan.arrays,
-                        source,
-                        self._small_files,
-                        deadline,
-                        tree_numbers=[self._gang.process_index],
-                    )
+                    written = self._writer.write(self._job(folder, source), deadline)
                 except FileNotFoundError:
                     self._check_stayed(stayed)
                     raise
@@ -218,6 +210,17 @@ class SaveOperation:
         self._commit(deadline)
         on_stage("committed")
         return SaveStages(written_s, durable_s, clock() - started_s)
+
+    def _job(self, folder: Path, source: ChunkSource) -> WriteJob:
+        return WriteJob(
+            folder,
+            self._paths.item,
+            {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
+            self._prepared.plan.arrays,
+            source,
+            self._small_files,
+            tree_numbers=[self._gang.process_index],
+        )
 
     def _check_stayed(self, stayed: Callable[[], bool]) -> None:
         """Raises SaveFailed if the folder is gone: writers make missing ones, so that its files may be in several."""

@@ -1,7 +1,7 @@
-"""What is worked out once for states of one form: how they are stored, who writes what, and memory for a snapshot.
+"""Plans saves once for all states of one form: how leaves are stored, which process writes what, and snapshot memory.
 
-Belongs to the thread that saves. A form is the leaves' names, shapes, types and shardings, and the arguments that
-they are saved with.
+The thread that saves owns a planner. The form of a state is the names, shapes, types and shardings of its leaves, and
+the arguments that they are saved with.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Any
 
 from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
+from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
+from gracepoint.checkpoint.saving import state_comparison
+from gracepoint.checkpoint.transfer.device_to_host import compile_slices
 from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Specs, snapshot_bytes
+from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +31,13 @@ class PreparedSave:
     """What holds for all states of one form.
 
     Attributes:
-        form: Of the states.
-        save_args: That they are saved with.
-        specs: Of what is stored of each leaf.
-        digest: Of the arrays' specs.
-        metadata: Orbax's metadata files, by name below the item's folder.
-        plan: This process's part of a save.
-        snapshot: Memory for one; None if it was not needed yet.
+        form: The form.
+        save_args: The arguments that these states are saved with.
+        specs: How each leaf is stored. None for a leaf that is not an array.
+        digest: Digest of the specs of all arrays.
+        metadata: Contents of Orbax's metadata files, by name below the item's folder.
+        plan: The part of a save that this process does.
+        snapshot: Memory for a snapshot. None before it was needed first.
     """
 
     form: TreeSignature
@@ -51,31 +55,62 @@ class PreparedSave:
 
 
 class SavePlanner:
-    """Plans saves; a state of the form of the one before is not planned again.
+    """Plans saves, and reserves memory for snapshots. A state of the same form as the one before is not planned again.
 
     Args:
-        process_index: Of this process among those that save.
-        process_count: How many they are.
-        options: Of all saves.
-        processes: As in ``make_plan``.
+        gang: The processes that save together.
+        attempt: Unique for each start of the gang; the same in all its processes.
+        options: How arrays are written.
+        processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
     """
 
     def __init__(
         self,
-        process_index: int,
-        process_count: int,
+        gang: ProcessGroup,
+        attempt: str,
         options: WriteOptions,
         *,
         processes: Sequence[int] | None = None,
+        host_memory_limit_bytes: int | None = None,
     ) -> None:
-        self._process_index = process_index
-        self._process_count = process_count
+        self._gang = gang
+        self._attempt = attempt
         self._options = options
         self._processes = processes
+        self._memory_limit_bytes = host_memory_limit_bytes
+        self._left = host_memory.left_by_pool
+        self._prepares = 0
         self._prepared: PreparedSave | None = None
 
+    def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
+        """Plans, compares the plan with the other processes, and compiles what copies slices of shards. Collective.
+
+        With ``in_background``, memory for a snapshot is reserved and touched, too.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
+                is no memory for a snapshot.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        self._prepares += 1
+        key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
+        with host_memory.telling(self._gang, state_comparison.meeting_of(key)):
+            leaves, prepared = self.plan(state, save_args)
+            compile_slices(leaves, prepared.plan, self._options)
+            several = self._gang.process_count > 1
+            mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
+        state_comparison.check(mine, gang=self._gang, key=key)
+        if in_background:
+            self._check_fits(self._needed_bytes(leaves, prepared), self._gang, key)
+            self._reserve(leaves, prepared)
+        return prepared.plan.total_bytes
+
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[pytree.Leaf], PreparedSave]:
-        """Returns the leaves of ``state``, and what holds for its form.
+        """Returns the leaves of ``state``, and what holds for all states of its form.
 
         Raises:
             CheckpointError: A leaf cannot be saved; names it.
@@ -86,29 +121,37 @@ class SavePlanner:
                 return known, self._prepared
             logger.info("the state has another form than before: planning its saves anew")
         leaves = pytree.flatten(state)
-        self._prepared = None  # the old snapshot goes before a new one comes
+        self._prepared = None  # frees the old snapshot before a new one is reserved
         self._prepared = self._prepare(leaves, TreeSignature(state, leaves), save_args)
         return leaves, self._prepared
 
-    def needed_bytes(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> int:
-        """Returns how much host memory ``snapshot`` would take now."""
+    def snapshot(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, key: str) -> HostSnapshot:
+        """Returns the memory for a snapshot. It is reserved at the first call, if ``prepare`` did not reserve it.
+
+        Raises:
+            CheckpointError: It does not fit into memory; ``key`` names the save.
+        """
+        needed_bytes = self._needed_bytes(leaves, prepared)
+        if needed_bytes > 0:
+            # This state was not prepared. The other processes may have prepared it, so none is waited for.
+            self._check_fits(needed_bytes, SingleProcess(), key)
+        return self._reserve(leaves, prepared)
+
+    def _needed_bytes(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> int:
         return 0 if prepared.snapshot is not None else snapshot_bytes(leaves, prepared.plan, self._options)
 
-    def snapshot(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> HostSnapshot:
-        """Returns the memory for a snapshot, reserved when it is asked for first."""
+    def _reserve(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> HostSnapshot:
         if prepared.snapshot is None:
             prepared.snapshot = HostSnapshot(leaves, prepared.specs, prepared.plan, self._options)
         return prepared.snapshot
 
+    def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
+        host_memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
+
     def _prepare(self, leaves: Sequence[pytree.Leaf], form: TreeSignature, save_args: Any) -> PreparedSave:
-        specs = stored_specs(leaves, self._process_count, self._options, save_args, self._processes)
+        index, count = self._gang.process_index, self._gang.process_count
+        specs = stored_specs(leaves, count, self._options, save_args, self._processes)
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
-        plan = make_plan(
-            stored,
-            self._process_index,
-            self._process_count,
-            self._processes,
-            max_replicas=self._options.max_replicas,
-        )
+        plan = make_plan(stored, index, count, self._processes, max_replicas=self._options.max_replicas)
         metadata = orbax_metadata.metadata_files(stored, store_sharding=self._options.store_sharding)
         return PreparedSave(form, save_args, specs, tree_digest(pytree.specs_of(stored)), metadata, plan)

@@ -66,7 +66,7 @@ class Holder:
     def is_gone(self) -> bool:
         """True if it ran on this machine and runs no more; False also where that cannot be known from here."""
         here = Holder.here(self.job, self.attempt)
-        same_machine = self.host == here.host and self._namespace == here._namespace
+        same_machine = self.host == here.host and self._namespace == here._namespace  # noqa: SLF001  of this class
         return same_machine and self.process != _process(int(self.process.split(":")[1]))
 
     def was_before(self, other: Holder) -> bool:

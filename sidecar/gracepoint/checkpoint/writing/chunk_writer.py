@@ -1,28 +1,27 @@
 """Writes one process's files of a save, in parallel, durably.
 
-Which writer does it depends on what the files hold: ``express_writer`` where each chunk is a file of its values' bytes,
-TensorStore where chunks are compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, so
-there are no locks.
+``file_writer`` writes where each chunk is a file of its values' bytes; ``tensorstore_writer`` writes where chunks are
+compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, so there are no locks.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.saving import save_metrics
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles, form_of
+from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
 
 
@@ -34,39 +33,17 @@ class ChunkWriter:
         self._express = FileWriter(options)
         self._tensorstore = TensorStoreWriter(options)
 
-    def write(
-        self,
-        folder: Path,
-        item: str,
-        specs: Mapping[int, ArraySpec],
-        arrays: Sequence[int],
-        source: ChunkSource,
-        small_files: Mapping[str, bytes],
-        deadline: Deadline,
-        *,
-        tree_numbers: Iterable[int] = (0,),
-    ) -> WrittenFiles:
-        """Makes chunks, arrays' metadata and ``small_files`` durable below ``folder``.
-
-        Args:
-            folder: As in ``Job``, as all but ``deadline``.
-            item: See ``folder``.
-            specs: See ``folder``.
-            arrays: See ``folder``.
-            source: See ``folder``.
-            small_files: See ``folder``.
-            deadline: Until when.
-            tree_numbers: See ``folder``.
+    def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
+        """Makes the chunks, the arrays' metadata and the small files of ``job`` durable.
 
         Raises:
             SaveFailed: The deadline passed, or was cancelled.
             ValueError, OSError: A file cannot be written; names it.
         """
         started_s = deadline.elapsed_s()
-        job = WriteJob(folder, item, specs, arrays, source, small_files, tree_numbers)
         is_express = self.options.express and form_of(job).files_hold_values
         written = (self._express if is_express else self._tensorstore).write(job, deadline)
-        save_metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, folder)
+        metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, job.folder)
         return written
 
     def warm(self, folder: Path, deadline: Deadline) -> None:

@@ -14,6 +14,8 @@ import pytest
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.posix import write_durably
 from gracepoint.checkpoint.writing import chunk_writer
+from gracepoint.checkpoint.writing.write_job import WriteJob
+from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -116,12 +118,11 @@ def test_a_save_whose_folder_a_later_start_took_away_fails_and_vouches_for_nothi
     save(engine(tmp_path), 1, small_state(1))
     real = chunk_writer.ChunkWriter.write
 
-    def interrupted(self: chunk_writer.ChunkWriter, folder: Path, *arguments: Any, **options: Any) -> Any:
-        if not folder.name.startswith("4."):
-            return real(self, folder, *arguments, **options)
-        # As for a process that was stopped for more than an hour: a later start has cleared its folder away.
-        folder.rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
-        return real(self, folder, *arguments, **options)
+    def interrupted(self: chunk_writer.ChunkWriter, job: WriteJob, deadline: Deadline) -> Any:
+        if job.folder.name.startswith("4."):
+            # As for a process that was stopped for more than an hour: a later start has cleared its folder away.
+            job.folder.rename(tmp_path / "4.gracepoint-trash.job-0-a.1")
+        return real(self, job, deadline)
 
     monkeypatch.setattr(chunk_writer.ChunkWriter, "write", interrupted)
     monkeypatch.setattr(listing, "QUIET_S", 0.0)

@@ -45,7 +45,7 @@ def test_an_engine_learns_from_background_saves_and_emergencies_and_the_next_sta
     checkpointer = engine(tmp_path, remember_throughput=True)
     checkpointer.prepare(small_state())
     checkpointer.save_in_background(1, small_state(1), {})
-    checkpointer.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     assert known(tmp_path).snapshot_bytes_per_s
     assert known(tmp_path).streamed_bytes_per_s is None
     save(checkpointer, 2, small_state(2))

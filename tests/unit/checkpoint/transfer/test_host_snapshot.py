@@ -22,6 +22,7 @@ from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing import file_writer, tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save
 
 LEAF_BYTES = 4096
@@ -60,9 +61,9 @@ def state_of(*names: str) -> dict[str, jax.Array]:
 
 
 def transfer_of(state: Any, options: WriteOptions, *, in_background: bool) -> Transfer:
-    planner = SavePlanner(0, 1, options)
+    planner = SavePlanner(SingleProcess(), "job-0-a", options)
     leaves, prepared = planner.plan(state)
-    memory = planner.snapshot(leaves, prepared) if in_background else None
+    memory = planner.snapshot(leaves, prepared, "a save") if in_background else None
     return Transfer(leaves, prepared.specs, prepared.plan, options, memory)
 
 

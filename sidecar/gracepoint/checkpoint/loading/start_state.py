@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint import donating
 from gracepoint.checkpoint.leaf_args import RestoreArgs, SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.leaf_request import ANYWHERE, LeafRequest, as_like
 from gracepoint.checkpoint.loading.restore_tree import RestoreOptions
 from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, SingleReplica
@@ -35,7 +35,7 @@ class Asked:
 
     def telling(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that adds to errors that the arrays of ``like`` were deleted."""
-        return donating.telling(self.like)
+        return donation.telling(self.like)
 
     def first_state(self) -> Any:
         """Returns the state to begin with where there is no checkpoint.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.errors import BarrierFailed, CheckpointError
+from gracepoint.errors import BarrierFailed, CheckpointError, CheckpointRefused
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.support import engine, in_gang, outcomes_in_gang
 
@@ -67,7 +67,12 @@ def test_what_would_fail_in_the_emergency_fails_at_the_first_step_in_all_process
 
 def test_all_are_told_at_once_of_a_state_that_one_process_cannot_save(tmp_path: Path) -> None:
     outcomes = outcomes_in_gang(COUNT, prepare(tmp_path, changed(1, rate=object())))
-    assert [type(outcome) for outcome in outcomes] == [BarrierFailed, CheckpointError, BarrierFailed, BarrierFailed]
+    assert [type(outcome) for outcome in outcomes] == [
+        BarrierFailed,
+        CheckpointRefused,
+        BarrierFailed,
+        BarrierFailed,
+    ]
     assert "state['rate']: cannot save" in str(outcomes[0])
 
 

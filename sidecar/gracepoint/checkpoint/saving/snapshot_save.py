@@ -1,8 +1,8 @@
-"""The newest snapshot in host memory: how far it is on its way to the disk, and what else can be done with it.
+"""A background save and the snapshot that it writes: its progress, whether it hangs, and how to stop it.
 
-Made by the training thread when a background save begins, and told by the save's thread how that ended; the writer's
-threads count what is written. The training thread asks, stops the save, or writes the snapshot once more: its memory
-is filled anew only by the next background save.
+The training thread creates it when a background save begins. The save's thread sets ``committed``, and the writer's
+threads count what is written. The training thread asks, stops the save, or writes the snapshot again. Only the next
+background save fills the snapshot's memory again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.errors import BarrierCancelled, SaveFailed
+
+#: Seconds after its deadline in which a save may end: it tells the others, and looks whether all have finished.
+_LATE_ENDS_S = 5.0
 
 _Chunks = Sequence[tuple[Chunk, npt.NDArray[Any]]]
 
 
 class SnapshotSave:
-    """The snapshot of one background save.
+    """One background save, and its snapshot.
 
     Args:
-        save: That writes it.
-        transfer: Of the save, not begun to be written.
-        deadline: Of the save.
+        save: The save.
+        transfer: The snapshot's chunks, none of which is written yet.
+        deadline: When the save must have ended.
 
     Attributes:
-        source: The transfer, counted: what the save is to write from.
-        committed: Set by the save's thread.
+        source: The chunks that the save must write from; it counts what is written.
+        committed: Whether the save is committed. Set by the save's thread.
     """
 
     def __init__(self, save: SaveOperation, transfer: Transfer, deadline: Deadline) -> None:
@@ -43,7 +47,7 @@ class SnapshotSave:
         self._chunks = transfer.copied
 
     def seen(self, *, busy: bool) -> NewestSnapshot | None:
-        """How far it is; None for a checkpoint that is no step.
+        """Returns the progress of the save. None if the checkpoint is not a step.
 
         Args:
             busy: Whether the save's thread runs.
@@ -67,17 +71,38 @@ class SnapshotSave:
         )
 
     def stop(self, reason: str) -> None:
-        """Has the save's thread end: at the border of two chunks, or where it waits for the others."""
+        """Tells the save's thread to end: between two chunks, or where it waits for other processes."""
         self.deadline.cancel(reason)
         self.save.cancel(reason)
 
+    def was_stopped(self, error: Exception) -> bool:
+        """True if ``error``, with which the save ended, is that it was stopped here or in another process."""
+        return self.deadline.cancelled or isinstance(error.__cause__, BarrierCancelled)
+
+    def may_take_s(self) -> float:
+        """Returns how many seconds the save may still take before it counts as hanging."""
+        until_s = self.deadline.timeout_s + _LATE_ENDS_S
+        if self.committed:
+            until_s += self.deadline.timeout_s  # what is called after the commit waits for other processes
+        return max(0.0, until_s - self.deadline.elapsed_s())
+
+    def hanging(self) -> SaveFailed:
+        """Returns the error that says where the save hangs."""
+        temporary = self.save.temporary
+        where = "after its commit" if self.committed else f"at work below {temporary.path}"
+        return SaveFailed(
+            f"the save of {temporary.what} hangs: it did not end within {self.deadline.timeout_s:.1f} s and "
+            f"{_LATE_ENDS_S:.0f} s more, and its thread is still {where}. It reads the snapshot's memory, so nothing "
+            "else is saved before it has ended: is the storage stuck?"
+        )
+
     def once_more(self) -> InMemory | None:
-        """What is in memory, to be written again; None if it is not there any more."""
+        """Returns the snapshot's chunks, to write them again. None if they are not in memory any more."""
         return None if self._chunks is None else InMemory(self._chunks)
 
 
 class InMemory:
-    """A source of chunks that lie in memory."""
+    """A source of chunks that are in memory."""
 
     def __init__(self, chunks: _Chunks) -> None:
         self._chunks = chunks
@@ -90,7 +115,7 @@ class InMemory:
 
 
 class _Counted:
-    """A transfer that counts this process's bytes that are written."""
+    """A transfer that counts the bytes that this process has written."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
