@@ -34,9 +34,10 @@ import psutil
 import trustme
 
 from benchmarks import notice_cluster, notice_gang, report
-from benchmarks.notice_api import api_server, free_port, process
+from benchmarks.notice_api import api_server, process
 from benchmarks.notice_results import Measured, figures
 from gracepoint_operator.kube.client import KubeClient
+from tests.testcluster.api_server import free_ports
 from tests.testcluster.shell import log_tail, wait_until
 
 _CLIENT_PROCESSES = 4
@@ -146,7 +147,7 @@ def _operator(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, 
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
     webhook_token = folder / "webhook-token"
     webhook_token.write_text(secrets.token_hex())
-    https, webhooks, health = free_port(), free_port(), free_port()
+    https, webhooks, health = free_ports(3)
     url = f"https://localhost:{https}"
     log = folder / "operator.log"
     argv: list[str | Path] = [

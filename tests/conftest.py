@@ -1,6 +1,7 @@
-"""What holds for all tests: JAX in the test process, and a skip is a failure where nothing may be left out (CI=true).
+"""What holds for all tests: JAX in the test process, and a test that hangs prints stacks (``tests.hangs``).
 
-JAX in the test process has four CPU devices, whichever tests run in it: meshes of 2 x 2 need them.
+JAX in the test process has four CPU devices, whichever tests run in it: meshes of 2 x 2 need them. Where nothing may be
+left out (CI=true), a skip is a failure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Generator
 import pytest
 
 from tests import accelerators, xla
+from tests.hangs import pytest_timeout_set_timer
+
+__all__ = ["pytest_timeout_set_timer"]
 
 # Before the first import of JAX.
 os.environ["JAX_PLATFORMS"] = accelerators.jax_platforms()

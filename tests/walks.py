@@ -48,9 +48,9 @@ from gracepoint.wire.names import PATH_REPORT
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.watches import handlers
 from tests import accelerators, xla
-from tests.contract.replicas import Replica, bound_cluster, replicas, until
-from tests.unit.operator import objects
-from tests.unit.operator.replica import report
+from tests.contract.fakes.replicas import Replica, bound_cluster, replicas, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.replica import report
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
@@ -332,7 +332,7 @@ WALKS = (
             "gracepoint_operator.cache.cluster_cache.ClusterCache.put",
             "gracepoint_operator.decisions.decide.decide",
             "gracepoint_operator.decisions.preemption_spec.begun",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.channel.subscribers.Subscriber.send",
             "gracepoint_operator.channel.routes._write",
         ),
@@ -365,7 +365,7 @@ WALKS = (
         (
             "gracepoint_operator.channel.routes.Channel._report",
             "gracepoint_operator.decisions.preemption_status.reported",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put_epoch",
+            "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.kube.client.KubeClient.merge_status",
         ),
         _reported_commit,

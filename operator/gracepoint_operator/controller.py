@@ -85,6 +85,7 @@ class Controller:
         replicas: Number of replicas that share this limit.
         kept: How long, and how many, Preemptions that have ended are kept.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
+        tick_s: Pause between two looks at what depends on the time alone, in seconds.
 
     Attributes:
         cache: What this replica knows of the cluster.
@@ -108,8 +109,10 @@ class Controller:
         replicas: int = 1,
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
         self._api = api
+        self._tick_s = tick_s
         self._metrics = metrics
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
@@ -312,7 +315,7 @@ class Controller:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._tick_s)
             if self.ready:
                 joined, self.notifier.joined = self.notifier.joined, set()
                 self._react(self.cache.preemptions.disrupted_workload_uids() | self._held_back | joined)

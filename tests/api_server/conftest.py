@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         pytest.skip(reason)
     with open_api_server(tmp_path_factory.mktemp("api-server")) as made:
         jobset = parts.module_folder("jobset") / "config" / "components" / "crd" / "bases"
-        made.apply(_ROOT / "crds", jobset)
+        made.define(_ROOT / "crds", jobset)
         for plural in ("jobsets", "checkpointpolicies", "preemptions"):
             wait_until(f"the API of {plural}", functools.partial(_is_served, made, plural), timeout_s=30)
         yield made
@@ -43,4 +43,4 @@ def gang(request: pytest.FixtureRequest, server: ApiServer) -> Iterator[Gang]:
 
 
 def _is_served(server: ApiServer, plural: str) -> bool:
-    return bool(server.kubectl("get", plural, "--output=json"))
+    return bool(server.kubectl("get", plural, "--output=json").stdout)

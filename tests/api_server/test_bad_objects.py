@@ -18,7 +18,7 @@ DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"
 
 
-async def test_a_nodes_annotation_of_nothing_but_brackets_keeps_no_gang_from_being_told(
+async def test_deeply_nested_node_annotation_does_not_block_notices(
     gang: Gang, caplog: pytest.LogCaptureFixture
 ) -> None:
     await gang.make()
@@ -36,10 +36,10 @@ async def test_a_nodes_annotation_of_nothing_but_brackets_keeps_no_gang_from_bei
     assert MAINTENANCE in said
 
 
-async def test_a_policy_of_before_a_change_of_the_schema_is_not_ready_and_the_others_are(gang: Gang) -> None:
+async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
     await gang.make()
     plural = "checkpointpolicies.gracepoint.dev"
-    strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json"))
+    strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json").stdout)
     lax = copy.deepcopy(strict)
     (version,) = lax["spec"]["versions"]
     version["schema"]["openAPIV3Schema"]["properties"]["spec"] = {

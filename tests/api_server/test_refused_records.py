@@ -40,7 +40,7 @@ def _binding(name: str) -> Body:
     }
 
 
-async def test_a_gang_whose_records_are_refused_is_told_again_in_its_next_life_and_recorded_later(gang: Gang) -> None:
+async def test_gang_with_refused_records_is_notified_in_its_next_life(gang: Gang) -> None:
     await gang.make()
     await gang.api.create(_VALIDATING, None, _policy(gang.name))
     await gang.api.create(_BINDINGS, None, _binding(gang.name))

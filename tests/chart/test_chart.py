@@ -6,7 +6,6 @@ import base64
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,8 +15,7 @@ from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from tests.chart.conftest import CHART, Helm, Render
-
-Json = dict[str, Any]
+from tests.chart.objects import Json, of_kind, one
 
 MODES = [
     pytest.param([], id="selfSigned"),
@@ -31,15 +29,6 @@ MODES = [
         id="existingSecret",
     ),
 ]
-
-
-def of_kind(objects: Iterable[Json], kind: str) -> list[Json]:
-    return [o for o in objects if o["kind"] == kind]
-
-
-def one(objects: Iterable[Json], kind: str) -> Json:
-    (found,) = of_kind(objects, kind)
-    return found
 
 
 def secret(objects: Iterable[Json], name: str) -> dict[str, str]:
@@ -228,7 +217,7 @@ def test_webhooks_see_only_what_carries_the_label(render: Render, settings: list
         assert webhook["sideEffects"] == "None"
 
 
-def test_a_jobset_is_refused_and_a_pod_created_while_the_operator_is_down(render: Render) -> None:
+def test_jobset_is_refused_and_pod_created_without_an_operator(render: Render) -> None:
     found = webhooks(render())
     jobsets, pods = found["jobsets.gracepoint.dev"], found["pods.gracepoint.dev"]
     assert (jobsets["failurePolicy"], pods["failurePolicy"]) == ("Fail", "Ignore")
@@ -283,7 +272,7 @@ def test_another_token_replaces_the_pods_that_know_the_old_one(render: Render) -
     assert annotations("") != annotations(""), "each rendering without a cluster makes one"
 
 
-def test_the_webhooks_port_is_closed_to_pods_where_the_control_planes_addresses_are_given(render: Render) -> None:
+def test_webhook_port_is_closed_to_pods_when_control_plane_addresses_are_given(render: Render) -> None:
     assert not of_kind(render(), "NetworkPolicy")
     objects = render("admission.onlyFrom[0].ipBlock.cidr=10.0.0.0/28")
     spec = one(objects, "NetworkPolicy")["spec"]

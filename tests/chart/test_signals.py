@@ -12,7 +12,7 @@ import yaml
 
 from gracepoint_operator.signals import read_own_rows
 from tests.chart.conftest import Helm
-from tests.chart.test_chart import of_kind, one
+from tests.chart.objects import of_kind, one
 
 PAGE = Path(__file__).parents[2] / "docs" / "signals.md"
 

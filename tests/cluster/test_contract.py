@@ -154,7 +154,7 @@ def test_what_contradicts_is_refused_at_once_with_the_field_and_the_fix(
     assert ", expected " in done.stderr
 
 
-def test_a_jobset_that_cannot_be_read_is_refused_by_name_and_not_by_a_crash(installed: Cluster) -> None:
+def test_unreadable_jobset_is_refused_by_name(installed: Cluster) -> None:
     body = jobset("shape", replicated_job("workers", container("train", "i", SLEEP)), policy=POLICY)
     body["spec"]["replicatedJobs"] = "many"
     with pytest.raises(ClusterError, match=r"JobSet"):

@@ -73,7 +73,7 @@ def resumed(run: TrainingRun, record: Json, *, restarts: int) -> None:
     assert (snapshot.restarts, snapshot.restarts_counted) == (restarts, 0)
 
 
-def test_each_mode_of_the_policy_counts_for_the_next_signal_and_a_signal_that_goes_away_ends_it(
+def test_policy_mode_counts_for_the_next_signal_and_a_retraction_ends_it(
     gang: TrainingRun, modes: Callable[[Mode], None]
 ) -> None:
     pods = [pod.name for pod in gang.wait_for_trainers(5)]
@@ -116,7 +116,7 @@ def _received(status: Json) -> int:
     return int(status.get("acknowledgements", {}).get("received", 0))
 
 
-def test_a_node_that_is_not_heard_of_any_more_ends_in_a_save_before_its_pods_are_given_up(gang: TrainingRun) -> None:
+def test_unreachable_node_ends_in_a_save_before_pods_are_evicted(gang: TrainingRun) -> None:
     node = gang.wait_for_trainers(5)[0].node
     known, restarts = names(gang), gang.look().restarts
     with local(gang.cluster).silenced(node):
@@ -127,7 +127,7 @@ def test_a_node_that_is_not_heard_of_any_more_ends_in_a_save_before_its_pods_are
     resumed(gang, record, restarts=restarts + 1)
 
 
-def test_a_graceful_shutdown_of_a_node_by_its_kubelet_ends_in_a_save(gang: TrainingRun) -> None:
+def test_graceful_node_shutdown_by_the_kubelet_ends_in_a_save(gang: TrainingRun) -> None:
     node = gang.wait_for_trainers(5)[1].node
     known, restarts = names(gang), gang.look().restarts
     with operator.outliving(gang.cluster), local(gang.cluster).shutting_down(node):  # a replica ends with it

@@ -38,7 +38,7 @@ def fits_grace(cluster: Cluster) -> str:
     return cluster.kubectl("get", resource, f"--namespace={NAMESPACE}", f"--output=jsonpath={path}").stdout
 
 
-def test_a_save_that_is_under_way_is_promoted_where_the_current_step_does_not_fit(
+def test_running_save_is_promoted_when_the_current_step_does_not_fit(
     installed: Cluster, images: install.Images
 ) -> None:
     def periodic(spec: Json) -> None:

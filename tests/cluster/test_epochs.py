@@ -38,7 +38,7 @@ def gang(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
     end_at_once(run)
 
 
-def test_a_drill_rehearses_all_but_the_exit_and_says_what_a_real_one_would_have_met(gang: TrainingRun) -> None:
+def test_drill_rehearses_all_but_the_exit_and_reports_the_outcome(gang: TrainingRun) -> None:
     before = gang.wait_for_trainers(5)
     name = ask(gang, "drill", mode="Drill", cause="Rehearsal", deadlineSeconds=HEAD_START_S)
     said = answer(gang, name, "Committed")
@@ -54,7 +54,7 @@ def test_a_drill_rehearses_all_but_the_exit_and_says_what_a_real_one_would_have_
     assert snapshot.restarts == 0
 
 
-def test_a_request_that_is_deleted_in_time_is_taken_back_and_training_goes_on(gang: TrainingRun) -> None:
+def test_request_deleted_in_time_is_retracted_and_training_continues(gang: TrainingRun) -> None:
     gang.wait_for_trainers(5)
     name = ask(gang, "leave", deadlineSeconds=3000)
     preemption = answer(gang, name, "Adopted")["preemption"]
@@ -66,7 +66,7 @@ def test_a_request_that_is_deleted_in_time_is_taken_back_and_training_goes_on(ga
     assert gang.look().restarts == 0
 
 
-def test_with_a_maintenance_ahead_that_is_moved_training_goes_on_until_the_save_must_start(gang: TrainingRun) -> None:
+def test_training_continues_through_moved_maintenance_until_the_save_must_start(gang: TrainingRun) -> None:
     node = gang.wait_for_trainers(5)[0].node
     known = names(gang)
 

@@ -96,9 +96,7 @@ def budget(cluster: Cluster, selector: Json) -> str:
     return name
 
 
-def test_a_pod_outside_any_gang_is_evicted_at_once_and_meets_only_its_own_budget(
-    installed: Cluster, images: Images
-) -> None:
+def test_pod_outside_a_gang_is_evicted_at_once_under_its_own_budget(installed: Cluster, images: Images) -> None:
     labels = {"app": "web"}
     body = {
         "apiVersion": "v1",
@@ -118,7 +116,7 @@ def test_a_pod_outside_any_gang_is_evicted_at_once_and_meets_only_its_own_budget
     assert evict(installed, name) == ""
 
 
-def test_an_eviction_of_a_gang_waits_for_its_save_and_at_most_for_the_bound(installed: Cluster, gang: str) -> None:
+def test_eviction_waits_for_the_save_up_to_the_bound(installed: Cluster, gang: str) -> None:
     first, second = (pod["metadata"]["name"] for pod in running(installed, gang))
     node = get(installed, f"pod/{first}")["spec"]["nodeName"]
 

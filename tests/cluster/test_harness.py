@@ -215,7 +215,7 @@ def test_helm_talks_to_the_cluster(cluster: testcluster.Cluster) -> None:
     assert cluster.helm("list", "--all-namespaces", "--output=json").stdout.strip() == "[]"
 
 
-def test_a_lost_node_is_noticed_its_pods_are_collected_and_a_fresh_one_comes(
+def test_lost_node_is_noticed_and_its_pods_are_replaced(
     cluster: testcluster.Cluster,
 ) -> None:
     pod = _pod("stranded", ["sleep", "3600"])

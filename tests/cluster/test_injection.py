@@ -48,7 +48,7 @@ def policy(installed: Cluster) -> str:
     return POLICY
 
 
-def test_a_queued_jobset_leaves_uncounted_and_its_pods_find_all_that_they_need(
+def test_queued_jobset_exits_uncounted_and_its_pods_are_complete(
     installed: Cluster, images: Images, policy: str
 ) -> None:
     """Made suspended under a generated name, with a job on the host's network, native sidecars, and one that does not

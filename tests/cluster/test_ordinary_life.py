@@ -152,9 +152,7 @@ def recorded(cluster: Cluster, gang: str) -> list[Json]:
     return sorted(specs, key=lambda spec: int(spec["epoch"]))
 
 
-def test_neither_a_signal_that_was_there_before_the_pods_nor_scaling_down_starts_an_epoch(
-    maintained: Cluster, observed: str
-) -> None:
+def test_earlier_signals_and_scaling_down_start_no_epoch(maintained: Cluster, observed: str) -> None:
     both(maintained, observed)
     smaller = json.dumps({"spec": {"parallelism": 1, "completions": 1}})
     maintained.kubectl("patch", "job", f"{observed}-workers-0", f"--namespace={NAMESPACE}", "--patch", smaller)
@@ -168,9 +166,7 @@ def test_neither_a_signal_that_was_there_before_the_pods_nor_scaling_down_starts
     assert (spec["epoch"], spec["cause"], spec["pods"]) == (1, "Maintenance", running(maintained, observed))
 
 
-def test_neither_a_jobs_own_repair_nor_its_deletion_nor_the_operators_death_starts_an_epoch(
-    maintained: Cluster, observed: str
-) -> None:
+def test_repair_deletion_and_operator_death_start_no_epoch(maintained: Cluster, observed: str) -> None:
     # The Job mends a failure by itself, with a pod that is of the same attempt.
     first, second = both(maintained, observed)
     fail = ("python", "-c", "import os, signal; os.kill(1, signal.SIGUSR1)")
@@ -197,9 +193,7 @@ def test_neither_a_jobs_own_repair_nor_its_deletion_nor_the_operators_death_star
     assert (spec["epoch"], spec["cause"], spec["pods"]) == (1, "Maintenance", latest)
 
 
-def test_suspending_is_recorded_as_that_and_the_pods_that_come_back_can_be_disrupted_again(
-    maintained: Cluster, observed: str
-) -> None:
+def test_suspension_is_recorded_and_returning_pods_can_be_disrupted_again(maintained: Cluster, observed: str) -> None:
     def suspend(value: bool) -> None:
         patch = json.dumps({"spec": {"suspend": value}})
         resource = f"{JOBSETS}/{observed}"

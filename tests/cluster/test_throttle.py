@@ -60,9 +60,7 @@ def told(cluster: Cluster, gangs: list[str]) -> dict[str, Json]:
     return {item["spec"]["jobSet"]["name"]: item for item in found if item["spec"]["jobSet"]["name"] in gangs}
 
 
-def test_so_many_gangs_are_told_of_what_is_not_sure_and_what_is_sure_waits_for_none(
-    installed: Cluster, gangs: list[str]
-) -> None:
+def test_limited_gangs_get_uncertain_notices_and_certain_ones_never_wait(installed: Cluster, gangs: list[str]) -> None:
     schedule(installed, 1500, NODE)
     wait_until(
         f"{LIMIT} gangs to be told",

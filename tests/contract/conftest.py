@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.contract.replicas import Replica, bound_cluster, replicas
-from tests.unit.operator.api import MemoryApi
+from tests.contract.fakes.replicas import Replica, bound_cluster, replicas
+from tests.unit.operator.fakes.api import MemoryApi
 
 
 @pytest.fixture(scope="session")

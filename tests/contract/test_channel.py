@@ -33,11 +33,11 @@ from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.server import Certificates
-from tests.contract.replicas import NAME, WAIT_S, Replica, Stream, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE
-from tests.unit.operator.replica import report, subscription
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE
+from tests.unit.operator.fakes.replica import report, subscription
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_subscription_that_is_not_the_pods_own_is_refused_and_counted(
     assert len(replica.core.subscribers) == 0
 
 
-def test_a_request_without_a_token_or_with_an_unreadable_body_is_refused_and_counted(
+def test_request_without_token_or_readable_body_is_refused_and_counted(
     replica: Replica,
 ) -> None:
     context = ssl.create_default_context(cadata=replica.ca)
@@ -206,9 +206,7 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
     stream.close()
 
 
-def test_a_pod_that_never_reads_is_cut_off_and_the_others_are_not(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pod_that_never_reads_is_disconnected_alone(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.05)
     monkeypatch.setattr(routes, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
     monkeypatch.setattr(subscribers.Subscriber, "next", _much)
@@ -279,7 +277,7 @@ def test_a_renewed_certificate_is_used_for_new_connections(
     assert not certificates.load()
 
 
-def test_a_certificate_that_does_not_fit_its_key_leaves_the_one_in_use(
+def test_certificate_that_does_not_match_its_key_is_not_loaded(
     replica: Replica, authority: trustme.CA, tmp_path: Path
 ) -> None:
     certificates = Certificates(tmp_path / "tls")
@@ -301,7 +299,7 @@ def test_a_certificate_that_does_not_fit_its_key_leaves_the_one_in_use(
     assert ends == []
 
 
-def test_a_body_that_no_message_is_so_large_as_is_refused_before_anybody_is_asked(replica: Replica) -> None:
+def test_oversized_body_is_refused_before_authentication(replica: Replica) -> None:
     context = ssl.create_default_context(cadata=replica.ca)
     connection = http.client.HTTPSConnection("localhost", replica.server.https_port, context=context)
     connection.request("POST", PATH_REPORT, body=b"x" * 300_000, headers={"Authorization": "Bearer token-0"})
@@ -372,7 +370,7 @@ def test_probes_tell_listening_from_knowing(replica: Replica) -> None:
             assert response.status == 200
 
 
-def test_the_receipt_of_an_open_stream_costs_no_review_of_its_token_and_any_other_does(replica: Replica) -> None:
+def test_ack_of_an_open_stream_costs_no_token_review(replica: Replica) -> None:
     stream = replica.stream(0, "s-0")
     assert isinstance(stream.next(), Hello)
     replica.taint()

@@ -18,12 +18,12 @@ from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
-from tests.contract.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
-from tests.contract.test_webhooks import evict
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE
-from tests.unit.operator.replica import subscription
+from tests.contract.fakes.evictions import evict
+from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE
+from tests.unit.operator.fakes.replica import subscription
 
 SHORT = ConnectionLimits(handshake_s=0.3, request_s=0.3, pending_s=0.6)
 FEW = ConnectionLimits(at_once=12, at_once_of_address=8)
@@ -150,7 +150,7 @@ def test_a_stream_outlives_a_flood_from_its_own_address_and_is_told(
         assert stream.notice().preemption == NAME
 
 
-def test_who_finds_the_address_full_gets_in_when_the_idle_ones_are_gone(
+def test_full_address_accepts_again_when_idle_connections_are_gone(
     start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
 ) -> None:
     replica = start(api, limits=dataclasses.replace(SHORT, at_once=12, at_once_of_address=8))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gracepoint.receivers import Hints, OperatorConnection, OperatorSubscriber
 from gracepoint_operator.kube import kinds
-from tests.contract.replicas import WAIT_S, Replica, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.replica import subscription
-from tests.unit.receivers.heard import Heard
+from tests.contract.fakes.replicas import WAIT_S, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.replica import subscription
+from tests.unit.receivers.fakes.heard import Heard
 
 
 def test_a_cordoned_node_makes_a_gang_prepare_and_nothing_else(

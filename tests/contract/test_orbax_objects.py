@@ -20,7 +20,7 @@ from orbax.checkpoint._src.serialization import types
 from gracepoint import checkpoint
 from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, ParamInfo, WriteOptions
 from gracepoint.errors import CheckpointRefused
-from tests.unit.checkpoint.support import assert_same, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
@@ -120,9 +120,7 @@ def test_orbax_s_priorities_are_taken(tmp_path: Path, priority: Any) -> None:
 
 
 @pytest.mark.parametrize("priority", [types.TransferPriority.UNKNOWN, None], ids=["UNKNOWN", "None"])
-def test_a_priority_that_is_none_is_a_value_error_that_names_the_leaf_as_in_orbax(
-    tmp_path: Path, priority: Any
-) -> None:
+def test_invalid_priority_is_a_value_error_naming_the_leaf(tmp_path: Path, priority: Any) -> None:
     options = WriteOptions(device_host_max_bytes=1 << 20, callback=Callback(priority))
     with AsyncCheckpointer(options=options) as checkpointer, pytest.raises(ValueError, match=r"leaf 'a': key_priority"):
         checkpointer.save(tmp_path / "ours", {"a": jnp.arange(4.0)})
@@ -146,7 +144,7 @@ def test_arguments_have_orbax_s_names_in_its_order(orbax: Any, ours: Any) -> Non
     assert names == list(inspect.signature(ours).parameters)
 
 
-def test_every_argument_of_orbax_s_handler_of_arrays_is_known_by_its_name() -> None:
+def test_every_argument_of_orbaxs_array_handler_is_known() -> None:
     for name, parameter in inspect.signature(type_handlers.ArrayHandler).parameters.items():
         ArrayHandler(**{name: parameter.default})
 
@@ -185,7 +183,7 @@ def names_heard(work: Callable[[], None]) -> set[str]:
     return heard
 
 
-def test_every_measure_by_a_name_like_orbax_s_is_one_that_orbax_has(tmp_path: Path) -> None:
+def test_every_orbax_metric_name_is_one_that_orbax_has(tmp_path: Path) -> None:
     def with_orbax() -> None:
         with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(tmp_path / "theirs", state())

@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt
-from tests.unit.checkpoint.support import assert_same, bits, rich_state, sharding, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, rich_state, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -81,7 +81,7 @@ def test_ours_restores_what_orbax_wrote_at_a_path(tmp_path: Path, kind: str) -> 
     assert found["w"].sharding == state["w"].sharding
 
 
-def test_ours_restores_an_item_of_a_step_of_orbaxs_by_the_steps_path_where_there_is_but_one(tmp_path: Path) -> None:
+def test_single_item_of_an_orbax_step_is_restored_by_the_step_path(tmp_path: Path) -> None:
     for items in (("params",), ("params", "more")):
         root = tmp_path / "-".join(items)
         with ocp.CheckpointManager(root, item_names=items) as manager:

@@ -14,8 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from gracepoint.checkpoint import ArrayHandler, AsyncCheckpointer, ParamInfo, SaveArgs, StringHandler, WriteOptions
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, rich_state, save, sharding
-from tests.unit.checkpoint.writing.test_formats import each_format
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, rich_state, save, sharding
+from tests.unit.checkpoint.fakes.formats import each_format
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

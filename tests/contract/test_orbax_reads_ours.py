@@ -14,8 +14,7 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import recovery
-from tests.unit.checkpoint.steps.test_commit import leave_uncommitted
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     bits,
     chunk_files,
@@ -26,6 +25,7 @@ from tests.unit.checkpoint.support import (
     sharding,
     small_state,
 )
+from tests.unit.checkpoint.fakes.failures import leave_uncommitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

@@ -18,7 +18,7 @@ from orbax.checkpoint import type_handlers
 from gracepoint import checkpoint
 from gracepoint.checkpoint import AsyncCheckpointer, RestoreOptions
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
-from tests.unit.checkpoint.support import assert_same, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

@@ -20,13 +20,13 @@ import pytest
 from orbax.checkpoint import type_handlers
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 
-from gracepoint.checkpoint.leaf_args import RestoreArgs
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.metadata import metadata_of
+from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
-from tests.contract.states import STATES, names, spread
-from tests.unit.checkpoint.support import assert_same, bits, engine, save, sharding
+from tests.contract.fakes.states import STATES, names, spread
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, save, sharding
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
@@ -269,7 +269,7 @@ def test_part_of_what_orbax_wrote_is_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [names(), STATES["names with slashes"]()], ids=["odd names", "slashes"])
-def test_one_array_of_orbax_under_an_odd_name_is_found_missing_by_its_name(tmp_path: Path, state: Any) -> None:
+def test_oddly_named_orbax_array_is_found_missing_by_name(tmp_path: Path, state: Any) -> None:
     save_with(tmp_path / "saved", state, use_ocdbt=False)
     name = next(name for name in path_strings(state) if "/" in name or " " in name)
     for path in (tmp_path / "saved" / name).rglob("*"):

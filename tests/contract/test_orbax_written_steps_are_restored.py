@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save, sharding, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -68,7 +68,7 @@ def test_training_goes_on_from_it_and_keeps_it(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["5", "7"]  # retention is of ours
 
 
-def test_a_preemption_right_after_it_was_restored_saves_the_step_with_its_host_state(tmp_path: Path) -> None:
+def test_preemption_right_after_restore_saves_the_step_with_host_state(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, small_state(5))
     checkpointer = engine(tmp_path)
     assert checkpointer.restore(small_state(), timeout_s=30) is not None
@@ -131,7 +131,7 @@ def test_an_item_under_another_name_is_refused_in_words(tmp_path: Path) -> None:
         restore(tmp_path, small_state())
 
 
-def test_a_leaf_of_a_kind_that_only_orbax_knows_is_refused_in_words(tmp_path: Path) -> None:
+def test_leaf_kind_of_orbax_alone_is_refused(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, {"w": np.ones(2), "other": 1})
     metadata = tmp_path / "5" / "default" / "_METADATA"
     metadata.write_text(metadata.read_text().replace('"scalar"', '"my.Type"'))

@@ -15,12 +15,12 @@ from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender,
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import kinds
-from tests.contract.replicas import NAME, WAIT_S, Replica, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE
-from tests.unit.operator.replica import subscription as subscription_of
-from tests.unit.receivers.heard import Heard
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE
+from tests.unit.operator.fakes.replica import subscription as subscription_of
+from tests.unit.receivers.fakes.heard import Heard
 
 
 class Service:
@@ -158,7 +158,7 @@ def test_a_retraction_that_fell_into_an_outage_arrives_after_it(pod: tuple[Pod, 
 
 
 @pytest.mark.parametrize("to_the_other", [False, True], ids=["same replica", "other replica"])
-def test_a_receipt_that_got_lost_in_an_outage_is_sent_again_after_it(
+def test_ack_lost_in_an_outage_is_sent_again(
     service: Service, start: Callable[..., Replica], api: MemoryApi, token: Path, to_the_other: bool
 ) -> None:
     replica = start(api)
@@ -210,7 +210,7 @@ def test_the_other_replica_goes_on_where_the_first_one_went_away(
     assert time.monotonic() + listener.heard.remaining_s() <= deadline_s + 1, "its time does not begin anew"
 
 
-def test_a_token_that_the_kubelet_has_renewed_is_shown_at_the_next_connection(
+def test_renewed_token_is_sent_at_the_next_connection(
     pod: tuple[Pod, Replica], service: Service, api: MemoryApi, token: Path
 ) -> None:
     listener, replica = pod

@@ -19,9 +19,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import CheckpointPolicy, SignalKind
 from gracepoint_operator.resources.crds import definitions
-from tests.contract import api_server
-from tests.testcluster.api import ClusterError
-from tests.testcluster.parts import program
+from tests.testcluster.api_server import open_api_server, why_not
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,12 +31,10 @@ WAIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeClient]:
-    try:
-        program("kube-apiserver")
-    except ClusterError as error:
-        pytest.skip(str(error))
-    with api_server.running(tmp_path_factory.mktemp("api-server")) as kubeconfig:
-        connected = KubeClient.connect(str(kubeconfig))
+    if reason := why_not():
+        pytest.skip(reason)
+    with open_api_server(tmp_path_factory.mktemp("api-server")) as server:
+        connected = KubeClient.connect(str(server.kubeconfig))
         yield connected
         connected.close()
 

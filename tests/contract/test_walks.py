@@ -10,19 +10,8 @@ from tests.walks import BEGIN, END, PAGE, WALKS, Trace, Walk, described, put_int
 
 trace_of = cache(walked)
 
-#: Walks that are longer than their bar as yet.
-_TOO_LONG = {"state -> disk"}
 
-
-@pytest.mark.parametrize(
-    "walk",
-    [
-        pytest.param(
-            walk, id=walk.name, marks=pytest.mark.xfail(reason="one module too long") if walk.name in _TOO_LONG else ()
-        )
-        for walk in WALKS
-    ],
-)
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
 def test_a_walk_passes_no_more_modules_than_its_bar(walk: Walk) -> None:
     passed = list(trace_of(walk).passed)
     assert len(passed) <= walk.bar, "\n".join(passed)

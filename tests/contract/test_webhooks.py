@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 from collections.abc import Callable
 
 import pytest
 
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
-from tests.contract.replicas import WEBHOOK_TOKEN, Replica, until
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
+from tests.contract.fakes.evictions import evict
+from tests.contract.fakes.replicas import WEBHOOK_TOKEN, Replica, until
+from tests.unit.operator.fakes.api import MemoryApi
 
 
 @pytest.fixture
 def replica(start: Callable[..., Replica], api: MemoryApi) -> Replica:
     return start(api)
-
-
-def evict(replica: Replica, path: str, *, port: int) -> tuple[int, str]:
-    """Status and body of what is answered to an eviction review of a pod that trains."""
-    name = objects.pod(0)["metadata"]["name"]
-    request = {"uid": "r-1", "namespace": objects.NAMESPACE, "name": name, "object": {"kind": "Eviction"}}
-    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    context = ssl.create_default_context(cadata=replica.ca)
-    connection = http.client.HTTPSConnection("localhost", port, context=context)
-    connection.request("POST", path, body=json.dumps(review))
-    answer = connection.getresponse()
-    found = answer.status, answer.read().decode()
-    connection.close()
-    return found
 
 
 def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replica: Replica) -> None:
@@ -47,7 +31,7 @@ def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replic
     assert 'gracepoint_webhook_requests_refused_total{reason="unknown_path"} 1.0' in replica.metrics()
 
 
-def test_an_eviction_that_the_api_server_tells_of_is_held_and_the_gang_is_told(replica: Replica) -> None:
+def test_eviction_from_the_api_server_is_held_and_notified(replica: Replica) -> None:
     status, said = evict(replica, path_of(PATH_EVICTIONS, WEBHOOK_TOKEN), port=replica.server.webhook_port)
     assert (status, json.loads(said)["response"]["status"]["code"]) == (200, 429)
     until(lambda: replica.api.of(kinds.PREEMPTIONS), "the Preemption")

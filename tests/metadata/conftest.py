@@ -14,7 +14,7 @@ import pytest
 
 from gracepoint.receivers import MetadataWatchers
 from gracepoint.receivers.metadata import aws, azure, gce
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 collect_ignore = [] if "GRACEPOINT_AEMM" in os.environ else ["test_amazons_mock.py"]
 

@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.receivers.metadata import aws
 from tests.metadata.conftest import GRACE_PERIOD_S, Watch
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 #: Enough for the watcher's first look to come before what is announced.
 DELAY_S = 3

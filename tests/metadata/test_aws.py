@@ -10,7 +10,7 @@ import pytest
 
 from tests.metadata.conftest import GRACE_PERIOD_S, HOST, Watch
 from tests.metadata.servers import AwsServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 ACTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
@@ -52,9 +52,7 @@ def looked(server: AwsServer) -> None:
     server.wait_for_requests(LIFECYCLE, 2)
 
 
-def test_a_spot_interruption_is_told_with_the_time_that_is_left_by_the_servers_clock(
-    server: AwsServer, heard: Heard, watch: Watch
-) -> None:
+def test_spot_interruption_uses_time_left_on_the_servers_clock(server: AwsServer, heard: Heard, watch: Watch) -> None:
     server.clock_ahead_s = 5000.0
     watch("aws", server.url)
     looked(server)
@@ -106,9 +104,7 @@ def test_scheduled_maintenance_is_told_and_retracted_when_it_is_cancelled(
     assert heard.wait_for_retraction() == post.signal
 
 
-def test_the_end_of_an_instance_by_its_group_is_told_with_the_grace_period(
-    server: AwsServer, heard: Heard, watch: Watch
-) -> None:
+def test_end_by_instance_group_has_the_grace_period(server: AwsServer, heard: Heard, watch: Watch) -> None:
     watch("aws", server.url)
     looked(server)
     server.set(LIFECYCLE, "Terminated")

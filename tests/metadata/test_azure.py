@@ -8,7 +8,7 @@ import pytest
 
 from tests.metadata.conftest import GRACE_PERIOD_S, HOST, Watch
 from tests.metadata.servers import AzureServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 EVENTS = "scheduledevents"
 
@@ -29,7 +29,7 @@ def server() -> Iterator[AzureServer]:
         ("Redeploy", "Maintenance"),
     ],
 )
-def test_an_event_of_this_vm_is_told_with_the_time_until_its_start_by_the_servers_clock(
+def test_event_of_this_vm_is_reported_with_server_time_left(
     server: AzureServer, heard: Heard, watch: Watch, kind: str, cause: str
 ) -> None:
     server.clock_ahead_s = -5000.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.metadata.conftest import HOST, Watch
 from tests.metadata.servers import GceServer
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 PREEMPTED = "instance/preempted"
 MAINTENANCE = "instance/maintenance-event"
@@ -52,7 +52,7 @@ def test_a_preemption_is_told_while_the_request_is_held_back(
     assert post.signal == f"gce instance/preempted on {HOST}"
 
 
-def test_a_host_maintenance_that_ends_the_vm_is_told_and_may_be_taken_back(
+def test_host_maintenance_that_ends_the_vm_is_reported_and_retractable(
     server: GceServer, heard: Heard, watch: Watch
 ) -> None:
     watch("gce", server.url)
@@ -77,7 +77,7 @@ def test_a_live_migration_stops_nobody(
     assert "training goes on signal=gce instance/maintenance-event MIGRATE_ON_HOST_MAINTENANCE" in caplog.text
 
 
-def test_a_planned_maintenance_is_told_by_the_servers_clock_and_moves_with_its_window(
+def test_planned_maintenance_uses_server_time_and_follows_its_window(
     server: GceServer, heard: Heard, watch: Watch
 ) -> None:
     server.clock_ahead_s = -7200.0  # this machine's clock is two hours ahead

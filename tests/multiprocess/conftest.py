@@ -1,4 +1,4 @@
-"""Shows what processes have printed where a test fails, and closes the nursery that they are forked off."""
+"""Shows what processes have printed where a test fails or hangs, and closes the nursery that they are forked off."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import AsyncCheckpointer, StepCheckpointer
+from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess

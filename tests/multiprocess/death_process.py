@@ -63,7 +63,7 @@ def wait_until_durable_everywhere() -> None:
 
 def die_at(point: str) -> None:
     """Puts the death where it belongs; "training" and "agreed" are the loop's."""
-    from gracepoint.checkpoint import StepCheckpointer
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.multihost.protocol import Member
 
     save: Any = StepCheckpointer.save

@@ -11,7 +11,7 @@ A script finds its place in the environment (``here()`` reads it) and joins the 
 imported JAX already. It runs on the CPU backend, in a session of its own, writing into files (a full pipe never
 blocks it), and dies with the test process. On a timeout every process that is left dumps the stacks of all its
 threads (SIGABRT under faulthandler) before its group is killed. The report of a failed test has each process's whole
-output (``outputs``), so an assertion need not show it.
+output (``outputs``), so an assertion need not show it; it is printed as well where the test itself hangs.
 """
 
 from __future__ import annotations
@@ -137,9 +137,14 @@ class Process:
 
 
 class Processes:
-    """The processes of one test."""
+    """The processes of one test.
+
+    Attributes:
+        closed: The ``with`` block is left: all have ended.
+    """
 
     def __init__(self, processes: list[Process], port: socket.socket, logs: tempfile.TemporaryDirectory[str]) -> None:
+        self.closed = False
         self._processes = processes
         self._port = port
         self._logs = logs
@@ -204,6 +209,7 @@ class Processes:
         for process in self._processes:
             process.kill_group()
             process.keep_output()
+        self.closed = True
         self._port.close()
         self._logs.cleanup()
 
@@ -211,16 +217,20 @@ class Processes:
         """What all have printed, each under its own heading."""
         return "\n".join(f"--- process {i}\n{p.output}" for i, p in enumerate(self._processes))
 
+    def dump_stacks(self) -> None:
+        """Lets those that still run print the stacks of their threads, and end. Waits a few seconds at most."""
+        for process in self._processes:
+            process.dump_stacks()
+        for process in self._processes:
+            _wait_until_ended(process, 3)
+
     def wait(self, timeout_s: float) -> list[Result]:
         """Waits for all to end; on a timeout dumps stacks, kills them and fails with all output."""
         deadline = time.monotonic() + timeout_s
         while any(running := [p.running for p in self._processes]):  # each notes when it ended
             if time.monotonic() > deadline:
                 left = [i for i, runs in enumerate(running) if runs]
-                for process in self._processes:
-                    process.dump_stacks()
-                for process in self._processes:
-                    _wait_until_ended(process, 3)
+                self.dump_stacks()
                 raise AssertionError(f"processes {left} still ran after {timeout_s} s:\n{self.output()}")
             time.sleep(0.005)
         return [p.result() for p in self._processes]

@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from gracepoint.checkpoint import StepCheckpointer, WriteOptions, verify
+from gracepoint.checkpoint import WriteOptions, verify
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.process_group import SingleProcess
 from tests.multiprocess.launcher import here
 

@@ -21,7 +21,7 @@ def store() -> None:
     from jax._src import distributed
 
     from gracepoint.multihost import JaxStore
-    from tests.unit.multihost.store_contract import check
+    from tests.unit.multihost.fakes.store_contract import check
 
     check(JaxStore(distributed.global_state.client, "contract"), f"process-{here().process_index}")
 

@@ -16,17 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.handlers.registry import ParamInfo
+from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.leaf_args import SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
-from gracepoint.checkpoint.loading.single_replica import SingleReplica
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleReplicaArrayRestoreArgs, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.reading import array_source, stored_tree
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
 from gracepoint.process_group import ProcessGroup

@@ -27,7 +27,7 @@ from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace
 from tests.multiprocess.disk import Crash, Disk, Tree
 from tests.multiprocess.launcher import Processes
-from tests.unit.checkpoint.support import assert_same, engine
+from tests.unit.checkpoint.fakes.engine import assert_same, engine
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]  # of seconds, on machines that are busy
 
@@ -109,7 +109,7 @@ def record(run: Sequence[tuple[int, list[str]]], top: Path) -> Run:
     return Run(Disk(calls, str(root)), begun, durable, committed, left)
 
 
-def test_what_was_asked_for_before_another_thread_made_its_folder_is_in_there() -> None:
+def test_folders_made_before_their_parents_call_returns_are_kept() -> None:
     def making(path: str, entered: int, left: int) -> strace.Call:
         return strace.Call(
             "mkdir", '"' + "".join(f"\\x{byte:02x}" for byte in path.encode()) + '", 0777', 0, entered, left
@@ -136,7 +136,7 @@ def test_the_recording_is_complete(recorded: Run) -> None:
     assert {path for path in recorded.left if "/" not in path} == {str(max(begun))}, "the others were deleted"
 
 
-def test_after_a_crash_at_any_point_a_restore_gives_the_old_step_or_the_new_one_whole(
+def test_restore_gives_one_whole_step_after_any_crash(
     recorded: Run, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody writes any more, we know
@@ -186,7 +186,7 @@ def newest(reached: Mapping[int, int], position: int) -> int:
     return max((step for step, at in reached.items() if at <= position), default=0)
 
 
-def test_after_a_crash_at_any_point_a_path_that_is_replaced_holds_the_old_tree_or_the_new_one_whole(
+def test_replaced_path_holds_one_whole_tree_after_any_crash(
     tmp_path: Path, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "QUIET_S", 0.0)

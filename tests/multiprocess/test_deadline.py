@@ -14,7 +14,7 @@ from gracepoint.deadline_plan import Choice
 from gracepoint.wire.messages import Mode, Phase, Report
 from tests import limits
 from tests.multiprocess.launcher import Processes
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -128,7 +128,7 @@ def ready(processes: Processes, number: int) -> int:
     return step
 
 
-def test_every_choice_is_followed_by_all_processes_and_the_next_start_goes_on_from_what_was_promoted(
+def test_every_choice_is_followed_by_all_and_promotion_is_restored(
     gang: Gang,
 ) -> None:
     # A disk that is anybody's is not filled; test_full_disk says so where there can be no other.
@@ -162,7 +162,7 @@ def test_every_choice_is_followed_by_all_processes_and_the_next_start_goes_on_fr
     assert gang.restored() == f"restored {last.step} {last.step}"
 
 
-def test_a_save_that_ends_while_training_is_stuck_in_a_step_is_what_the_gang_leaves_with(gang: Gang) -> None:
+def test_gang_leaves_with_a_save_that_ends_during_a_stuck_step(gang: Gang) -> None:
     stuck = LAST._replace(options={"steps_more": 3})
     with gang.start([stuck]) as processes:
         step = ready(processes, 0)

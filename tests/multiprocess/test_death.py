@@ -22,7 +22,7 @@ import pytest
 
 from gracepoint.checkpoint.steps import listing
 from tests.multiprocess.launcher import Process, Processes
-from tests.unit.checkpoint.support import engine
+from tests.unit.checkpoint.fakes.engine import engine
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -111,19 +111,19 @@ OF_ANOTHER = [
 ]
 
 
-def test_a_death_in_training_ends_all_and_the_next_start_has_the_last_periodic_save(
+def test_death_in_training_ends_all_and_periodic_save_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(IN_TRAINING, tmp_path, monkeypatch)
 
 
-def test_the_death_of_process_0_in_a_preemption_aborts_the_others_and_what_is_durable_is_kept(
+def test_death_of_process_0_in_a_preemption_keeps_what_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(OF_PROCESS_0, tmp_path, monkeypatch)
 
 
-def test_the_processes_of_the_next_start_salvage_what_process_0_left_when_it_died(tmp_path: Path) -> None:
+def test_next_start_salvages_what_process_0_left_when_it_died(tmp_path: Path) -> None:
     row = Death(2, 0, "durable", {ABORTED}, None)
     with start(row, tmp_path) as gang:
         survived(gang, row, died(gang[0], row))
@@ -134,9 +134,7 @@ def test_the_processes_of_the_next_start_salvage_what_process_0_left_when_it_die
             assert f"restored {step} value {step}.0" in result.output
 
 
-def test_the_death_of_another_in_a_preemption_lets_the_others_end_by_the_deadline_and_what_is_durable_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_of_a_peer_in_a_preemption_keeps_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(OF_ANOTHER, tmp_path, monkeypatch)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gracepoint.wire.messages import Acknowledgement, Hint, Report
 from tests.multiprocess.launcher import Processes
-from tests.unit.receivers.server import OperatorServer, Stream, notice
+from tests.unit.receivers.fakes.server import OperatorServer, Stream, notice
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 

@@ -14,9 +14,9 @@ import pytest
 
 from gracepoint.checkpoint.steps import listing
 from tests.multiprocess import checkpoint_process
+from tests.multiprocess.checkpoint_runs import SCRIPT, expect, restore_here, run
 from tests.multiprocess.launcher import Processes
-from tests.multiprocess.test_checkpoint import SCRIPT, expect, restore_here, run
-from tests.unit.checkpoint.support import engine, save
+from tests.unit.checkpoint.fakes.engine import engine, save
 
 pytestmark = pytest.mark.multiprocess
 
@@ -60,7 +60,7 @@ def one_step(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(400)
-def test_killed_at_any_point_the_next_start_finds_the_old_step_or_the_new_one_whole(
+def test_kill_at_any_point_leaves_one_whole_step(
     one_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "QUIET_S", 0.0)  # whoever was killed is dead, we know
@@ -112,7 +112,7 @@ def test_salvagers_in_several_processes_may_race(durable_step: Path) -> None:
     assert sorted(p.name for p in durable_step.iterdir() if not p.name.startswith(".")) == ["1", "2"]
 
 
-def test_a_restart_waits_for_the_save_that_the_attempt_before_it_is_still_writing(one_step: Path) -> None:
+def test_restart_waits_for_the_save_of_the_previous_attempt(one_step: Path) -> None:
     go_on = one_step / ".go-on"
     writing = [str(one_step), "job-0-a", "patience:60", f"hold:1:{go_on}", "save:2"]
     waiting = [str(one_step), "job-1-b", "quiet:60", "tell-waiting", "restore:2"]

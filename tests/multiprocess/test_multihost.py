@@ -31,12 +31,12 @@ def succeeded(results: list[Result]) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_processes_meet_in_the_foreground_and_background_all_or_some_and_learn_what_went_wrong(count: int) -> None:
+def test_processes_meet_in_foreground_and_background_and_learn_of_failures(count: int) -> None:
     results = run(count, "barriers", devices=1)
     assert succeeded(results), results
 
 
-def test_a_pytree_comes_from_any_process_to_all_or_some_bit_for_bit() -> None:
+def test_pytree_is_broadcast_from_any_process_bit_for_bit() -> None:
     results = run(3, "broadcast")
     assert succeeded(results), results
 
@@ -55,7 +55,7 @@ TOLD_FOUR = {"GRACEPOINT_PROCESS_COUNT": "4", "GRACEPOINT_PODS_PER_JOB": "4", "J
         pytest.param("split_without_a_count", [{}] * 2, id="two clusters of one, which nobody counted"),
     ],
 )
-def test_processes_that_are_not_all_in_one_cluster_are_refused_before_they_overwrite_each_other(
+def test_processes_outside_one_cluster_are_refused_before_overwriting(
     tmp_path: Path, part: str, counts: list[dict[str, str]]
 ) -> None:
     results = run(2, part, str(tmp_path), devices=1, environments=[UID | count for count in counts])
@@ -63,7 +63,7 @@ def test_processes_that_are_not_all_in_one_cluster_are_refused_before_they_overw
 
 
 @pytest.mark.parametrize("recoverable", ["recoverable", "not"])
-def test_a_cluster_is_joined_from_the_pods_environment_once_and_left_by_all(recoverable: str) -> None:
+def test_cluster_is_joined_from_pod_environment_once_and_left_by_all(recoverable: str) -> None:
     results = run(2, "state", recoverable)
     assert succeeded(results), results
 

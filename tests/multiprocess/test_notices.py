@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 SCRIPT = Path(__file__).with_name("notices_process.py")
 
 
-def test_orbaxs_manager_saves_by_its_default_policy_in_all_processes_after_a_sigterm_to_one(tmp_path: Path) -> None:
+def test_orbaxs_manager_saves_in_all_processes_after_a_sigterm_to_one(tmp_path: Path) -> None:
     with Processes.start(SCRIPT, 2, arguments=["orbax", str(tmp_path)]) as processes:
         all_saved_where_jax_said_so(processes.wait(timeout_s=150))
 

@@ -22,7 +22,7 @@ def test_processes_write_and_read_with_every_option_and_so_does_orbax(tmp_path: 
 
 
 @pytest.mark.parametrize("form", ["files", "zarr3", "tree"])
-def test_a_process_that_cannot_write_fails_its_peer_at_once_with_its_reason(tmp_path: Path, form: str) -> None:
+def test_process_that_cannot_write_fails_its_peer_with_its_reason(tmp_path: Path, form: str) -> None:
     with Processes.start(SCRIPT, 2, arguments=["fail", str(tmp_path / "stored"), form]) as processes:
         failed_s, told_s = (at(processes[1], "ends at"), at(processes[0], "ends at"))
         own_s = at(processes[0], "written or not at")

@@ -108,6 +108,61 @@ def test_a_failed_test_shows_the_whole_output_of_each_process(tmp_path: Path, wo
         assert said == [f"process {process} says {number} {'x' * 50}" for number in range(2000)]
 
 
+HANGING = """
+import time
+from pathlib import Path
+import pytest
+from tests.multiprocess.launcher import Processes
+
+@pytest.fixture
+def processes(tmp_path):
+    script = tmp_path / "talk.py"
+    script.write_text('''
+import time
+from tests.multiprocess.launcher import here
+def stuck_here():
+    time.sleep(1000)
+print(f"process {here().process_index} is up {'x' * 5000}")
+if here().process_index:
+    stuck_here()
+''')
+    with Processes.start(script, 2) as started:
+        started[0].wait_for_line("is up")
+        started[1].wait_for_line("is up")
+        while started[0].running:
+            time.sleep(0.01)
+        yield started
+
+@pytest.mark.timeout(0.1, method="thread", func_only=True)
+def test_it(processes, capsys):
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("workers", [pytest.param([], id="one pytest"), pytest.param(["-n", "1"], id="xdist")])
+def test_hung_test_shows_output_and_stacks_of_each_process(tmp_path: Path, workers: list[str]) -> None:
+    test = tmp_path / "test_hanging.py"
+    test.write_text(HANGING)
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "tests.hangs", "-p", "tests.multiprocess.outputs", *workers),
+            *("--max-worker-restart=0", "--rootdir", tmp_path, test),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ran.returncode == 1
+    shown = (ran.stdout + ran.stderr).splitlines()
+    for process, end in enumerate(["ended with 0", "ended by SIGABRT"]):
+        assert any(f"process {process}, {end}" in line for line in shown)
+        assert f"process {process} is up {'x' * 5000}" in shown
+    assert any("in stuck_here" in line for line in shown), "the stack of the process that hangs"
+    assert any("in test_it" in line for line in shown), "the stack of the test"
+
+
 def test_a_nursery_that_is_still_starting_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nursery, "_END_S", 0.05)  # its imports take longer
     new_nursery().close()

@@ -49,7 +49,7 @@ def test_a_checkpoint_of_several_processes_is_restored_in_one(done: tuple[Path, 
     assert found["step"] == 11
 
 
-def test_those_that_take_no_part_are_told_and_what_they_alone_hold_is_refused(done: tuple[Path, list[str]]) -> None:
+def test_inactive_processes_are_told_and_their_own_data_is_refused(done: tuple[Path, list[str]]) -> None:
     refused = [" ".join(found) for found in said(done[1], "refused:")]
     assert "active_processes: expected some of the process indices 0 to 2 with 1" in refused[1]
     for taking_part in (refused[0], refused[2]):
@@ -69,7 +69,7 @@ def test_by_the_clock_all_processes_save_the_same_steps(done: tuple[Path, list[s
     assert (restored, all_steps(done[0] / "steps")) == (saved[-1], saved[-2:])
 
 
-def test_a_sessions_saves_by_the_clock_are_the_same_steps_in_all_processes(done: tuple[Path, list[str]]) -> None:
+def test_timed_saves_are_the_same_steps_in_all_processes(done: tuple[Path, list[str]]) -> None:
     (first,), *others = said(done[1], "session")
     assert others == [[first]] * 2
     assert json.loads(first)

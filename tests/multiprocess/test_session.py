@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Retraction
 from tests.multiprocess.launcher import Processes, Result
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
@@ -68,9 +68,7 @@ def all_training(processes: Processes, count: int, step: int = 10) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_sigterm_to_one_process_saves_the_same_step_in_all_and_the_next_start_goes_on_from_it(
-    start: Start, count: int
-) -> None:
+def test_sigterm_to_one_process_saves_one_step_and_the_next_start_resumes(start: Start, count: int) -> None:
     processes = start(count)
     all_training(processes, count)
     processes[count - 1].signal(signal.SIGTERM)
@@ -88,7 +86,7 @@ def test_sigterm_to_one_process_saves_the_same_step_in_all_and_the_next_start_go
         assert value(output) == value(result.output)  # bit for bit: Python prints floats exactly
 
 
-def test_a_notice_to_one_process_stops_all_and_the_operator_hears_every_phase(
+def test_notice_to_one_process_stops_all_and_reports_every_phase(
     start: Start, operator: OperatorServer, tmp_path: Path
 ) -> None:
     processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)], save_every_steps=5)
@@ -138,7 +136,7 @@ def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: 
     assert operator.messages(Report) == []
 
 
-def test_training_goes_on_through_a_drill_and_a_retraction_and_until_the_deadline_is_near(
+def test_training_goes_on_through_drill_and_retraction_until_near_the_deadline(
     start: Start, operator: OperatorServer, tmp_path: Path
 ) -> None:
     processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)])
@@ -194,9 +192,7 @@ def test_sync_points_may_be_sparse_or_lie_in_evaluations(start: Start, options: 
         assert end[1] % 3 == 0
 
 
-def test_a_loop_that_saves_with_orbax_is_told_the_same_step_in_all_processes(
-    operator: OperatorServer, tmp_path: Path
-) -> None:
+def test_loop_saving_with_orbax_stops_at_one_step_in_all_processes(operator: OperatorServer, tmp_path: Path) -> None:
     script = SCRIPT.with_name("train_with_orbax.py")
     environments = [operator.environment(i, 2, tmp_path) for i in range(2)]
     with Processes.start(script, 2, arguments=[str(tmp_path)], environments=environments) as processes:
@@ -211,7 +207,7 @@ def test_a_loop_that_saves_with_orbax_is_told_the_same_step_in_all_processes(
     assert (last.phase, last.step) == (Phase.COMMITTED, end[1])
 
 
-def test_an_error_that_nobody_catches_ends_its_process_though_its_peers_are_stuck_without_it(start: Start) -> None:
+def test_uncaught_error_ends_its_process_though_peers_are_stuck(start: Start) -> None:
     # Without this it waits in JAX's shutdown for process 0, which waits in a step for it.
     processes = start(2, fail=[1, 15], failed_s=2.0)
     processes[1].wait_for_line("RuntimeError: the user's own error")
@@ -234,7 +230,7 @@ def test_two_notices_at_once_are_one_preemption(start: Start, operator: Operator
     assert operator.messages(Report)[-1].preemption == "gpt-1"
 
 
-def test_a_step_that_stalls_holds_up_the_save_and_does_not_split_it(start: Start) -> None:
+def test_stalled_step_delays_the_save_and_does_not_split_it(start: Start) -> None:
     processes = start(2, stall=[1, 15, 3.0])
     processes[1].wait_for_line("stalled 15")
     processes[0].signal(signal.SIGTERM)
@@ -243,7 +239,7 @@ def test_a_step_that_stalls_holds_up_the_save_and_does_not_split_it(start: Start
     assert len({preempted(r) for r in results}) == 1
 
 
-def test_a_step_that_never_ends_lets_everybody_go_at_the_deadline_with_the_unsaved_code(start: Start) -> None:
+def test_endless_step_lets_all_leave_at_the_deadline_with_the_unsaved_code(start: Start) -> None:
     processes = start(2, stall=[1, 15, 600.0], grace_period_s=6.0)
     processes[1].wait_for_line("stalled 15")
     began = time.monotonic()
@@ -277,7 +273,7 @@ def test_a_peer_that_is_killed_after_the_commit_delays_nobody_for_long(start: St
     assert results[0].ended_at - began < 9
 
 
-def test_a_peer_that_is_killed_in_the_freeze_lets_the_others_end_with_the_unsaved_code(start: Start) -> None:
+def test_peer_killed_during_freeze_ends_others_with_the_unsaved_code(start: Start) -> None:
     processes = start(3, kill_self_in_freeze=2, grace_period_s=6.0)
     all_training(processes, 3)
     began = time.monotonic()
@@ -297,7 +293,7 @@ def test_processes_that_count_steps_differently_save_nothing_and_name_both(start
         assert re.search(r"process 0 is at step \d+ and process 1 at step \d+", result.output)
 
 
-def test_a_process_that_cannot_save_lets_the_others_go_long_before_the_deadline(start: Start) -> None:
+def test_process_that_cannot_save_releases_others_before_the_deadline(start: Start) -> None:
     processes = start(2, fail_host_state=1, grace_period_s=60.0)
     all_training(processes, 2)
     began = time.monotonic()
@@ -308,7 +304,7 @@ def test_a_process_that_cannot_save_lets_the_others_go_long_before_the_deadline(
     assert all(r.ended_at - began < 15 for r in results)
 
 
-def test_a_users_own_error_is_not_masked_and_lets_the_others_go_long_before_the_deadline(start: Start) -> None:
+def test_user_error_is_not_masked_and_releases_others_before_the_deadline(start: Start) -> None:
     processes = start(2, fail=[1, 15], **{"with": True}, grace_period_s=60.0)
     processes[1].wait_for_line("RuntimeError: the user's own error")
     began = time.monotonic()
@@ -319,7 +315,7 @@ def test_a_users_own_error_is_not_masked_and_lets_the_others_go_long_before_the_
     assert time.monotonic() - began < 12
 
 
-def test_a_notice_after_the_end_of_training_saves_nothing_and_training_ends_well(
+def test_notice_after_training_saves_nothing_and_training_succeeds(
     start: Start, operator: OperatorServer, tmp_path: Path
 ) -> None:
     # Process 1 is stuck in its last step, when process 0 has finished.

@@ -7,26 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.outages.api_server import ApiServer
+from tests.outages import kinds
 from tests.outages.fault_proxy import FaultProxy
-from tests.testcluster import parts
-from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import ApiServer, open_api_server, why_not
 
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    try:
-        for program in ("etcd", "kube-apiserver", "kubectl"):
-            parts.program(program)
-    except ClusterError as error:
-        pytest.skip(f"no API server on this machine: {error}")
-    server = ApiServer(tmp_path_factory.mktemp("api-server"))
-    try:
-        server.start()
-        server.install_kinds()
+    if reason := why_not():
+        pytest.skip(f"no API server on this machine: {reason}")
+    with open_api_server(tmp_path_factory.mktemp("api-server")) as server:
+        kinds.install(server)
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ def proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
 @pytest.fixture
 def kubeconfig(api_server: ApiServer, proxy: FaultProxy) -> Path:
     """Through the proxy."""
-    return api_server.kubeconfig(proxy.url)
+    return api_server.kubeconfig_for(proxy.url)
 
 
 @pytest.fixture(autouse=True)

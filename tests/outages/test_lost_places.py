@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator.watches import handlers
-from tests.outages.api_server import ApiServer, node
 from tests.outages.fault_proxy import FaultProxy, How
+from tests.outages.kinds import node
 from tests.outages.replica import replica
+from tests.testcluster.api_server import ApiServer
 
 
 def test_what_was_deleted_while_a_watch_had_lost_its_place_is_forgotten(

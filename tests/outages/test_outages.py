@@ -10,9 +10,10 @@ import pytest
 
 from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
-from tests.outages.api_server import ApiServer, node
 from tests.outages.fault_proxy import FaultProxy, How
+from tests.outages.kinds import node
 from tests.outages.replica import replica
+from tests.testcluster.api_server import ApiServer
 
 #: How much faster the pauses between attempts pass in the long outages: as many attempts fail as in 10 minutes.
 FASTER = 60
@@ -54,7 +55,7 @@ def test_an_outage_of_any_length_is_outlived(
             assert running.count("gracepoint_watch_failures_total", kind="nodes") > attempts / 2
 
 
-def test_requests_are_made_again_without_end_and_begin_with_short_pauses_each_time() -> None:
+def test_requests_are_retried_forever_starting_with_short_pauses() -> None:
     waited_s = attempts = 0.0
     for pause_s in REQUEST_BACKOFFS:
         assert 0 < pause_s <= 5
@@ -67,7 +68,7 @@ def test_requests_are_made_again_without_end_and_begin_with_short_pauses_each_ti
 
 @pytest.mark.parametrize("kind", ["kueue.x-k8s.io", "karpenter.sh"])
 @pytest.mark.parametrize("how", [How.ANSWER_500, How.ANSWER_404, How.HANG, How.ERROR_EVENT, How.CUT_JSON])
-def test_an_optional_kind_that_fails_alone_holds_up_nothing_and_is_tried_again(
+def test_failing_optional_kind_blocks_nothing_and_is_retried(
     api_server: ApiServer,
     proxy: FaultProxy,
     kubeconfig: Path,

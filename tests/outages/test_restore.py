@@ -6,33 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kubernetes.client
+import kubernetes.config
 import pytest
 
-from tests.outages.api_server import ApiServer, node
+from tests.outages import kinds
+from tests.outages.kinds import node
 from tests.outages.replica import replica
+from tests.testcluster.api_server import ApiServer, open_api_server
 
 
 @pytest.fixture
 def own(tmp_path: Path, api_server: ApiServer) -> Iterator[ApiServer]:
     """An API server that nobody else uses."""
-    server = ApiServer(tmp_path)
-    try:
-        server.start()
-        server.install_kinds()
+    with open_api_server(tmp_path) as server:
+        kinds.install(server)
         yield server
-    finally:
-        server.stop()
 
 
-def test_a_replica_follows_an_api_server_that_went_back_to_an_older_state(own: ApiServer) -> None:
+def test_replica_follows_an_api_server_restored_to_an_older_state(own: ApiServer) -> None:
     own.create(node("old"), node("seen"))
     own.stop()
     own.save("backup")
     own.start()
-    with replica(own.kubeconfig(own.url)) as running:
+    with replica(own.kubeconfig) as running:
         running.knows_nodes("old", "seen")
         own.create(node("lost"))
-        with own.client() as connection:
+        with kubernetes.config.new_client_from_config(str(own.kubeconfig)) as connection:
             core = kubernetes.client.CoreV1Api(connection)
             for count in range(500):  # far ahead of the backup, and of what starting anew adds to it
                 core.patch_node("seen", {"metadata": {"labels": {"count": str(count)}}})

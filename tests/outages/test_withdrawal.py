@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from tests.chart.conftest import Helm, helm, template
-from tests.outages.api_server import ApiServer
 from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import wait_until
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 __all__ = ["helm", "template"]
 
@@ -65,7 +65,7 @@ def test_who_may_ask_may_take_it_back(people: ApiServer) -> None:
     people.kubectl("delete", "preemption", "one", *where)
 
 
-def test_a_record_is_changed_and_deleted_by_the_operator_and_by_what_deletes_its_namespace(people: ApiServer) -> None:
+def test_record_is_changed_and_deleted_only_by_operator_and_namespace_controller(people: ApiServer) -> None:
     where = f"--namespace={objects.NAMESPACE}"
     moves = '-p={"spec": {"moves": 1}}'
     change = ("patch", "preemption", _RECORD, "--type=merge", moves, where)

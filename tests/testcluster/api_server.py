@@ -2,48 +2,181 @@
 
 Pods, nodes and JobSets are objects there that a test writes itself. Needs the built parts, and no root.
 
-Processes: the two, each in a process group of its own; they end with ``open_api_server``. Threads: none.
+Processes: the two, each in a process group of its own, from ``start`` to ``stop``. Threads: none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.testcluster import parts, pki
+from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import log_tail, run, wait_until
 
 _ADMIN = "admin"
+_PROGRAMS = ("etcd", "kube-apiserver")
+_READY_S = 120.0
+_KILLED_S = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
 class ApiServer:
-    """An API server that answers.
+    """One etcd with one API server. ``open_api_server`` starts and stops them.
+
+    Args:
+        folder: An empty folder for keys, credentials, etcd's data and the logs.
+        service_accounts: Whether pods must have a service account. Nothing makes the default ones here.
 
     Attributes:
-        folder: Keys, credentials, etcd's data and the logs.
-        kubeconfig: Of an administrator.
+        url: Where the API server listens.
+        ca: Certificate of the authority that it is trusted by.
+        token: An administrator's.
+        kubeconfig: An administrator's.
     """
 
-    folder: Path
-    kubeconfig: Path
+    def __init__(self, folder: Path, *, service_accounts: bool = False) -> None:
+        self._folder = folder
+        self._service_accounts = service_accounts
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        client, peer, self._port = free_ports(3)
+        self._client_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        authority = pki.authority(folder, "ca")
+        names = ["IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc"]
+        pki.issue(folder, authority, "apiserver", names)
+        pki.signing_key(folder)
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.ca = authority.certificate
+        self.token = pki.token()
+        (folder / "tokens.csv").write_text(f"{self.token},{_ADMIN},{_ADMIN},system:masters\n")
+        self.kubeconfig = self.kubeconfig_for(self.url)
 
-    def kubectl(self, *args: str | Path, stdin: str | None = None, check: bool = True) -> str:
-        """What kubectl prints."""
+    def start(self) -> None:
+        """Starts both, and waits until the API server is ready.
+
+        Raises:
+            ClusterError: A program is not built, or the API server was not ready in time; with the ends of the logs.
+        """
+        folder = self._folder
+        self._spawn(
+            "etcd",
+            f"--data-dir={folder}/etcd",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={self._client_url}",
+            f"--advertise-client-urls={self._client_url}",
+            f"--listen-peer-urls={self._peer_url}",
+            f"--initial-advertise-peer-urls={self._peer_url}",
+            f"--initial-cluster=default={self._peer_url}",
+        )
+        self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={self._client_url}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={self._port}",
+            f"--tls-cert-file={folder}/apiserver.crt",
+            f"--tls-private-key-file={folder}/apiserver.key",
+            f"--token-auth-file={folder}/tokens.csv",
+            "--anonymous-auth=false",
+            "--authorization-mode=RBAC",
+            *([] if self._service_accounts else ["--disable-admission-plugins=ServiceAccount"]),
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-key-file={folder}/service-accounts.pub",
+            f"--service-account-signing-key-file={folder}/service-accounts.key",
+        )
+        wait_until("the API server", self._is_ready, timeout_s=_READY_S, hint=self._logs)
+        if ended := self._ended():
+            raise ClusterError(f"{ended} ended before the API server was ready{self._logs()}")
+
+    def stop(self) -> None:
+        """Kills both. Their data stay."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait(_KILLED_S)
+        self._processes.clear()
+
+    def save(self, name: str) -> None:
+        """Keeps a copy of etcd's data as they are now. Call it while stopped."""
+        shutil.copytree(self._folder / "etcd", self._folder / name)
+
+    def restore(self, name: str) -> None:
+        """Goes back to that copy. Call it while stopped."""
+        shutil.rmtree(self._folder / "etcd")
+        shutil.copytree(self._folder / name, self._folder / "etcd")
+
+    def kubectl(
+        self, *args: str | Path, stdin: str | None = None, check: bool = True, timeout_s: float = 30
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl as an administrator.
+
+        Raises:
+            ClusterError: It took too long, or ``check`` is set and it failed.
+        """
         argv = [parts.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *args]
-        return run(argv, stdin=stdin, timeout_s=30, check=check, env={"NO_PROXY": "*"}).stdout
+        return run(argv, stdin=stdin, timeout_s=timeout_s, check=check, env={"NO_PROXY": "*"})
 
-    def apply(self, *manifests: Path) -> None:
-        """Creates what stands in files or folders of manifests."""
+    def create(self, *bodies: Mapping[str, Any]) -> None:
+        """Creates objects."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
+        self.kubectl("create", "--filename=-", stdin=json.dumps(listed))
+
+    def define(self, *manifests: Path, bodies: tuple[Mapping[str, Any], ...] = ()) -> None:
+        """Creates definitions of resources, from files or folders of manifests and from bodies, and waits until they
+        are served."""
         for manifest in manifests:
-            self.kubectl("apply", "--server-side", "--filename", manifest)
+            self.kubectl("create", f"--filename={manifest}")
+        if bodies:
+            self.create(*bodies)
+        wait = ("wait", "crd", "--all", "--for=condition=Established", "--timeout=5s")
+        # kubectl fails at once on a definition that has no conditions yet.
+        wait_until("the definitions to be established", lambda: bool(self.kubectl(*wait)), timeout_s=_READY_S)
+
+    def kubeconfig_for(self, url: str) -> Path:
+        """Writes an administrator's credentials for the API server as it is reached under ``url``."""
+        trust = {"certificate-authority": str(self.ca)} if url.startswith("https:") else {}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "lone", "cluster": {"server": url, **trust}}],
+            "users": [{"name": _ADMIN, "user": {"token": self.token}}],
+            "contexts": [{"name": "lone", "context": {"cluster": "lone", "user": _ADMIN}}],
+            "current-context": "lone",
+        }
+        path = self._folder / f"{url.rpartition(':')[2]}.kubeconfig"
+        path.write_text(json.dumps(config))
+        path.chmod(0o600)
+        return path
+
+    def _spawn(self, program: str, *args: str) -> None:
+        with (self._folder / f"{program}.log").open("ab") as log:
+            self._processes[program] = subprocess.Popen(
+                [parts.program(program), *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _is_ready(self) -> bool:
+        return bool(self._ended()) or self.kubectl("get", "--raw=/readyz").stdout == "ok"
+
+    def _ended(self) -> str:
+        """The programs that do not run any more."""
+        return ", ".join(name for name, process in self._processes.items() if process.poll() is not None)
+
+    def _logs(self) -> str:
+        return "".join(log_tail(self._folder / f"{program}.log") for program in _PROGRAMS)
 
 
 def why_not() -> str:
@@ -53,104 +186,22 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def open_api_server(folder: Path) -> Iterator[ApiServer]:
-    """Starts both; they are killed at the end.
-
-    Args:
-        folder: An empty folder for everything that they keep.
+def open_api_server(folder: Path, *, service_accounts: bool = False) -> Iterator[ApiServer]:
+    """Starts an ``ApiServer``, and stops it in the end. The arguments are its own.
 
     Raises:
-        ClusterError: The API server was not ready in time; with the ends of the logs.
+        ClusterError: As ``ApiServer.start`` says.
     """
-    client, peer, secure = _free_ports(3)
-    authority = pki.authority(folder, "ca")
-    pki.issue(folder, authority, "apiserver", ["IP:127.0.0.1", "DNS:localhost"])
-    pki.signing_key(folder)
-    token = pki.token()
-    (folder / "tokens.csv").write_text(f"{token},{_ADMIN},{_ADMIN},system:masters\n")
-    kubeconfig = _kubeconfig(folder, f"https://127.0.0.1:{secure}", token)
-    server = ApiServer(folder, kubeconfig)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            _running(
-                folder,
-                "etcd",
-                f"--data-dir={folder}/etcd",
-                "--unsafe-no-fsync",
-                f"--listen-client-urls=http://127.0.0.1:{client}",
-                f"--advertise-client-urls=http://127.0.0.1:{client}",
-                f"--listen-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-cluster=default=http://127.0.0.1:{peer}",
-            )
-        )
-        stack.enter_context(
-            _running(
-                folder,
-                "kube-apiserver",
-                f"--etcd-servers=http://127.0.0.1:{client}",
-                "--bind-address=127.0.0.1",
-                "--advertise-address=127.0.0.1",
-                "--endpoint-reconciler-type=none",
-                f"--secure-port={secure}",
-                f"--tls-cert-file={folder}/apiserver.crt",
-                f"--tls-private-key-file={folder}/apiserver.key",
-                f"--token-auth-file={folder}/tokens.csv",
-                "--anonymous-auth=false",
-                "--authorization-mode=RBAC",
-                # Without controllers there are no default service accounts for pods.
-                "--disable-admission-plugins=ServiceAccount",
-                "--service-cluster-ip-range=10.0.0.0/24",
-                "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-                f"--service-account-key-file={folder}/service-accounts.pub",
-                f"--service-account-signing-key-file={folder}/service-accounts.key",
-            )
-        )
-        wait_until(
-            "the API server",
-            lambda: server.kubectl("get", "--raw=/readyz") == "ok",
-            timeout_s=90,
-            hint=lambda: log_tail(folder / "kube-apiserver.log") + log_tail(folder / "etcd.log", 5),
-        )
-        yield server
-
-
-@contextlib.contextmanager
-def _running(folder: Path, program: str, *args: str) -> Iterator[None]:
-    with (folder / f"{program}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [parts.program(program), *args],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    server = ApiServer(folder, service_accounts=service_accounts)
     try:
-        yield
+        server.start()
+        yield server
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.stop()
 
 
-def _kubeconfig(folder: Path, server: str, token: str) -> Path:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "lone", "cluster": {"server": server, "certificate-authority": f"{folder}/ca.crt"}}],
-        "users": [{"name": _ADMIN, "user": {"token": token}}],
-        "contexts": [{"name": "lone", "context": {"cluster": "lone", "user": _ADMIN}}],
-        "current-context": "lone",
-    }
-    path = folder / "kubeconfig"
-    path.write_text(json.dumps(config))
-    path.chmod(0o600)
-    return path
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that the kernel had free a moment ago."""
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listened on a moment ago, all different."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in listeners]

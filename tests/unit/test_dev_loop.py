@@ -61,7 +61,7 @@ def test_the_hosted_workflow_runs_targets_that_exist_and_need_no_root() -> None:
         assert not {"parts", "system"} & set(targets()[target]), target
 
 
-def test_the_fragments_of_the_changelog_have_a_kind_that_it_has_a_heading_for() -> None:
+def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
     kinds = {kind["directory"] for kind in project()["tool"]["towncrier"]["type"]}
     for fragment in (ROOT / "changelog.d").iterdir():
         if fragment.name != "README.md":

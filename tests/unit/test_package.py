@@ -75,6 +75,7 @@ def test_the_public_names_are_these() -> None:
         "CheckpointTooNew",
         "ClusterError",
         "GracepointError",
+        "InvalidSharding",
         "NoCluster",
         "Preempted",
         "SaveFailed",
@@ -86,6 +87,61 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     for name in gracepoint.__all__:
         assert getattr(gracepoint, name) is not None
+
+
+def test_the_public_names_of_the_checkpoint_engine_are_these() -> None:
+    from gracepoint import checkpoint
+
+    assert set(checkpoint.__all__) == {
+        "ArrayHandler",
+        "ArrayRestoreArgs",
+        "AsyncCheckpointer",
+        "CheckpointCorrupt",
+        "CheckpointError",
+        "CheckpointExists",
+        "CheckpointManager",
+        "CheckpointMismatch",
+        "CheckpointNotFound",
+        "CheckpointRefused",
+        "CheckpointTooNew",
+        "Damage",
+        "Dispatcher",
+        "HandlerRegistry",
+        "InProcessDispatcher",
+        "InvalidSharding",
+        "LeafMetadata",
+        "NumpyHandler",
+        "PLACEHOLDER",
+        "ParamInfo",
+        "Reshard",
+        "RestoreArgs",
+        "RestoreOptions",
+        "Restored",
+        "SaveArgs",
+        "SaveCallback",
+        "SaveFailed",
+        "SaveStats",
+        "Saved",
+        "ScalarHandler",
+        "SingleReplica",
+        "SingleReplicaArrayHandler",
+        "SingleReplicaArrayRestoreArgs",
+        "StringHandler",
+        "TransferPriority",
+        "TreeMetadata",
+        "TypeHandler",
+        "VerificationReport",
+        "WriteOptions",
+        "all_steps",
+        "default_handlers",
+        "latest_step",
+        "restore",
+        "save",
+        "verify",
+    }  # fmt: skip
+    for name in checkpoint.__all__:
+        assert getattr(checkpoint, name) is not None
+    assert not hasattr(checkpoint, "StepCheckpointer")
 
 
 def test_preempted_ends_a_script_with_the_policys_code_and_passes_except_exception() -> None:

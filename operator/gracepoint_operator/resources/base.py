@@ -111,9 +111,7 @@ class OfWorkload(Model):
         return WORKLOAD_KIND
 
 
-class ConditionStatus(StrEnum):
-    """Status of a condition, as Kubernetes spells it."""
-
+class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"

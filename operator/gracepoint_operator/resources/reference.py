@@ -12,21 +12,21 @@ START, END = "<!-- fields: generated from the models -->\n", "<!-- end of fields
 
 
 def policy_fields() -> str:
-    """A Markdown table of all fields of CheckpointPolicy's spec."""
-    rows = [
-        f"| `{path}` | {_type(node)} | {_default(node)} | {_words(node)} |"
-        for path, node in _leaves(structural(CheckpointPolicySpec), "spec")
-    ]
-    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    """A Markdown list of all fields of CheckpointPolicy's spec."""
+    lines = []
+    for path, node in _leaves(structural(CheckpointPolicySpec), "spec"):
+        default = "required" if node["required"] else f"default: {_default(node)}"
+        lines += [f"- **`{path}`** ({_type(node)}; {default})", f"  {_words(node)}"]
+    return "\n".join(lines) + "\n"
 
 
 def put_into(page: str) -> str:
-    """``page`` with the table renewed between its two marks."""
+    """``page`` with the list renewed between its two marks."""
     return put_between(page, START, END, policy_fields())
 
 
-def put_between(page: str, start: str, end: str, table: str) -> str:
-    """``page`` with ``table`` between the lines ``start`` and ``end``, in place of what is there.
+def put_between(page: str, start: str, end: str, text: str) -> str:
+    """``page`` with ``text`` between the lines ``start`` and ``end``, in place of what is there.
 
     Raises:
         ValueError: It does not have these lines.
@@ -34,8 +34,8 @@ def put_between(page: str, start: str, end: str, table: str) -> str:
     before, _, rest = page.partition(start)
     _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"the page has no table to renew: expected the lines {start!r} and {end!r}")
-    return f"{before}{start}{table}{end}{after}"
+        raise ValueError(f"the page has nothing to renew: expected the lines {start!r} and {end!r}")
+    return f"{before}{start}{text}{end}{after}"
 
 
 def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -49,7 +49,7 @@ def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 
 def _type(node: dict[str, Any]) -> str:
     if "enum" in node:
-        return " or ".join(node["enum"])
+        return ", ".join(node["enum"])
     if node["type"] == "array":
         return f"list of {_type(node['items'])}"
     bounds = [str(node[key]) for key in ("minimum", "maximum") if key in node]
@@ -57,8 +57,6 @@ def _type(node: dict[str, Any]) -> str:
 
 
 def _default(node: dict[str, Any]) -> str:
-    if node["required"]:
-        return "required"
     if "default" not in node:
         return "absent"
     default = node["default"]
@@ -68,4 +66,4 @@ def _default(node: dict[str, Any]) -> str:
 
 
 def _words(node: dict[str, Any]) -> str:
-    return str(node["description"]).replace("\n\n", " ").replace("|", "\\|")
+    return str(node["description"]).replace("\n\n", " ")

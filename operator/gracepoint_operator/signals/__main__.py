@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to write the table into")
     path = parser.parse_args().write
     if path is None:
-        print(page.table(), end="")
+        print(page.listing(), end="")
         return
     path.write_text(page.put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
     print(path)

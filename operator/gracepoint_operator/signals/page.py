@@ -1,4 +1,4 @@
-"""The catalogue's table in the docs, from the rows. Pure."""
+"""The catalogue's list in the docs, from the rows. Pure."""
 
 from __future__ import annotations
 
@@ -20,30 +20,21 @@ _TIMES = {
 }
 
 
-def table(rows: Iterable[Row] = BUILT_IN) -> str:
-    """A Markdown table of the rows."""
-    lines = [
-        "| row | from | what is seen | cause | sure? | by when | can be taken back | policy's kind |",
-        "|" + "---|" * 8,
-    ]
+def listing(rows: Iterable[Row] = BUILT_IN) -> str:
+    """A Markdown list of the rows."""
+    lines = []
     for row in rows:
-        cells = (
-            f"`{row.name}`",
-            row.provider,
-            f"{_seen(row.match)}{_unless(row)}. {row.about}",
-            row.cause,
-            row.confidence,
-            _by_when(row),
-            "yes" if row.cancelable else "no",
-            row.kind,
-        )
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        taken_back = "can be taken back" if row.cancelable else "cannot be taken back"
+        lines += [
+            f"- **`{row.name}`** ({row.provider}): {_seen(row.match)}{_unless(row)}. {row.about}",
+            f"  *{row.cause}, {row.confidence}, {taken_back}; deadline: {_by_when(row)}; kind {row.kind}.*",
+        ]
     return "\n".join(lines) + "\n"
 
 
 def put_into(page: str) -> str:
-    """``page`` with the table renewed between its two marks."""
-    return put_between(page, START, END, table())
+    """``page`` with the list renewed between its two marks."""
+    return put_between(page, START, END, listing())
 
 
 def _seen(match: Match) -> str:

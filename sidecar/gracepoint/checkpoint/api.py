@@ -1,4 +1,4 @@
-"""Saving, restoring and looking in one call."""
+"""One call to save a tree, to restore it, or to list steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.steps import listing
 
 
@@ -20,41 +20,49 @@ def save(
     force: bool = False,
     save_args: Any = None,
     options: WriteOptions | None = None,
+    handlers: HandlerRegistry | None = None,
 ) -> None:
     """Saves ``tree`` at ``path``, and returns when it is committed. Collective.
 
     Args:
         path: As in ``AsyncCheckpointer.save``.
-        tree: Of arrays, numbers and strings.
-        force: A checkpoint that is there is replaced; it stays until the new one is durable.
-        save_args: ``SaveArgs`` for all leaves, or a tree of them.
-        options: How arrays are written.
+        tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
+        force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
+        save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+        options: How arrays are written. None: the defaults.
+        handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
 
     Raises:
-        CheckpointExists: There is something at ``path``, and ``force`` is not set, or it is no checkpoint.
+        CheckpointExists: Something exists at ``path``, and ``force`` is not set, or it is not a checkpoint.
         SaveFailed: It is not committed in time, or a process failed.
         CheckpointError: The tree cannot be saved; names the leaf.
         BarrierError: Other processes did not take part in time.
     """
-    with AsyncCheckpointer(options=options) as checkpointer:
+    with AsyncCheckpointer(options=options, handlers=handlers) as checkpointer:
         checkpointer.save_and_wait(path, tree, force=force, save_args=save_args)
 
 
 def restore(
-    path: str | os.PathLike[str], like: Any = None, *, restore_args: Any = None, options: RestoreOptions = DEFAULTS
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+    handlers: HandlerRegistry | None = None,
 ) -> Any:
     """Restores the checkpoint at ``path``, written by Gracepoint or Orbax. Collective.
 
-    Args, result and errors are those of ``AsyncCheckpointer.restore``.
+    ``handlers`` are the handlers of leaf types of your own. The other arguments, the result and the errors are those of
+    ``AsyncCheckpointer.restore``.
     """
-    with AsyncCheckpointer() as checkpointer:
+    with AsyncCheckpointer(handlers=handlers) as checkpointer:
         return checkpointer.restore(path, like, restore_args=restore_args, options=options)
 
 
 def all_steps(directory: str | os.PathLike[str]) -> list[int]:
     """Returns the steps below ``directory`` that have a complete checkpoint, Gracepoint's or Orbax's, oldest first.
 
-    Only looks: a save that is durable and was never committed is not seen before the next ``restore`` commits it.
+    Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it.
 
     Raises:
         SettingsError: ``directory`` is no absolute path or ``file://`` URI.
@@ -63,5 +71,5 @@ def all_steps(directory: str | os.PathLike[str]) -> list[int]:
 
 
 def latest_step(directory: str | os.PathLike[str]) -> int | None:
-    """Returns the newest of ``all_steps``; None if there is none."""
+    """Returns the newest of ``all_steps``. None if there is none."""
     return max(all_steps(directory), default=None)

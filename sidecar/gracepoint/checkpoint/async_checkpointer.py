@@ -17,11 +17,11 @@ from typing import Any, Self
 import jax
 
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.commit_callback import call_back
@@ -47,8 +47,8 @@ _ABANDON_S = 10.0
 class AsyncCheckpointer:
     """Saves to paths and restores from them. Every call but ``metadata`` is collective.
 
-    Works in a single process, in any initialised JAX cluster, and beside an open session. Those that are alive at the
-    same time never meet each other's keys; every process makes its own in the same order.
+    Works in a single process, in any initialised JAX cluster, and beside an open session. Several checkpointers may be
+    alive at the same time, if every process creates them in the same order.
     """
 
     def __init__(
@@ -63,29 +63,31 @@ class AsyncCheckpointer:
         post_finalization_callback: Callable[[], None] | None = None,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
         gang: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches neither files nor JAX's backend.
 
         Args:
-            handler: In Orbax's place; None, as trees are saved without one.
-            timeout_secs: Orbax's name for ``timeout_s``; None: that one.
-            timeout_s: For what a save does in the background, and for each of the other calls.
-            primary_host: ``jax.process_index()`` of the process that calls ``post_finalization_callback``; None:
-                each does.
-            active_processes: ``jax.process_index()`` of those that save; only they make the calls, and what is saved
-                must be held by them. None: all.
-            barrier_sync_fn: How processes meet in the background, in place of the built-in way, in which the last to
-                come commits. With it the primary process does, between two calls; a process that fails can then not
-                tell the others, who wait out the timeout.
-            post_finalization_callback: Called once a save is committed, before its end is known in any process; has
-                ``timeout_s``, too.
-            options: How arrays are written.
-            host_memory_limit_bytes: The copy that ``save`` makes may have so much host memory in this process; None:
-                what there is.
+            handler: Must be None. Orbax's class has a handler in this place; trees are saved without one here.
+            timeout_secs: Orbax's name for ``timeout_s``. None: ``timeout_s`` is used.
+            timeout_s: Seconds for the part of a save that runs in the background, and for each of the other calls.
+            primary_host: ``jax.process_index()`` of the process that calls ``post_finalization_callback``. None: every
+                process calls it.
+            active_processes: ``jax.process_index()`` of the processes that save. Only they make the calls, and they
+                must hold all that is saved. None: all processes.
+            barrier_sync_fn: Barrier at which the processes meet in the background. The primary process then commits,
+                between two calls of it. A process that fails cannot tell the others, which wait for the whole timeout.
+                None: the built-in barrier, at which the last process to arrive commits.
+            post_finalization_callback: Called after each commit, before the save counts as finished in any process.
+                It has ``timeout_s``, too. None: nothing is called.
+            options: How arrays are written. None: the defaults.
+            host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
+                the memory that the host has.
+            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             gang: Processes that are together already; for ``active_processes`` in other ways than JAX's.
-            clock: Monotonic seconds.
+            clock: Returns monotonic seconds.
 
         Raises:
             SettingsError: An argument is wrong.
@@ -100,6 +102,9 @@ class AsyncCheckpointer:
         timeout_s = timeout_s if timeout_secs is None else timeout_secs
         if timeout_s <= 0:
             raise SettingsError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
+        if handlers is not None:
+            handlers.check_for_trees()
+        self._handlers = handlers
         jax.monitoring.record_event(INIT_EVENT)
         logger.info(
             "checkpointer made: timeout_s=%g primary_host=%s active_processes=%s, barrier %s",
@@ -125,15 +130,15 @@ class AsyncCheckpointer:
 
     @property
     def last_save(self) -> SaveStats | None:
-        """What the last committed save took in this process; None before the first."""
+        """Figures of the last committed save in this process. None before the first."""
         return self._last_save if self._executor is None else self._executor.last_save
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
         """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
 
         Args:
-            tree: Of the form that will be saved.
-            save_args: That ``save`` will be given.
+            tree: A tree of the form that will be saved.
+            save_args: The argument that ``save`` will get. None: no arguments.
 
         Raises:
             SaveFailed: The save before this call failed, or hangs.
@@ -152,13 +157,13 @@ class AsyncCheckpointer:
 
         Args:
             path: Absolute path or ``file://`` URI on a file system that all processes share.
-            tree: Of arrays, numbers and strings.
-            force: A checkpoint that is there is replaced; it stays until the new one is durable.
-            save_args: ``SaveArgs`` for all leaves, or a tree of them.
+            tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
+            force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
-            CheckpointExists: There is something at ``path``, and ``force`` is not set, or it is no checkpoint.
+            CheckpointExists: Something exists at ``path``, and ``force`` is not set, or it is not a checkpoint.
             CheckpointError: The tree cannot be saved; names the leaf.
             BarrierError: Other processes did not take part in time.
         """
@@ -196,18 +201,18 @@ class AsyncCheckpointer:
         like: Any = None,
         *,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     ) -> Any:
         """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
 
-        A save there that all processes finished and nobody committed is committed first; one that another start of
-        the job is still writing is waited for if there is nothing else.
+        If all processes finished a save there, and it was not committed, it is committed first. If there is nothing
+        else, this waits for a save that another start of the job is still writing.
 
         Args:
-            path: Of the checkpoint; a step's folder, or one of its items', will do too.
-            like: A tree with the shapes, dtypes and shardings that are wanted; its arrays may be
-                ``jax.ShapeDtypeStruct``. None: the tree as it was saved, of dicts and lists.
-            restore_args: ``RestoreArgs`` for all leaves, or a tree of them.
+            path: Path of the checkpoint, of a step's folder, or of one of the items in it.
+            like: A tree with the shapes, dtypes and shardings to restore into. Its arrays may be
+                ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
+            restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
             options: What may be missing, and how much memory reading may take.
 
         Returns:
@@ -234,7 +239,7 @@ class AsyncCheckpointer:
             attempt=joined.attempt,
             deadline=Deadline.after(self._timeout_s, self._clock),
             sleep=time.sleep,
-            options=options,
+            options=options.with_handlers(self._handlers),
         )
 
     def metadata(self, path: str | os.PathLike[str]) -> TreeMetadata:
@@ -248,9 +253,8 @@ class AsyncCheckpointer:
             CheckpointCorrupt: Its metadata are damaged.
         """
         self.wait_until_finished()
-        return metadata_of(
-            restore_path.folder_of(restore_path.paths_of(path).step(None)), Deadline.after(self._timeout_s, self._clock)
-        )
+        folder = restore_path.folder_of(restore_path.paths_of(path).step(None))
+        return metadata_of(folder, Deadline.after(self._timeout_s, self._clock), self._handlers)
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
@@ -271,7 +275,7 @@ class AsyncCheckpointer:
             self._executor.wait_until_finished(None)
 
     def close(self) -> None:
-        """Waits for the background save under way, and lets its memory go. Safe to repeat.
+        """Waits for the background save, and frees its memory. May be called again.
 
         Raises:
             SaveFailed: It failed.
@@ -314,6 +318,7 @@ class AsyncCheckpointer:
                 processes=joined.processes,
                 options=self._options,
                 host_memory_limit_bytes=self._host_memory_limit_bytes,
+                handlers=self._handlers,
             )
         return self._joined, self._executor
 
@@ -340,7 +345,7 @@ class AsyncCheckpointer:
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 
     def _after_commit(self, save: SaveOperation, paths: Layout) -> None:
-        """Runs in the thread of the save."""
+        """Calls the callback, and deletes what was replaced. Runs in the thread of the save."""
         joined, _ = self._join()
         if self._callback is not None:
             is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index

@@ -1,8 +1,9 @@
-"""Steps in a directory for loops that have no session: when to save, what to keep, which is the newest.
+"""Steps in a directory for loops that have no session: when to save, what to keep, which step is the newest.
 
-It is ``Checkpointer``, which the session uses too, with processes that it brings together itself. One thread owns it
-and makes all calls, the same ones in the same order in all processes (``all_steps``, ``latest_step`` and ``metadata``
-are anybody's). Its threads are ``Checkpointer``'s. At the interpreter's end a save under way is waited for.
+A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, with processes that it brings together itself. One
+thread owns it and makes all calls, the same ones in the same order in all processes; any thread may call ``all_steps``,
+``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. When the interpreter ends, it waits for
+the save under way.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, Self
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
@@ -49,6 +50,7 @@ class CheckpointManager:
         active_processes: Collection[int] | None = None,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
         gang: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,22 +58,26 @@ class CheckpointManager:
 
         Args:
             directory: Absolute path or ``file://`` URI on a file system that all processes share.
-            save_every_steps: Multiples of it are due; 0: none for that reason. None: 1 without ``save_every_s``, with
-                it 0.
-            save_every_s: A step is due when so many seconds have passed since the last save; 0: not for that reason.
-            keep_last: The newest so many steps are kept.
-            keep_every_steps: Also multiples of it; 0: none for that reason.
-            keep_for_s: Also steps that were committed less than so many seconds ago; 0: none for that reason.
-            timeout_s: For what a save does in the background, and for each of the other calls.
+            save_every_steps: Steps that are multiples of it are due. 0: no step is due for that reason. None: 0 if
+                ``save_every_s`` is set, else 1.
+            save_every_s: Seconds after the last save at which a step is due. 0: no step is due for that reason.
+            keep_last: How many of the newest steps are kept.
+            keep_every_steps: Steps that are multiples of it are kept, too. 0: no step is kept for that reason.
+            keep_for_s: Seconds for which every step is kept after its commit. 0: no step is kept for that reason.
+            timeout_s: Seconds for the part of a save that runs in the background, and for each of the other calls.
             active_processes: As in ``AsyncCheckpointer``.
-            options: How arrays are written.
+            options: How arrays are written. None: the defaults.
             host_memory_limit_bytes: As in ``AsyncCheckpointer``.
+            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             gang: As in ``AsyncCheckpointer``.
-            clock: Monotonic seconds; of the first process, that by which steps are due.
+            clock: Returns monotonic seconds. Steps are due by the clock of the first process.
 
         Raises:
             SettingsError: An argument is wrong.
         """
+        if handlers is not None:
+            handlers.check_for_trees()
+        self._handlers = handlers
         if save_every_steps is None:
             save_every_steps = 0 if save_every_s else 1
         self._directory = os.fspath(directory)
@@ -89,6 +95,7 @@ class CheckpointManager:
             keep_for_s=keep_for_s,
             options=options,
             host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
             clock=clock,
         )
         self._checkpointer: StepCheckpointer | None = None
@@ -100,7 +107,7 @@ class CheckpointManager:
 
     @property
     def last_save(self) -> SaveStats | None:
-        """What the last committed save took in this process; None before the first."""
+        """Figures of the last committed save in this process. None before the first."""
         return None if self._checkpointer is None else self._checkpointer.executor.last_save
 
     def all_steps(self) -> list[int]:
@@ -108,15 +115,15 @@ class CheckpointManager:
         return listing.complete_steps(self._paths)
 
     def latest_step(self) -> int | None:
-        """Returns the newest step that has a complete checkpoint; None if there is none."""
+        """Returns the newest step that has a complete checkpoint. None if there is none."""
         return max(self.all_steps(), default=None)
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
         """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
 
         Args:
-            tree: Of the form that will be saved.
-            save_args: That ``save`` will be given.
+            tree: A tree of the form that will be saved.
+            save_args: The argument that ``save`` will get. None: no arguments.
 
         Raises:
             CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
@@ -125,22 +132,22 @@ class CheckpointManager:
         self._open().prepare(tree, save_args=save_args)
 
     def should_save(self, step: int) -> bool:
-        """True if it is time to save this step, alike in all processes.
+        """Returns whether this step is due, the same in all processes.
 
-        Where steps are due by seconds, ask at every step (``save`` does).
+        If steps are due by seconds, call it at every step (``save`` calls it).
         """
         return self._open().save_interval.is_due(step)
 
     def save(self, step: int, tree: Any, *, force: bool = False, save_args: Any = None) -> bool:
-        """Saves if ``should_save``: copies to host memory, and writes while the caller goes on.
+        """Saves if ``should_save``: copies the tree to host memory, and writes it while the caller goes on.
 
-        Waits for the save before it. On return the tree may be donated.
+        Waits for the previous save. When this returns, the tree may be donated.
 
         Args:
-            step: Of the tree.
-            tree: Of arrays, numbers and strings.
-            force: Whether to save a step that is not due, too, or replace one that is on disk as this manager's state.
-            save_args: ``SaveArgs`` for all leaves, or a tree of them.
+            step: The step that the tree is at.
+            tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
+            force: Whether to save a step that is not due, and to replace one that this manager has already saved.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Returns:
             True if a save was begun, or the step is on disk as this manager's state already.
@@ -169,14 +176,14 @@ class CheckpointManager:
         *,
         like: Any = None,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     ) -> Restored:
         """Restores a step, or the newest one that all processes can read.
 
-        Before the first save it deletes nothing: an evaluation may look at what another job keeps.
+        Nothing is deleted before the first save, as an evaluation may read the directory of another job.
 
         Args:
-            step: That is wanted; None for the newest, past damaged ones.
+            step: The step to restore. None: the newest one that is not damaged.
             like: As in ``AsyncCheckpointer.restore``.
             restore_args: As in ``AsyncCheckpointer.restore``.
             options: As in ``AsyncCheckpointer.restore``.
@@ -211,7 +218,7 @@ class CheckpointManager:
             CheckpointCorrupt: Its metadata are damaged.
         """
         folder = restore_path.folder_of(self._paths.step(step))
-        return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic))
+        return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers)
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
@@ -226,7 +233,7 @@ class CheckpointManager:
         self._open().executor.wait_until_finished(None)
 
     def close(self) -> None:
-        """Waits for the background save under way, and for old steps to be deleted. Safe to repeat.
+        """Waits for the background save, and for old steps to be deleted. May be called again.
 
         Raises:
             SaveFailed: The save failed.

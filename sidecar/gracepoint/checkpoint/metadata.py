@@ -1,4 +1,4 @@
-"""What a checkpoint holds, leaf by leaf, without reading any values."""
+"""The metadata of a checkpoint: what it holds, leaf by leaf. No values are read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import jax
 
 from gracepoint.checkpoint.format import sharding_file
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.loading.handled_restore import handled_metadata
 from gracepoint.checkpoint.loading.restore_tree import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_tree
 from gracepoint.deadline import Deadline
@@ -17,18 +19,19 @@ from gracepoint.errors import CheckpointError
 
 @dataclasses.dataclass(frozen=True)
 class LeafMetadata:
-    """What is known of a saved leaf without reading it.
+    """The metadata of one leaf.
 
     Attributes:
-        name: Its keys joined by dots.
-        value_type: Orbax's word for what was saved: "jax.Array", "np.ndarray", "scalar", "string".
-        shape: Of typed PRNG keys, in keys; None for strings.
-        dtype: numpy's; of typed PRNG keys, of JAX; None for strings.
-        sharding: That it was saved with, of typed PRNG keys that of the keys; None if that is not recorded or its
-            devices are not here.
-        sharding_text: The same in words; empty if it is not recorded.
-        chunk_shape: Of what is read at once.
-        write_shape: Of what one process wrote of a shard; None if that is not recorded, as of what is no jax.Array.
+        name: The leaf's keys, joined by dots.
+        value_type: Orbax's name for the type that was saved: "jax.Array", "np.ndarray", "scalar" or "string"; or the
+            ``typestr`` of the handler that saved it.
+        shape: Shape of the array; of typed PRNG keys, in keys. None if the leaf is not an array.
+        dtype: numpy's type; for typed PRNG keys, JAX's. None if the leaf is not an array.
+        sharding: Sharding that the array was saved with. None if it is not recorded, or its devices do not exist here.
+        sharding_text: The sharding in words. Empty if it is not recorded.
+        chunk_shape: Shape of a chunk, which is read as a whole. None if the leaf is not an array.
+        write_shape: Shape of what one process wrote of a shard. None if it is not recorded, as for all leaves that are
+            not a ``jax.Array``.
     """
 
     name: str
@@ -43,12 +46,13 @@ class LeafMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class TreeMetadata:
-    """What a checkpoint holds.
+    """The metadata of one checkpoint.
 
     Attributes:
-        path: Of the checkpoint's folder.
-        tree: Dicts and lists with ``LeafMetadata`` at each leaf; empty containers and None as they are.
-        by_orbax: Orbax wrote it: there are no checksums.
+        path: The checkpoint's folder.
+        tree: Dicts and lists with ``LeafMetadata`` at each leaf, or what the leaf's type handler returned. Empty
+            containers and None stay as they are.
+        by_orbax: Whether Orbax wrote the checkpoint, which then has no checksums.
     """
 
     path: Path
@@ -56,16 +60,20 @@ class TreeMetadata:
     by_orbax: bool
 
 
-def metadata_of(folder: Path, deadline: Deadline) -> TreeMetadata:
+def metadata_of(folder: Path, deadline: Deadline, handlers: HandlerRegistry | None = None) -> TreeMetadata:
     """Returns the metadata of the checkpoint in ``folder``.
 
     Raises:
-        CheckpointCorrupt: They are missing or damaged.
-        CheckpointError: They cannot be read for another reason, time among them.
+        CheckpointCorrupt: The metadata is missing or damaged.
+        CheckpointError: It cannot be read for another reason, or not in time.
     """
     with in_time(folder, deadline):
         stored = open_tree(folder, deadline)
-    return TreeMetadata(folder, jax.tree.map(metadata_of_leaf, stored.nested()), stored.manifest is None)
+        handled = handled_metadata(stored, handlers, deadline)
+    tree = jax.tree.map(
+        lambda leaf: handled[leaf.name] if leaf.name in handled else metadata_of_leaf(leaf), stored.nested()
+    )
+    return TreeMetadata(folder, tree, stored.manifest is None)
 
 
 def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:

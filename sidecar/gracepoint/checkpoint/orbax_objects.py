@@ -10,8 +10,14 @@ import dataclasses
 import enum
 from typing import Any
 
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs, SingleReplicaArrayRestoreArgs
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import (
+    ArrayRestoreArgs,
+    RestoreArgs,
+    SaveArgs,
+    SingleReplicaArrayRestoreArgs,
+    TransferPriority,
+    WriteOptions,
+)
 from gracepoint.errors import CheckpointRefused, SettingsError
 
 _RESTORE_ARGS = (SingleReplicaArrayRestoreArgs, ArrayRestoreArgs, RestoreArgs)

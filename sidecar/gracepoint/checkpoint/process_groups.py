@@ -1,9 +1,9 @@
-"""The processes that save together where no session has brought them together: any initialised JAX cluster.
+"""The processes that save together, if no session has brought them together: those of any initialised JAX cluster.
 
-The only module here that knows the coordination service; all others see a ``Gang``.
+Only this module uses the coordination service; all others use a ``ProcessGroup``.
 
-Checkpointers are numbered as they are made, separately for each set of processes. So those that are alive at the same
-time never meet each other's keys, as long as every process makes its own of one set in the same order.
+Checkpointers are numbered in the order in which they are made, separately for each set of processes. So the keys of
+checkpointers that are alive at the same time differ, if every process makes those of one set in the same order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class JoinedGroup:
     """Processes that save together.
 
     Attributes:
-        gang: They, by rank.
-        attempt: Unique to this one, and the same in all its processes.
+        gang: The processes, by rank.
+        attempt: Unique to this group; the same in all its processes.
         processes: ``jax.process_index()`` of each rank.
-        job: The same in all attempts of a job, where that is known; else ``attempt``.
+        job: The same in all attempts of a job. If the job is not known, this is ``attempt``.
     """
 
     gang: ProcessGroup
@@ -50,7 +50,7 @@ class JoinedGroup:
         """Returns the rank of a process by its ``jax.process_index()``.
 
         Raises:
-            SettingsError: It is none of these.
+            SettingsError: It is not one of these processes.
         """
         if process not in self.processes:
             raise SettingsError(
@@ -60,11 +60,11 @@ class JoinedGroup:
 
 
 class GroupFactory:
-    """A place in the order of checkpointers; made in the same order in all processes, joined when it is needed.
+    """Brings processes together when that is needed first. Every process creates its factories in the same order.
 
     Args:
-        active_processes: ``jax.process_index()`` of those that save; None for all.
-        gang: Processes that are together already.
+        active_processes: ``jax.process_index()`` of the processes that save. None: all.
+        gang: A group that exists already. None: one is made of ``active_processes``.
     """
 
     def __init__(self, active_processes: Collection[int] | None = None, gang: ProcessGroup | None = None) -> None:

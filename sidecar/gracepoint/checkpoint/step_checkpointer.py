@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions
 from gracepoint.checkpoint.metrics import Saved
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.saving.due_saves import DueSaves, OtherSave
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
@@ -64,6 +64,7 @@ class StepCheckpointer:
         keep_for_s: float = 0.0,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
         remember_throughput: bool = False,
         hastens: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +84,7 @@ class StepCheckpointer:
             keep_for_s: As in ``Retention``.
             options: How arrays are written; None: the defaults.
             host_memory_limit_bytes: Background saves may have so much host memory in this process; None: what there is.
+            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             remember_throughput: Whether a file in the directory tells the next start how fast saves have been.
             hastens: Whether ``hasten`` will be called.
             clock: Monotonic seconds.
@@ -110,7 +112,9 @@ class StepCheckpointer:
             processes=processes,
             options=options,
             host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
         )
+        self._handlers = handlers
         self._tidier = StepCleaner(self._paths, Retention(keep_last, keep_every_steps, keep_for_s), attempt)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
@@ -351,7 +355,7 @@ class StepCheckpointer:
         timeout_s: float,
         step: int | None = None,
         restore_args: Any = None,
-        options: RestoreOptions = DEFAULTS,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
         reshard: Mapping[str, Reshard] | None = None,
         tidy: bool = True,
     ) -> Restored | None:
@@ -395,7 +399,7 @@ class StepCheckpointer:
                 deadline=deadline,
                 sleep=time.sleep,
                 restore_args=restore_args,
-                options=options,
+                options=options.with_handlers(self._handlers),
                 reshard=reshard,
                 only=step,
             )

@@ -86,7 +86,7 @@ def attach(
     join(settings)
     meeting = meet(settings)
     where = _directory(settings, meeting.gang.process_count)
-    from gracepoint.checkpoint import StepCheckpointer
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
     checkpointer = StepCheckpointer(
         where,

@@ -11,7 +11,7 @@ from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint import StepCheckpointer
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
 log = logging.getLogger(__name__)
 

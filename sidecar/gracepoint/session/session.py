@@ -32,7 +32,8 @@ from gracepoint.session.sync_points import SyncPoints
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint import SingleReplica, StepCheckpointer
+    from gracepoint.checkpoint import SingleReplica
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
 log = logging.getLogger(__name__)
 

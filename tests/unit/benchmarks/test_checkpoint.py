@@ -28,14 +28,14 @@ def named(found: Sequence[Figure], name: str) -> Figure:
     return next(figure for figure in found if figure.name == name)
 
 
-def test_a_figure_is_the_median_over_turns_of_the_process_that_took_longest() -> None:
+def test_figure_is_the_median_over_turns_of_the_slowest_process() -> None:
     found = figures_of_large([measured([1.0, 1.0, 5.0]), measured([1.1, 1.15, 1.0])])
     assert named(found, f"save blocks training, {GRACEPOINT}").value == 1.15
     assert named(found, "save blocks training / memcpy").value == 1.15
     assert named(found, "save blocks training / memcpy").met is True
 
 
-def test_a_first_save_that_takes_longer_than_the_later_ones_misses_its_goal() -> None:
+def test_slow_first_save_misses_its_goal() -> None:
     found = figures_of_large([measured([1.2, 1.0, 1.0])])
     assert named(found, "first save / later ones").value == 1.2
     assert named(found, "first save / later ones").met is False

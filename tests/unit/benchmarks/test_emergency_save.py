@@ -48,7 +48,7 @@ def test_a_slow_store_that_could_not_be_made_misses_its_goal() -> None:
     assert emergency_save.figures_of_slow([measured()])[-1].met is True
 
 
-def test_the_first_save_is_held_against_the_tenth_in_the_median_of_all_starts() -> None:
+def test_first_save_is_compared_with_the_tenth_in_the_median() -> None:
     starts = [[measured(express=[first, 9.0, 1.0])] for first in (1.0, 1.2, 5.0)]
     assert emergency_save.figure_of_first(starts).value == pytest.approx(1.2)
 

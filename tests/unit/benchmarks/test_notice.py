@@ -34,7 +34,7 @@ def test_a_thousand_have_goals_and_fewer_have_none() -> None:
     assert found(1000, slow, "taint -> sent, p50") == (0.15, None)
 
 
-def test_a_notice_that_did_not_come_misses_the_goal_whatever_the_others_took() -> None:
+def test_missing_notice_misses_the_goal_whatever_the_others_took() -> None:
     assert found(100, measured([0.1, 0.1], missed=1), "notices or receipts that did not come") == (1, False)
     assert found(100, measured([0.1, 0.1]), "notices or receipts that did not come") == (0, True)
 

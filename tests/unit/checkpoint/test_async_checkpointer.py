@@ -22,7 +22,7 @@ import pytest
 from gracepoint.checkpoint import api
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.leaf_args import SaveArgs
+from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -38,8 +38,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.steps.test_commit import DyingGang
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     flip_bit,
@@ -49,6 +48,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
+from tests.unit.checkpoint.fakes.failures import DyingGang, break_writer
 
 
 @pytest.fixture
@@ -69,13 +69,6 @@ def hold_commit(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go
 
 
-def break_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ChunkWriter, "write", no_space)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -83,7 +76,7 @@ def names(folder: Path) -> list[str]:
 # Saving.
 
 
-def test_a_save_returns_when_the_state_is_copied_and_its_path_appears_as_a_whole(
+def test_save_returns_after_the_copy_and_appears_atomically(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = hold_commit(monkeypatch)
@@ -247,9 +240,7 @@ def test_names_of_its_own_files_are_no_names_for_leaves(tmp_path: Path, checkpoi
     assert checkpointer.restore(tmp_path / "a")["host_state"].shape == (3,)
 
 
-def test_listeners_hear_how_long_callers_were_blocked_and_what_went_on_in_the_background(
-    tmp_path: Path, checkpointer: AsyncCheckpointer
-) -> None:
+def test_listeners_hear_blocking_times_and_background_events(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
     heard: dict[str, float] = {}
 
     def duration(event: str, seconds: float, **_: Any) -> None:
@@ -307,7 +298,7 @@ class Heard:
         self.scalars[event] = value
 
 
-def test_making_a_checkpointer_is_told_by_orbax_s_event_and_its_settings_by_a_log_line(
+def test_new_checkpointer_records_orbaxs_event_and_logs_its_settings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "gracepoint")
@@ -344,7 +335,7 @@ def test_restores_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncC
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
-def test_the_path_of_every_save_is_in_log_lines_from_its_begin_to_its_end(
+def test_path_of_every_save_is_logged_from_begin_to_end(
     tmp_path: Path, checkpointer: AsyncCheckpointer, in_background: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gracepoint")
@@ -398,7 +389,7 @@ def test_a_failed_save_that_was_raised_is_not_logged_again(tmp_path: Path, caplo
     assert "nobody waited" not in caplog.text
 
 
-def test_orbax_s_second_argument_is_the_timeout_and_a_handler_is_refused_in_words() -> None:
+def test_orbaxs_second_argument_is_the_timeout_and_a_handler_is_refused() -> None:
     AsyncCheckpointer(None, 30).close()
     with pytest.raises(ValueError, match="handler: expected None, found a dict: trees are saved without one"):
         AsyncCheckpointer({})  # type: ignore[arg-type]
@@ -434,10 +425,10 @@ def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
     assert not any(tmp_path.glob("process-[01]"))
 
 
-def test_a_process_that_does_not_come_is_named_when_the_time_is_over(tmp_path: Path) -> None:
+def test_missing_process_is_named_at_the_timeout(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         if gang.process_index == 0:
-            with AsyncCheckpointer(gang=gang, timeout_s=3) as checkpointer:
+            with AsyncCheckpointer(gang=gang, timeout_s=1) as checkpointer:
                 checkpointer.save(tmp_path / "a", small_state())
 
     alone, _ = outcomes_in_gang(2, run)
@@ -457,7 +448,7 @@ def test_what_stands_in_the_way_is_found_by_all_processes_alike(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("primary_host", "callers"), [(0, [0]), (1, [1]), (None, [0, 1, 2])])
-def test_the_callback_is_called_where_it_should_be_before_anybody_knows_of_the_commit(
+def test_callback_is_called_in_its_process_before_the_commit_is_known(
     tmp_path: Path, primary_host: int | None, callers: list[int]
 ) -> None:
     called: list[int] = []
@@ -477,7 +468,7 @@ def test_the_callback_is_called_where_it_should_be_before_anybody_knows_of_the_c
     assert in_gang(3, run) == [callers] * 3
 
 
-def test_a_callback_that_fails_is_an_error_of_the_save_in_all_processes(tmp_path: Path) -> None:
+def test_failing_callback_fails_the_save_in_all_processes(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         def callback() -> None:
             raise ZeroDivisionError("in the callback")
@@ -507,7 +498,7 @@ class SyncFn:
         barrier.wait(timeout_ms / 1000)
 
 
-def test_a_barrier_of_the_callers_own_is_used_twice_a_save_with_unique_keys(tmp_path: Path) -> None:
+def test_custom_barrier_is_called_twice_a_save_with_unique_keys(tmp_path: Path) -> None:
     sync = SyncFn(2)
 
     def run(gang: ProcessGroup) -> None:
@@ -522,7 +513,7 @@ def test_a_barrier_of_the_callers_own_is_used_twice_a_save_with_unique_keys(tmp_
     assert [key.rpartition("/")[2] for key in sync.keys[::2]] == ["write_complete", "commit_complete"] * 2
 
 
-def test_a_barrier_of_the_callers_own_that_fails_fails_the_save_unless_it_is_durable(tmp_path: Path) -> None:
+def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path) -> None:
     def fail(*, key: str, timeout_ms: int) -> None:
         raise RuntimeError("DEADLINE_EXCEEDED")
 
@@ -603,9 +594,7 @@ def leave_uncommitted(path: Path, *processes: int) -> None:
             saver.now(saver.begin(paths, None), small_state(3), {}, deadline=deadline, on_stage=lambda _: None)
 
 
-def test_a_save_that_all_finished_and_nobody_committed_is_committed_by_the_restore(
-    tmp_path: Path, checkpointer: AsyncCheckpointer
-) -> None:
+def test_finished_uncommitted_save_is_committed_by_restore(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
     leave_uncommitted(tmp_path / "a", 0, 1)
     assert names(tmp_path) == ["a.gracepoint-tmp.local-dead.1"]
     assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(3))

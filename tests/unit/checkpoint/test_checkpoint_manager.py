@@ -24,7 +24,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     chunk_files,
     engine,
@@ -34,7 +34,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
-from tests.unit.checkpoint.test_async_checkpointer import break_writer
+from tests.unit.checkpoint.fakes.failures import break_writer
 
 
 def numbers(root: Path) -> list[str]:
@@ -58,7 +58,7 @@ def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserve
     assert len(reserved) == 1
 
 
-def test_without_an_interval_every_step_is_due_and_with_seconds_alone_none_by_its_number(tmp_path: Path) -> None:
+def test_without_an_interval_every_step_is_due(tmp_path: Path) -> None:
     now = [0.0]
     with (
         CheckpointManager(tmp_path / "a") as every,
@@ -124,7 +124,7 @@ def test_an_evaluation_that_only_restores_deletes_nothing_of_what_another_job_ke
         assert training.all_steps() == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_an_earlier_start_did_not_finish_goes_with_the_first_save_of_one_that_restored_before(
+def test_unfinished_saves_are_deleted_by_the_first_save_after_a_restore(
     tmp_path: Path,
 ) -> None:
     with CheckpointManager(tmp_path) as manager:
@@ -140,9 +140,7 @@ def test_what_an_earlier_start_did_not_finish_goes_with_the_first_save_of_one_th
 
 
 @pytest.mark.parametrize("step", [3, 5])
-def test_a_first_save_that_would_be_behind_what_is_there_is_refused_unless_that_was_restored(
-    tmp_path: Path, step: int
-) -> None:
+def test_first_save_behind_existing_steps_is_refused_without_a_restore(tmp_path: Path, step: int) -> None:
     def start(gang: ProcessGroup) -> list[bool]:
         with CheckpointManager(tmp_path, gang=gang) as manager:
             with pytest.raises(CheckpointExists, match=rf"save\({step}\): .* has a complete step 5, and nothing was"):
@@ -160,7 +158,7 @@ def test_a_first_save_that_would_be_behind_what_is_there_is_refused_unless_that_
     assert numbers(tmp_path)[-3:] == ["5", "6", "7"]
 
 
-def test_a_damaged_newest_step_is_passed_over_and_one_that_was_asked_for_is_not(tmp_path: Path) -> None:
+def test_damaged_newest_step_is_skipped_unless_it_was_requested(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
             manager.save(step, small_state(step))
@@ -209,9 +207,7 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
     assert numbers(tmp_path) == ["2"]
 
 
-def test_a_directory_that_another_job_uses_is_refused_when_it_would_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_of_another_job_is_refused_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PATIENCE_S", 0.01)
     save(engine(tmp_path), 1, small_state())
     other = lease.Holder("job-b", "job-b-0", "another-machine", "1:7:123")
@@ -222,7 +218,7 @@ def test_a_directory_that_another_job_uses_is_refused_when_it_would_be_written_t
             manager.save(2, small_state())
 
 
-def test_all_processes_of_a_gang_save_the_same_steps_and_restore_the_same_one(tmp_path: Path) -> None:
+def test_gang_saves_and_restores_the_same_steps(tmp_path: Path) -> None:
     state = small_state()
 
     def run(gang: ProcessGroup) -> tuple[list[int], int]:
@@ -242,7 +238,7 @@ def test_all_processes_of_a_gang_save_the_same_steps_and_restore_the_same_one(tm
     assert (restored, numbers(tmp_path)) == (first[-1], sorted(map(str, first[-2:])))
 
 
-def test_a_leaf_that_cannot_be_saved_fails_in_the_process_that_has_it_and_is_told_to_the_others(tmp_path: Path) -> None:
+def test_unsavable_leaf_fails_its_process_and_is_reported_to_peers(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         with CheckpointManager(tmp_path, gang=gang, timeout_s=20) as manager:
             manager.save(1, {"w": jnp.zeros(2), "bad": object() if gang.process_index else 1})

@@ -15,7 +15,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from tests import accelerators
-from tests.unit.checkpoint.support import assert_same, engine, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
 DTYPES = ("bool", "int4", "int8", "uint32", "bfloat16", "float16", "float32", "complex64", "float8_e4m3fn")
 

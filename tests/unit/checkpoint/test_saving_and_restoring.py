@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import StepCheckpointer
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     in_gang,
@@ -90,7 +90,7 @@ def test_arrays_with_a_transposed_device_layout_are_saved_in_row_order(tmp_path:
     np.testing.assert_array_equal(restored.state["w"], values)
 
 
-def test_a_state_may_be_donated_as_soon_as_the_background_save_has_begun(tmp_path: Path) -> None:
+def test_state_may_be_donated_once_the_background_save_began(tmp_path: Path) -> None:
     step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
     state = {"w": jax.device_put(jnp.arange(1 << 20, dtype=jnp.float32), sharding(("x", "y")))}
     checkpointer = engine(tmp_path)
@@ -109,7 +109,7 @@ def test_a_state_may_be_donated_as_soon_as_the_background_save_has_begun(tmp_pat
         assert b"".join(f.read_bytes() for f in files) == expected[number].tobytes()
 
 
-def test_numpy_leaves_may_be_changed_as_soon_as_the_background_save_has_begun(tmp_path: Path) -> None:
+def test_numpy_leaves_may_change_once_the_background_save_began(tmp_path: Path) -> None:
     state = {"w": np.zeros(1 << 20)}
     checkpointer = engine(tmp_path)
     checkpointer.save_in_background(1, state, {})
@@ -153,9 +153,7 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
     assert len(made) == 1
 
 
-def test_a_directory_that_is_a_disk_of_each_process_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_local_directory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gracepoint.checkpoint.steps.directory_checks._APPEARS_S", 0.1)
     found = outcomes_in_gang(
         3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).check_shared(timeout_s=30)
@@ -225,7 +223,7 @@ def test_saving_the_restored_step_again_writes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "1").stat().st_ino == before
 
 
-def test_an_emergency_in_the_middle_of_the_background_save_of_its_step_waits_for_that(tmp_path: Path) -> None:
+def test_emergency_waits_for_the_background_save_of_its_step(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
     checkpointer.save_in_background(5, small_state(), {})
     save(checkpointer, 5, small_state())

@@ -15,7 +15,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
-from tests.unit.checkpoint.support import engine, flip_bit, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import engine, flip_bit, restore, save, small_state
 
 # Of which a restore of ours reads nothing.
 FOR_ORBAX_ALONE = {"array_metadatas/process_0", "commit_success.txt", "ocdbt.process_0/manifest.ocdbt"}
@@ -68,9 +68,7 @@ def test_a_damaged_chunk_is_named_with_the_path_of_its_array(
     assert problem in str(report)
 
 
-def test_in_ocdbt_a_flipped_bit_is_found_in_every_file_and_the_step_before_is_restored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ocdbt_flipped_bit_is_found_in_every_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = engine(tmp_path, options=WriteOptions(use_ocdbt=True))
     for number in (1, 2):
         save(checkpointer, number, {"w": np.arange(4096.0) + number, "v": np.ones(4096)})

@@ -8,7 +8,7 @@ import pytest
 
 from demo import install
 from tests.testcluster.api import ClusterError
-from tests.unit.demo.test_training import Answers
+from tests.unit.demo.fakes import Answers
 
 
 class Webhooks(Answers):

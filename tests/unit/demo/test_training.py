@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,43 +9,7 @@ import pytest
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.testcluster.api import Cluster, ClusterError
-
-
-class Answers(Cluster):
-    """Answers ``kubectl get`` with a list of objects, and keeps what is created."""
-
-    shared_dir: Path = Path()
-
-    def __init__(self, shared_dir: Path, *items: dict[str, Any]) -> None:
-        self.shared_dir = shared_dir
-        self.items = items
-        self.created: list[dict[str, Any]] = []
-
-    def kubectl(
-        self, *args: str, stdin: str | None = None, timeout_s: float = 60, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        if args[0] == "create":
-            self.created.append(json.loads(stdin or ""))
-        return subprocess.CompletedProcess(args, 0, json.dumps({"items": self.items}), "")
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    def helm(self, *args: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
-        raise NotImplementedError
-
-    def build_image(self, *args: Any, **kwargs: Any) -> str:
-        raise NotImplementedError
-
-    def lose_node(self, name: str, *, delete_object: bool = False) -> None:
-        raise NotImplementedError
-
-    def restore_node(self, name: str, *, timeout_s: float = 60) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+from tests.unit.demo.fakes import Answers
 
 
 def jobset(**status: object) -> dict[str, Any]:
@@ -111,7 +74,7 @@ def test_a_test_may_change_the_jobset_before_it_is_created(tmp_path: Path) -> No
     assert cluster.created[0]["spec"]["ttlSecondsAfterFinished"] == 5
 
 
-def test_a_name_that_was_used_before_is_refused_as_its_checkpoints_would_be_restored(tmp_path: Path) -> None:
+def test_reused_name_is_refused_as_its_checkpoints_would_be_restored(tmp_path: Path) -> None:
     run_on(Answers(tmp_path)).start()
     with pytest.raises(ClusterError, match="a run named one was here before"):
         run_on(Answers(tmp_path)).start()
@@ -147,7 +110,7 @@ def test_waiting_for_the_second_preemption_is_not_content_with_the_first(tmp_pat
         run.wait_for_phase(epoch=1, timeout_s=0)
 
 
-def test_what_a_record_is_waited_to_say_may_come_after_the_jobs_end(tmp_path: Path) -> None:
+def test_record_may_be_completed_after_the_jobs_end(tmp_path: Path) -> None:
     class Slowly(Answers):
         """Tells more at each look."""
 

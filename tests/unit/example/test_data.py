@@ -73,7 +73,7 @@ def test_the_digest_tells_batches_apart(loader: data.Loader) -> None:
     assert len({digest for _, digest in drawn(loader, 15)}) == 15
 
 
-def test_an_error_in_the_prefetch_thread_is_raised_where_the_batch_is_asked_for() -> None:
+def test_prefetch_error_is_raised_to_the_caller() -> None:
     def fail(batch: npt.NDArray[np.uint8]) -> None:
         raise RuntimeError("no room on the devices")
 

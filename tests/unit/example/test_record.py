@@ -30,7 +30,7 @@ def test_losses_are_written_bit_for_bit_with_their_step_and_batch(tmp_path: Path
     assert float.fromhex(line["loss"]) == 0.1
 
 
-def test_a_loss_that_is_not_ready_is_not_waited_for_and_keeps_its_place(tmp_path: Path) -> None:
+def test_unready_loss_is_not_waited_for_and_keeps_its_place(tmp_path: Path) -> None:
     losses = record.Losses(tmp_path, 0)
     late = Loss(1.0)
     late.ready = False
@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_ready_is_not_waited_for_and_keeps_its_place(tmp_path
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
-def test_closing_gives_up_on_a_loss_that_never_comes_and_names_its_step(
+def test_closing_gives_up_on_a_missing_loss_and_names_its_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses = record.Losses(tmp_path, 0)

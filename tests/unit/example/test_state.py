@@ -37,9 +37,7 @@ def copied(current: state.State) -> state.State:
     return copy
 
 
-def test_a_run_that_goes_on_from_a_copy_of_its_state_ends_with_the_same_bits(
-    train_step: Any, fresh: state.State
-) -> None:
+def test_run_resumed_from_a_state_copy_ends_with_the_same_bits(train_step: Any, fresh: state.State) -> None:
     data = batches(4)
     current = fresh
     for batch in data[:2]:

@@ -18,7 +18,7 @@ from gracepoint.multihost import agreement as agreement_module
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract, from_json
 from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
 from gracepoint.multihost.store import StoreUnavailable
-from tests.unit.multihost.gangs import gangs, together
+from tests.unit.multihost.fakes.gangs import gangs, together
 
 LATER_S = 1e6
 
@@ -307,7 +307,7 @@ def test_a_notice_that_stands_when_training_ends_is_moot(make: Callable[..., Gan
     assert not gang.agreements[0].finish()
 
 
-def test_a_notice_after_a_process_has_finished_and_closed_is_moot_at_once(make: Callable[..., Gang]) -> None:
+def test_notice_after_close_is_moot_at_once(make: Callable[..., Gang]) -> None:
     gang = make(2)
     assert not gang.agreements[0].finish()
     gang.agreements[0].close()
@@ -319,7 +319,7 @@ def test_a_notice_after_a_process_has_finished_and_closed_is_moot_at_once(make: 
     assert not gang.agreements[1].finish()
 
 
-def test_a_process_that_breaks_off_fails_the_epoch_at_once_with_its_reason(make: Callable[..., Gang]) -> None:
+def test_failing_process_fails_the_epoch_at_once_with_its_reason(make: Callable[..., Gang]) -> None:
     gang = make(2)
     gang.agreements[1].abandon("ValueError: loss is NaN")
     tell(gang.agreements[0])
@@ -328,7 +328,7 @@ def test_a_process_that_breaks_off_fails_the_epoch_at_once_with_its_reason(make:
         gang.agreements[0].arrive()
 
 
-def test_a_process_that_breaks_off_in_an_open_epoch_lets_the_others_wait_no_longer(make: Callable[..., Gang]) -> None:
+def test_failing_process_releases_others_in_an_open_epoch(make: Callable[..., Gang]) -> None:
     gang = make(3)
     gang.agreements[2].close()  # does not publish
     tell(gang.agreements[0])
@@ -338,7 +338,7 @@ def test_a_process_that_breaks_off_in_an_open_epoch_lets_the_others_wait_no_long
         gang.agreements[0].arrive()
 
 
-def test_a_process_that_breaks_off_at_the_agreed_point_lets_those_there_wait_no_longer(
+def test_failing_process_releases_those_at_the_agreed_point(
     make: Callable[..., Gang],
 ) -> None:
     gang = make(2)
@@ -351,7 +351,7 @@ def test_a_process_that_breaks_off_at_the_agreed_point_lets_those_there_wait_no_
     assert "ValueError: loss is NaN" in str(results[0])
 
 
-def test_a_process_that_vanished_is_named_to_all_when_the_time_is_over(make: Callable[..., Gang]) -> None:
+def test_vanished_process_is_named_to_all_at_the_timeout(make: Callable[..., Gang]) -> None:
     gang = make(4, left_s=LATER_S)
     for agreement in gang.agreements[2:]:
         agreement.close()  # their threads end without a word, as a killed process's do

@@ -12,7 +12,7 @@ import pytest
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import SingleProcess
-from tests.unit.multihost.gangs import gangs, together
+from tests.unit.multihost.fakes.gangs import gangs, together
 
 
 def barrier(gang: StoreGang, key: str = "b", timeout_s: float = 20) -> functools.partial[None]:
@@ -57,7 +57,7 @@ def test_a_timeout_names_who_is_missing_for_everybody() -> None:
         assert "process 0 gave up after 0.2 s, without processes 2, 3 of 4" in str(result)
 
 
-def test_who_comes_too_late_learns_that_the_others_gave_up_and_completes_nothing() -> None:
+def test_late_process_learns_that_the_others_gave_up() -> None:
     early, late = gangs(2)
     ran: list[str] = []
     assert isinstance(together(barrier(early, timeout_s=0.05))[0], BarrierTimeout)
@@ -75,7 +75,7 @@ def test_a_process_that_fails_releases_those_that_wait_with_its_error() -> None:
         assert "process 2 reported ValueError: disk full" in str(result)
 
 
-def test_an_error_of_on_last_reaches_all_and_is_raised_where_it_happened() -> None:
+def test_on_last_error_reaches_all_and_is_raised_where_it_happened() -> None:
     def broken() -> None:
         raise OSError("no space")
 
@@ -238,7 +238,7 @@ def test_a_timeout_says_so_where_processes_name_different_sets() -> None:
     assert all(isinstance(r, BarrierTimeout) and "do not all name the same processes=" in str(r) for r in results)
 
 
-def test_cancelling_ends_the_wait_of_this_process_and_of_all_others_and_says_who_had_not_come() -> None:
+def test_cancelling_ends_all_waits_and_names_the_missing() -> None:
     store = InMemoryStore()
     first, second, third = gangs(3, store)
     waiting = threading.Thread(target=together, args=(barrier(second),))

@@ -47,7 +47,7 @@ def test_an_injected_pod_needs_nothing_else() -> None:
     assert detect(INJECTED, {}, Place()) == Place("gpt-leader-0-0.net:9000", 8, 2 + 1 * 3 + 2)
 
 
-def test_labels_alone_tell_a_pod_its_place_once_the_number_of_processes_is_given(labels: dict[str, str]) -> None:
+def test_labels_alone_give_a_pod_its_index(labels: dict[str, str]) -> None:
     assert detect({}, labels, Place(num_processes=4)) == Place("gpt-workers-0-0.gpt:8476", 4, 3)
 
 

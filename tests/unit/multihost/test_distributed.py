@@ -79,7 +79,7 @@ def test_the_address_may_come_from_jaxs_own_variable(call: Call) -> None:
     assert call("localhost:1", 2, 0, environ=environ)["address"] == "localhost:1"
 
 
-def test_a_pod_of_a_jobset_is_detected_and_jax_is_kept_from_asking_the_api_server(call: Call) -> None:
+def test_jobset_pod_is_detected_and_jax_does_not_ask_the_api_server(call: Call) -> None:
     environ = {
         "KUBERNETES_SERVICE_HOST": "10.0.0.1",
         Env.JOBSET_NAME: "gpt",
@@ -186,7 +186,7 @@ def test_attach_leaves_tpu_to_jax(call: Call) -> None:
     assert join(settings, {"TPU_WORKER_HOSTNAMES": "a,b"})
 
 
-def test_outside_of_a_cluster_the_state_is_that_of_one_process_and_there_is_nothing_to_shut_down() -> None:
+def test_state_outside_a_cluster_is_that_of_one_process() -> None:
     assert not global_state.initialized
     assert (global_state.process_id, global_state.num_processes) == (0, 1)
     assert global_state.coordinator_address is None

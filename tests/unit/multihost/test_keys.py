@@ -14,7 +14,7 @@ def test_a_key_says_job_attempt_epoch_phase_and_counter() -> None:
     assert [keys.next("commit", epoch=3) for _ in range(2)] == ["uid-7/2/3/commit/0", "uid-7/2/3/commit/1"]
 
 
-def test_phases_and_epochs_count_for_themselves_so_threads_do_not_disturb_each_other() -> None:
+def test_phases_and_epochs_count_separately_per_thread() -> None:
     one, other = BarrierKeys("uid", "a"), BarrierKeys("uid", "a")
     found = [one.next("commit"), one.next("cleanup"), one.next("commit"), one.next("commit", epoch=1)]
     # The same calls of each phase, in another order between the phases, as threads have it.

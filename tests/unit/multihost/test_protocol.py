@@ -24,7 +24,7 @@ from gracepoint.multihost.entries import Ended, Entry, Finished, NoticeEntry, St
 from gracepoint.multihost.ledger import Ledger
 from gracepoint.multihost.protocol import Member, Seat, Verdict
 from gracepoint.multihost.store import KeyExists
-from tests.unit.multihost.model import THREADS, Violation, World
+from tests.unit.multihost.fakes.model import THREADS, Violation, World
 
 MOST = 4
 processes = st.integers(0, MOST - 1)
@@ -158,7 +158,7 @@ class KeyReused(Member):
 
 
 @pytest.mark.parametrize("wrong", [WithoutFreeze, WithoutPlusOne, KeyReused])
-def test_the_machine_finds_fault_with_a_protocol_that_is_wrong_in_one_thing(wrong: type[Member]) -> None:
+def test_machine_finds_a_protocol_with_one_fault(wrong: type[Member]) -> None:
     machine = type("WrongGang", (Gang,), {"member": wrong})
     found = settings(max_examples=400, phases=[Phase.generate], report_multiple_bugs=False, **_COMMON)
     with pytest.raises((Violation, RuntimeError, KeyExists)):
@@ -202,7 +202,7 @@ DRILL = NoticeEntry(0, "rehearsal", 30.0, "about a rehearsal", drill=True, once=
         ),
     ],
 )
-def test_an_epoch_is_started_when_it_is_time_for_a_notice_that_stands(
+def test_epoch_starts_when_a_standing_notice_is_due(
     entries: tuple[Entry, ...], start_in_s: float, starts: bool
 ) -> None:
     member, bell = heard(*entries)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from gracepoint.multihost.protocol import Seat, Verdict
-from tests.unit.multihost.model import Violation
+from tests.unit.multihost.fakes.model import Violation
 
 
 class Process(NamedTuple):
@@ -133,7 +133,7 @@ class ReadsBeforeItOpens(Freeze):
 
 
 @pytest.mark.parametrize("wrong", [WithoutFreeze, WithoutPlusOne, ReadsBeforeItOpens])
-def test_the_model_finds_fault_with_a_freeze_that_is_wrong_in_one_thing(wrong: type[Freeze]) -> None:
+def test_model_finds_a_freeze_with_one_fault(wrong: type[Freeze]) -> None:
     with pytest.raises(Violation):
         wrong(2, 3).explore()
 

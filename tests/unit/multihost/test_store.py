@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gracepoint.multihost import InMemoryStore
-from tests.unit.multihost.store_contract import check
+from tests.unit.multihost.fakes.store_contract import check
 
 
 def test_the_in_memory_store_keeps_the_contract() -> None:

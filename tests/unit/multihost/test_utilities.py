@@ -29,7 +29,7 @@ def test_a_single_process_is_the_first_of_one() -> None:
     assert (multihost.process_index(), multihost.process_count()) == (0, 1)
 
 
-def test_the_primary_host_is_the_one_named_and_without_a_name_every_host() -> None:
+def test_primary_host_is_the_one_named_else_every_host() -> None:
     assert multihost.is_primary_host(0)
     assert multihost.is_primary_host(None)
     assert not multihost.is_primary_host(1)
@@ -92,7 +92,7 @@ def test_several_processes_without_a_cluster_are_a_value_error_as_in_orbax(monke
         multihost.get_barrier_sync_fn()
 
 
-def test_a_barrier_function_is_not_given_to_a_process_that_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_function_skips_inactive_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     gang = StoreGang(InMemoryStore(), 0, 2)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=gang))
@@ -117,9 +117,7 @@ def test_a_barrier_function_s_timeout_is_in_milliseconds(monkeypatch: pytest.Mon
     assert asked == [1.5, 2.0]
 
 
-def test_the_key_of_a_barrier_of_the_caller_s_own_is_in_a_log_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_key_of_a_custom_barrier_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     caplog.set_level(logging.INFO, "gracepoint")
     multihost.sync_global_processes("the name", timeout=7, barrier_sync_fn=lambda *, key, timeout_ms: None)

@@ -70,13 +70,13 @@ def test_constants_of_a_module_are_not_changed_and_those_in_functions_are() -> N
     ] == ["A.f: return 3 => return 4"]
 
 
-def test_a_mutant_is_the_module_with_that_line_changed_also_behind_letters_of_several_bytes() -> None:
+def test_mutant_changes_that_line_also_after_multibyte_characters() -> None:
     source = 'def f(a):\n    """Größe."""\n    x = "ü" if a < 1 else "ö"\n    return x\n'
     found = {mutant.after: mutant.source for mutant in mutants(source)}
     assert found['x = "ü" if a <= 1 else "ö"'] == source.replace("<", "<=")
 
 
-def test_the_same_change_of_the_same_line_at_two_places_is_two_mutants() -> None:
+def test_same_change_at_two_places_is_two_mutants() -> None:
     source = "def f(a, b):\n    if a:\n        return False\n    if b:\n        return False\n"
     found = [(mutant.line, mutant.name) for mutant in mutants(source) if "return" in mutant.before]
     assert found == [(3, "f: return False => return True"), (5, "f: return False => return True (2)")]
@@ -98,7 +98,7 @@ def test_the_same_seed_chooses_the_same_mutants_and_another_one_others() -> None
     assert sample(module, None, 0) == module.mutants()
 
 
-def test_equivalent_mutants_are_not_tried_and_one_that_is_not_there_any_more_is_an_error() -> None:
+def test_equivalent_mutants_are_skipped_and_missing_ones_are_errors() -> None:
     everything = Judged(LEASE, (), {}).mutants()
     name = everything[0].name
     assert name not in {mutant.name for mutant in Judged(LEASE, (), {name: "told by the test"}).mutants()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.replica import cluster
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.replica import cluster
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
 from gracepoint_operator import controller
 from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -154,13 +155,16 @@ def received(replica: Replica) -> int:
     return int(acknowledgements(replica)["received"])
 
 
-async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: MemoryApi, clock: Clock) -> None:
+async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_TWIN_S", 0.05)  # how long the record of the other replica may take
     async with running(api, clock) as replica:
         with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
             await acknowledge(replica, 0)
 
 
-async def test_a_signal_that_goes_away_is_taken_back_from_all_who_may_know_of_it(api: MemoryApi, clock: Clock) -> None:
+async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         told = replica.subscribe(0)
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
@@ -220,9 +224,7 @@ async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock:
         assert remaining == [900.0] or remaining == [300.0, 900.0]
 
 
-async def test_a_gang_that_is_to_train_on_to_its_time_limit_is_told_to_leave_when_its_node_goes(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_gang_training_to_its_limit_is_told_to_leave_with_its_node(api: MemoryApi, clock: Clock) -> None:
     limited = objects.job() | {
         "spec": {"completions": 2, "activeDeadlineSeconds": 1000},
         "status": {"startTime": objects.stamp(NOW - 100)},
@@ -258,10 +260,7 @@ async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Cloc
         await replica.phase_of("leave", "Committed", seen=True)
 
 
-async def test_a_request_for_no_jobset_is_answered_after_a_while(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_request_for_no_jobset_is_answered_after_a_while(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(kinds.PREEMPTIONS, objects.request(jobset="nobody"))
         await asyncio.sleep(0.05)
@@ -271,7 +270,7 @@ async def test_a_request_for_no_jobset_is_answered_after_a_while(
         assert "there is no JobSet nobody" in replica.named("leave")["status"]["message"]
 
 
-async def test_a_gang_that_has_left_too_often_is_told_to_save_and_train_on(clock: Clock) -> None:
+async def test_gang_over_the_exit_limit_saves_and_trains_on(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api, exitBreaker={"savedExits": 1, "withinSeconds": 600})
     before = objects.preemption(phase="Committed", created_at=NOW - 300, ended_at=NOW - 290, pods=[])
@@ -309,10 +308,7 @@ async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryA
         await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "the epoch")
 
 
-async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryApi, clock: Clock) -> None:
     for number in range(1, 11):
         others_were_told(api, number)
     async with running(api, clock) as replica:
@@ -396,7 +392,7 @@ async def test_two_replicas_that_decide_at_once_make_one_object_and_one_event(ap
         assert first.reasons == ["PreemptionNoticed"]
 
 
-async def test_a_deleted_pod_is_looked_at_afresh_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
+async def test_deleted_pod_is_read_again_and_a_restart_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         api.add(JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
@@ -423,7 +419,7 @@ async def test_a_deleted_pod_is_believed_where_the_api_does_not_answer(api: Memo
         await replica.phase("Noticed")
 
 
-async def test_a_gang_that_learnt_by_sigterm_gets_a_record_and_is_not_told(api: MemoryApi, clock: Clock) -> None:
+async def test_gang_informed_by_sigterm_gets_a_record_and_no_notice(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         await replica.report(Phase.AGREED, preemption="")
@@ -610,9 +606,7 @@ def policy_writes(api: MemoryApi) -> int:
     return sum(call.startswith("PATCH") and call.endswith("checkpointpolicies/careful/status") for call in api.calls)
 
 
-async def test_two_replicas_with_different_forecasts_agree_on_the_newest_and_come_to_rest(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_replicas_with_different_forecasts_agree_on_the_newest(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         replicas = (first, second)
 
@@ -660,9 +654,7 @@ async def test_a_jobset_that_is_older_than_its_policy_is_named_on_it(api: Memory
 
 
 @pytest.mark.parametrize("phase", ["Retracted", "Expired"])
-async def test_a_gang_that_went_on_after_an_epoch_and_is_then_disrupted_unseen_gets_its_own_record(
-    api: MemoryApi, clock: Clock, phase: str
-) -> None:
+async def test_unobserved_second_disruption_gets_its_own_record(api: MemoryApi, clock: Clock, phase: str) -> None:
     api.add(kinds.PREEMPTIONS, objects.preemption(phase=phase, ended_at=NOW))
     clock.move(1000)
     async with running(api, clock) as replica:
@@ -684,7 +676,7 @@ async def test_the_last_word_is_written_however_long_the_api_was_away(
         await replica.phase("Committed")
 
 
-async def test_a_record_that_lacks_the_end_is_written_again_when_it_is_seen(api: MemoryApi, clock: Clock) -> None:
+async def test_record_without_an_end_is_written_again_when_seen(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         noticed = await replica.phase("Noticed")
@@ -728,9 +720,7 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
             await replica.core.reports.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
 
 
-async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on_until_it_is_deleted(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_jobset_without_its_label_keeps_its_epoch_until_deleted(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -749,9 +739,7 @@ async def test_a_jobset_that_lost_its_label_is_still_there_and_its_epoch_goes_on
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
 
 
-async def test_an_eviction_waits_for_the_save_also_when_the_policy_was_deleted_meanwhile(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_eviction_waits_for_the_save_though_the_policy_was_deleted(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         pod = objects.pod(0)["metadata"]["name"]
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
@@ -760,9 +748,7 @@ async def test_an_eviction_waits_for_the_save_also_when_the_policy_was_deleted_m
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
 
 
-async def test_a_record_whose_maker_died_before_its_first_status_is_filled_in_by_the_next_replica(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_record_without_status_is_completed_by_the_next_replica(api: MemoryApi, clock: Clock) -> None:
     made = objects.preemption(deadline_at=NOW + 300)
     del made["status"]
     api.add(kinds.PREEMPTIONS, made)
@@ -781,9 +767,7 @@ async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(ap
         assert condition(body, "Ended")["reason"] == "JobSetDeleted"
 
 
-async def test_a_gang_that_is_disrupted_again_before_it_trains_still_says_when_it_came_back(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_gang_disrupted_again_before_training_still_reports_its_return(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PREEMPTIONS, objects.preemption(phase="Committed", ended_at=NOW))
     clock.move(10)
     api.remove(kinds.JOBS, objects.job())

@@ -41,6 +41,6 @@ def test_a_preemption_under_way_puts_it_off_to_the_first_quiet_minute() -> None:
     assert _collected([True, False, False, True, True]) == [0, 3, 4]
 
 
-def test_preemptions_that_follow_one_another_put_it_off_for_a_bounded_time_only() -> None:
+def test_consecutive_preemptions_postpone_it_for_a_bounded_time() -> None:
     most = gc_schedule.MOST_PUT_OFF
     assert _collected([False] * (2 * most + 2)) == [most, 2 * most + 1]

@@ -10,11 +10,11 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import PlainFormatter
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, Body, Clock
-from tests.unit.operator.replica import Replica, frames, running, until
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, frames, running, until
+from tests.unit.operator.fakes.scene import Scene
 
 DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"
@@ -76,7 +76,7 @@ async def test_one_bad_object_keeps_no_gang_from_being_told(
     assert f"{NAMESPACE}/{body['metadata']['name']}" in said
 
 
-async def test_a_part_that_cannot_be_read_is_named_and_the_rest_of_the_node_counts(
+async def test_unreadable_part_is_named_and_the_rest_of_the_node_counts(
     api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(api, clock) as replica:
@@ -123,7 +123,7 @@ async def test_a_policy_that_cannot_be_read_is_not_ready_until_it_can(api: Memor
         await until(lambda: (ready() or ("", ""))[0] == "True", f"Ready=True, found {ready()}")
 
 
-def test_a_job_that_is_not_known_takes_no_request_of_its_name_with_it() -> None:
+def test_unknown_job_does_not_take_requests_of_its_name() -> None:
     scene = Scene()
     scene.seen(kinds.PREEMPTIONS, objects.request("train-workers-9"))
     job = objects.job()

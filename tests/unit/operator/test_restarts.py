@@ -10,10 +10,10 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator import controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject
-from tests.unit.operator import objects
-from tests.unit.operator.mortal import Fuse, LoggingApi, Process, Team, taint, team
-from tests.unit.operator.objects import JOBSET_UID, Clock
-from tests.unit.operator.replica import cluster, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.mortal import Fuse, LoggingApi, Process, Team, taint, team
+from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.replica import cluster, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 Story = Callable[[Team, list[Process]], Awaitable[None]]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, plan
 from gracepoint.errors import AgreementError
-from tests.unit.preemption.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
+from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
 
@@ -47,7 +47,7 @@ def test_the_reason_has_the_figures_that_it_was_chosen_by(scenario: Scenario, wo
     assert words in plan(scenario.situation()).reason
 
 
-def test_an_older_step_that_fits_without_the_margin_is_taken_before_a_current_one_that_does_not_fit_at_all() -> None:
+def test_older_step_without_margin_beats_a_current_one_that_cannot_fit() -> None:
     under_way = Scenario(160, 4, 27, 0.2, 25, SnapshotState.WRITING, 0.35, Choice.PROMOTE, 25)  # another 26 s
     held = Scenario(100, 4, 27, 10, 10, SnapshotState.HELD, 0.5, Choice.PROMOTE, 10)  # 25 s once more
     for scenario in (under_way, held):
@@ -56,7 +56,7 @@ def test_an_older_step_that_fits_without_the_margin_is_taken_before_a_current_on
         assert "which fits without margin" in found.reason
 
 
-def test_a_save_that_has_nothing_on_the_disk_is_not_expected_sooner_than_it_has_taken_so_far() -> None:
+def test_save_with_nothing_on_disk_is_not_expected_sooner_than_elapsed() -> None:
     usual = Scenario(16, 4, 27, 0.2, 10, SnapshotState.WRITING, 0, Choice.FINISH_IN_FLIGHT, 0).situation()
     assert usual.snapshot is not None
     stuck = dataclasses.replace(usual, snapshot=dataclasses.replace(usual.snapshot, elapsed_s=600.0))
@@ -114,7 +114,7 @@ def test_a_choice_can_be_followed(now: Situation) -> None:
 
 
 @given(situations)
-def test_a_save_that_is_stopped_leaves_the_current_step_more_than_it_needs(now: Situation) -> None:
+def test_stopped_save_leaves_the_current_step_time_to_spare(now: Situation) -> None:
     if plan(now).choice is Choice.CANCEL_AND_SAVE:
         assert now.drain_s + now.save_s <= now.left_s
 
@@ -125,7 +125,7 @@ def test_a_situation_comes_through_the_store_as_it_was(now: Situation) -> None:
 
 
 @given(st.lists(situations, min_size=1, max_size=4), snapshots)
-def test_all_processes_choose_the_same_by_the_worst_that_one_of_them_knows(
+def test_all_processes_choose_alike_by_the_worst_known_figure(
     found: list[Situation], snapshot: NewestSnapshot | None
 ) -> None:
     alike = [dataclasses.replace(s, snapshot=snapshot, process_count=len(found)) for s in found]
@@ -144,7 +144,7 @@ def with_snapshots(*found: NewestSnapshot | None) -> Situation:
     return merged([dataclasses.replace(now, snapshot=each) for each in found])
 
 
-def test_a_save_under_way_is_as_far_as_the_process_that_has_most_left() -> None:
+def test_running_save_is_as_far_as_its_slowest_process() -> None:
     assert with_snapshots(snapshot(SnapshotState.WRITING, 9), snapshot(SnapshotState.WRITING, 2)).snapshot == snapshot(
         SnapshotState.WRITING, 2
     )

@@ -26,7 +26,7 @@ from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
-from tests.unit.multihost.gangs import gangs
+from tests.unit.multihost.fakes.gangs import gangs
 
 
 class Process:
@@ -64,7 +64,7 @@ def notice(remaining_s: float) -> Disruption:
     return Disruption(preemption="gpt-1", cause="Spot", signal="taint", remaining_s=remaining_s)
 
 
-def test_a_deadline_that_moves_to_an_earlier_time_ends_a_wait_that_has_begun(pair: list[Process]) -> None:
+def test_earlier_deadline_ends_a_running_wait(pair: list[Process]) -> None:
     here, peer = pair
     here.mailbox.post(notice(3600))
     training = threading.Thread(target=peer.train_to_the_agreed_point)
@@ -78,7 +78,7 @@ def test_a_deadline_that_moves_to_an_earlier_time_ends_a_wait_that_has_begun(pai
     timer.join()
 
 
-def test_the_word_of_a_peer_that_breaks_off_after_the_commit_is_no_failure(pair: list[Process]) -> None:
+def test_peer_failure_after_the_commit_is_ignored(pair: list[Process]) -> None:
     here, peer = pair
     here.mailbox.post(notice(3600))
     training = threading.Thread(target=peer.train_to_the_agreed_point)
@@ -104,7 +104,7 @@ def open_epoch(pair: list[Process], remaining_s: float = 3600.0) -> None:
     training.join()
 
 
-def test_where_an_older_step_was_committed_since_the_freeze_all_processes_leave_with_it(pair: list[Process]) -> None:
+def test_older_step_committed_since_the_freeze_is_used_by_all(pair: list[Process]) -> None:
     committed: list[int | None] = [3, 3]
     for index, process in enumerate(pair):
         process.emergency.look_for_commits(functools.partial(committed.__getitem__, index), lambda: 10)
@@ -120,7 +120,7 @@ def test_where_an_older_step_was_committed_since_the_freeze_all_processes_leave_
         assert process.emergency.epoch.progress.steps_lost == 3
 
 
-def test_a_step_that_was_committed_before_the_freeze_is_no_end_of_a_preemption(pair: list[Process]) -> None:
+def test_step_committed_before_the_freeze_does_not_end_a_preemption(pair: list[Process]) -> None:
     for process in pair:
         process.emergency.look_for_commits(lambda: 7, lambda: 10)
     open_epoch(pair)
@@ -131,9 +131,7 @@ def test_a_step_that_was_committed_before_the_freeze_is_no_end_of_a_preemption(p
 
 
 @pytest.mark.parametrize("end", ["it fails", "it is stuck", "a peer breaks off"])
-def test_where_nothing_is_saved_the_steps_since_the_checkpoint_before_are_reported_as_lost(
-    pair: list[Process], end: str
-) -> None:
+def test_steps_since_the_last_checkpoint_are_reported_lost_without_a_save(pair: list[Process], end: str) -> None:
     for process in pair:
         process.emergency.look_for_commits(lambda: 7, lambda: 10)
     open_epoch(pair)
@@ -147,7 +145,7 @@ def test_where_nothing_is_saved_the_steps_since_the_checkpoint_before_are_report
     assert here.epoch.progress.steps_lost == 3
 
 
-def test_a_process_that_is_stuck_until_the_time_is_over_leaves_with_what_was_committed_meanwhile(
+def test_process_stuck_until_the_deadline_leaves_with_what_was_committed(
     pair: list[Process],
 ) -> None:
     here = pair[0]

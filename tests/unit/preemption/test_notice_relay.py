@@ -106,7 +106,7 @@ def test_what_all_know_is_not_told_again() -> None:
     assert gang.entries == []
 
 
-def test_a_notice_that_took_long_to_be_read_from_the_bell_is_no_news_when_the_operator_tells_it_itself() -> None:
+def test_notice_read_late_from_the_bell_is_ignored_when_told_directly() -> None:
     gang = Gang(3)
     gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
     gang.clock.now_s += 2
@@ -118,7 +118,7 @@ def test_a_notice_that_took_long_to_be_read_from_the_bell_is_no_news_when_the_op
     assert gang.remaining_s() == [28, 28, 28]
 
 
-def test_a_deadline_of_another_replica_that_observed_it_a_little_later_is_no_news() -> None:
+def test_slightly_later_deadline_of_another_replica_is_ignored() -> None:
     gang = Gang(2)
     gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
     gang.read()
@@ -128,7 +128,7 @@ def test_a_deadline_of_another_replica_that_observed_it_a_little_later_is_no_new
 
 
 @pytest.mark.parametrize("moved_s", [-10, 10], ids=["earlier", "later"])
-def test_a_deadline_that_moves_is_told_once_however_late_the_bell_is_read(moved_s: int) -> None:
+def test_moved_deadline_is_reported_once_however_late_the_bell_is_read(moved_s: int) -> None:
     gang = Gang(3)
     gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
     gang.read()
@@ -142,7 +142,7 @@ def test_a_deadline_that_moves_is_told_once_however_late_the_bell_is_read(moved_
     assert gang.remaining_s() == [28 + moved_s] * 3
 
 
-def test_two_processes_that_are_told_the_same_at_once_do_not_void_a_start_that_was_rung_in_between() -> None:
+def test_simultaneous_notices_do_not_void_an_earlier_start() -> None:
     first, second = (NoticeEntry(by, "gpt-1", 30.0 - by, "{}", False, True, revision=7) for by in (0, 1))
     ledger, events = Ledger().hear(0, first)
     assert [type(event) for event in events] == [Noticed]
@@ -153,7 +153,7 @@ def test_two_processes_that_are_told_the_same_at_once_do_not_void_a_start_that_w
     assert [type(event) for event in events] == [Noticed]
 
 
-def test_the_time_that_an_entry_took_to_be_read_does_not_count_twice_where_it_was_told() -> None:
+def test_reading_time_of_an_entry_does_not_count_twice() -> None:
     gang = Gang(1)
     gang.mailboxes[0].post(notice(remaining_s=30))
     gang.clock.now_s += 10
@@ -161,7 +161,7 @@ def test_the_time_that_an_entry_took_to_be_read_does_not_count_twice_where_it_wa
     assert gang.remaining_s() == [20]
 
 
-def test_a_sigterm_to_another_pod_does_not_put_off_the_first_ones_deadline() -> None:
+def test_sigterm_to_another_pod_does_not_postpone_the_deadline() -> None:
     gang = Gang(2)
     gang.mailboxes[0].post(sigterm(30))
     gang.read()
@@ -190,7 +190,7 @@ def test_a_named_notice_is_taken_back_in_all_mailboxes(by: int) -> None:
     assert [m.current for m in gang.mailboxes] == [None, None]
 
 
-def test_a_pods_own_signal_is_taken_back_by_the_pod_and_touches_no_other_pods() -> None:
+def test_own_signal_of_a_pod_is_retracted_for_that_pod_only() -> None:
     gang = Gang(2)
     for mailbox in gang.mailboxes:
         mailbox.post(notice("", 60, "maintenance"))
@@ -211,7 +211,7 @@ def test_a_retraction_that_is_too_late_leaves_the_deadline_where_it_is() -> None
     assert gang.remaining_s() == [30, 30]
 
 
-def test_a_bell_that_cannot_be_reached_is_said_and_the_process_goes_by_its_own_word(
+def test_unreachable_bell_is_logged_and_local_notices_still_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gang = Gang(2)

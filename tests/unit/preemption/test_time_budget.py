@@ -37,7 +37,7 @@ class Case:
         self.outlook = TimeBudget(self.mailbox, Settings(**settings), lambda: self.figures, self.clock)
 
 
-def test_the_start_is_as_late_as_the_worst_case_times_the_margin_allows() -> None:
+def test_start_is_as_late_as_worst_case_and_margin_allow() -> None:
     case = Case(head_start_s=0.0, margin=2.0)
     case.mailbox.post(notice(100.0))
     assert case.outlook.start_in_s() == 100 - 2 * 18 - 2
@@ -84,7 +84,7 @@ def test_without_a_notice_nothing_begins() -> None:
 
 
 @pytest.mark.parametrize("remaining_s", [-60.0, 0.0, 1.0])
-def test_a_deadline_that_is_past_is_tried_all_the_same_also_where_training_is_held_before_the_epoch_is_told(
+def test_past_deadline_is_tried_also_while_training_is_held(
     remaining_s: float,
 ) -> None:
     case = Case()

@@ -18,8 +18,8 @@ from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
-from tests.unit.receivers.heard import Heard
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.heard import Heard
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 WHO = Subscription(
     namespace="default",
@@ -260,7 +260,7 @@ def test_a_message_is_sent_again_until_it_is_taken(sender: Sender, server: Opera
     assert taken.age_s > 0, "a message that had to wait must say for how long"
 
 
-def test_a_message_that_is_refused_for_good_does_not_hold_up_the_next(
+def test_rejected_message_does_not_block_the_next(
     sender: Sender, server: OperatorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.refuse[PATH_RESUMPTION] = 400
@@ -326,7 +326,7 @@ def _resumption(step: int) -> Resumption:
     )
 
 
-def test_a_message_that_is_held_back_is_overtaken_and_comes_when_it_is_due(
+def test_delayed_message_is_overtaken_and_sent_when_due(
     server: OperatorServer, channel: Callable[[], OperatorConnection]
 ) -> None:
     now_s = [0.0]
@@ -358,9 +358,7 @@ def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender:
     assert server.messages(Acknowledgement) == [RECEIPT]
 
 
-def test_a_process_that_leaves_sends_its_receipt_at_once_though_it_does_not_speak_for_the_gang(
-    server: OperatorServer, sender: Sender
-) -> None:
+def test_leaving_process_sends_its_acknowledgement_at_once(server: OperatorServer, sender: Sender) -> None:
     gang = StoreGang(InMemoryStore(), 1, 2)
     reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic))
     sender.send(RECEIPT, within_s=7200, after_s=3600)

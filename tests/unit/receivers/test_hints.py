@@ -44,7 +44,7 @@ def test_a_hint_is_acted_upon_once_however_often_it_comes() -> None:
     assert hints.due()
 
 
-def test_a_sign_that_comes_again_long_after_it_was_heard_last_is_acted_upon_again() -> None:
+def test_sign_repeated_after_a_long_pause_is_acted_upon_again() -> None:
     clock = Clock()
     hints = Hints(clock)
     hints.take(hint("a"))
@@ -58,7 +58,7 @@ def test_a_sign_that_comes_again_long_after_it_was_heard_last_is_acted_upon_agai
     assert hints.due()
 
 
-def test_hints_that_follow_each_other_are_one_and_the_next_after_a_pause_is_another(
+def test_consecutive_hints_are_one_and_a_pause_starts_another(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()

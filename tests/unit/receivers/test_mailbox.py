@@ -61,7 +61,7 @@ def test_of_one_origin_the_newest_word_counts(mailbox: Mailbox, moved_s: float) 
     assert mailbox.remaining_s() == moved_s
 
 
-def test_the_operators_notice_is_what_is_spoken_of_though_sigterm_is_more_urgent(mailbox: Mailbox) -> None:
+def test_operator_notice_is_reported_though_sigterm_is_more_urgent(mailbox: Mailbox) -> None:
     mailbox.post(disruption("", 30, "SIGTERM"))
     mailbox.post(disruption("gpt-1", 120))
     current = mailbox.current
@@ -90,9 +90,7 @@ class Listening(Listener):
         self.taken_back.append((origin, reason))
 
 
-def test_a_listener_is_told_of_what_came_before_it_with_the_time_that_is_left_and_of_what_comes_after(
-    mailbox: Mailbox, clock: Clock
-) -> None:
+def test_listener_gets_earlier_notices_with_time_left_and_later_ones(mailbox: Mailbox, clock: Clock) -> None:
     listener = Listening()
     mailbox.post(disruption("gpt-1", 30))
     clock.now_s += 10
@@ -112,7 +110,7 @@ def test_a_listener_may_post(mailbox: Mailbox) -> None:
     assert mailbox.find("gpt-2") is not None
 
 
-def test_the_same_deadline_told_again_is_no_news_and_one_that_creeps_away_is(mailbox: Mailbox, clock: Clock) -> None:
+def test_repeated_deadline_is_ignored_and_a_drifting_one_is_not(mailbox: Mailbox, clock: Clock) -> None:
     listener = Listening()
     mailbox.listen(listener)
     mailbox.post(disruption(remaining_s=30))
@@ -150,7 +148,7 @@ def test_a_retraction_while_nobody_listens_takes_the_notice_away(mailbox: Mailbo
     assert mailbox.current is None
 
 
-def test_a_preemption_that_is_over_does_not_come_back_and_a_signal_may(mailbox: Mailbox) -> None:
+def test_ended_preemption_does_not_return_but_its_signal_may(mailbox: Mailbox) -> None:
     listener = Listening()
     mailbox.listen(listener)
     for notice in (disruption("gpt-1"), disruption("", signal="maintenance")):

@@ -59,15 +59,13 @@ def test_an_event_is_told_once(board: Board, told: Told) -> None:
 
 
 @pytest.mark.parametrize("starts_in_s", [None, 0, -500], ids=["no time said", "now", "past"])
-def test_an_event_without_a_time_ahead_has_the_time_that_its_kind_has_at_least(
-    board: Board, told: Told, starts_in_s: float | None
-) -> None:
+def test_event_without_a_time_gets_the_minimum_of_its_kind(board: Board, told: Told, starts_in_s: float | None) -> None:
     board.update(Look([event(starts_in_s)], NOW_S))
     assert told.words == [(SIGNAL, 40.0)]
 
 
 @pytest.mark.parametrize("starts_in_s", [None, 0, -500], ids=["no time said", "now", "past"])
-def test_what_the_first_look_finds_without_a_time_ahead_is_not_acted_on(told: Told, starts_in_s: float | None) -> None:
+def test_findings_of_the_first_look_without_a_time_are_ignored(told: Told, starts_in_s: float | None) -> None:
     board = Board("cloud", "node-7", told)
     for later_s in (0, 1, 600):
         board.update(Look([event(starts_in_s)], NOW_S + later_s))
@@ -103,7 +101,7 @@ def test_an_event_that_is_moved_is_told_again(board: Board, told: Told, moved_s:
     assert told.words == [(SIGNAL, 100.0), (SIGNAL, moved_s - 1)]
 
 
-def test_an_event_that_is_moved_far_ahead_is_taken_back_until_it_comes_near(board: Board, told: Told) -> None:
+def test_postponed_event_is_retracted_until_it_is_near(board: Board, told: Told) -> None:
     board.update(Look([event(100)], NOW_S))
     board.update(Look([event(2 * HORIZON_S)], NOW_S + 1))
     assert told.words[1:] == [(SIGNAL, None)]
@@ -121,7 +119,7 @@ def test_an_event_that_begins_keeps_the_deadline_that_was_told(board: Board, tol
 @pytest.mark.parametrize(
     ("cancelable", "words"), [(True, [(SIGNAL, 100.0), (SIGNAL, None)]), (False, [(SIGNAL, 100.0)])]
 )
-def test_an_event_that_is_gone_is_taken_back_if_it_is_of_that_kind(
+def test_vanished_event_is_retracted_if_its_kind_allows(
     board: Board, told: Told, cancelable: bool, words: list[tuple[str, float | None]]
 ) -> None:
     board.update(Look([event(100, cancelable=cancelable)], NOW_S))

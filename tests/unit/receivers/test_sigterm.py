@@ -17,7 +17,7 @@ import pytest
 
 from gracepoint.receivers import SigtermReceiver
 from gracepoint.receivers import sigterm as sigterm_module
-from tests.unit.receivers.heard import Heard
+from tests.unit.receivers.fakes.heard import Heard
 
 
 class Post:
@@ -74,7 +74,7 @@ def test_a_second_sigterm_does_not_move_the_deadline(post: Post) -> None:
     assert len(post.heard.posts) == 1
 
 
-def test_a_python_handler_that_was_there_before_is_called_too_and_comes_back(post: Post) -> None:
+def test_previous_python_handler_is_called_and_restored(post: Post) -> None:
     called: list[int] = []
 
     def before(number: int, frame: object) -> None:
@@ -99,7 +99,7 @@ def test_a_handler_that_somebody_installs_later_is_left_alone(post: Post) -> Non
     assert signal.getsignal(signal.SIGTERM) is later
 
 
-def test_a_wakeup_fd_that_was_there_before_gets_every_signal_and_comes_back(post: Post) -> None:
+def test_previous_wakeup_fd_gets_every_signal_and_is_restored(post: Post) -> None:
     theirs, ours = socket.socketpair()
     with theirs, ours:
         ours.setblocking(False)
@@ -132,7 +132,7 @@ def test_a_wakeup_fd_that_somebody_sets_later_does_not_silence_ours(post: Post) 
             signal.set_wakeup_fd(-1)
 
 
-def test_asyncios_handler_that_was_there_before_is_called_too_and_goes_on_after_us(post: Post) -> None:
+def test_previous_asyncio_handler_is_called_and_restored(post: Post) -> None:
     loop = asyncio.new_event_loop()
     called = 0
 

@@ -16,8 +16,8 @@ from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscri
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement, Ping, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from tests.unit.receivers.heard import Heard
-from tests.unit.receivers.server import OperatorServer, notice
+from tests.unit.receivers.fakes.heard import Heard
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 
 WHO = Subscription(
     namespace="default",
@@ -154,7 +154,7 @@ HELLO = '{"type":"hello","version":1,"replica":"replica-a","heartbeat_s":100.0}\
         pytest.param(b"", id="it hangs up at once"),
     ],
 )
-def test_a_server_that_is_not_the_operator_is_left_and_tried_again_with_growing_pauses(
+def test_server_that_is_not_the_operator_is_retried_with_backoff(
     says: bytes,
     subscribe: Callable[..., OperatorSubscriber],
     pauses: list[str],
@@ -204,7 +204,7 @@ def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(
     assert pauses.count("pause") >= 2
 
 
-def test_an_operator_that_is_down_for_long_is_told_of_once_and_found_again(
+def test_operator_outage_is_reported_once_and_reconnected(
     subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],
@@ -238,7 +238,7 @@ def test_a_second_outage_is_told_of_again(
     assert "reset" in pauses, "a stream that has proved itself is looked for quickly again"
 
 
-def test_a_notice_that_is_told_again_after_a_reconnection_is_the_same_notice(
+def test_notice_repeated_after_reconnection_is_the_same(
     subscribe: Callable[..., OperatorSubscriber], server: OperatorServer, pauses: list[str], heard: Heard
 ) -> None:
     receipts: list[Acknowledgement] = []
@@ -256,7 +256,7 @@ def test_a_notice_that_is_told_again_after_a_reconnection_is_the_same_notice(
     assert len(receipts) == 2, "the first may have been lost with its stream"
 
 
-def test_an_operator_with_a_certificate_of_the_new_authority_is_trusted_where_both_are_told(
+def test_certificate_of_the_new_authority_is_trusted_during_rotation(
     subscribe: Callable[..., OperatorSubscriber], server: OperatorServer
 ) -> None:
     before = trustme.CA().cert_pem.bytes().decode()
@@ -264,7 +264,7 @@ def test_an_operator_with_a_certificate_of_the_new_authority_is_trusted_where_bo
     assert subscriber.wait_until_connected(60)
 
 
-def test_an_operator_with_a_certificate_of_another_authority_is_not_trusted_and_that_is_said(
+def test_certificate_of_another_authority_is_refused_and_logged(
     subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],

@@ -15,7 +15,15 @@ from gracepoint.multihost import Agreement
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
 
 
 class Preempted:
@@ -35,7 +43,7 @@ class Preempted:
 
 
 @pytest.mark.parametrize("stuck_asks_first", [False, True])
-def test_where_the_storage_of_one_process_is_stuck_all_begin_a_save_or_none_and_the_emergency_is_saved(
+def test_stuck_storage_of_one_process_keeps_saves_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck_asks_first: bool
 ) -> None:
     stuck, goes_on, first = threading.Event(), threading.Event(), threading.Event()
@@ -97,7 +105,7 @@ class AtSyncPoint:
         pytest.param((10, 10), (10, 9), id="the same step at other sync points"),
     ],
 )
-def test_a_process_that_is_at_another_step_is_found_at_the_periodic_save_and_no_process_waits_for_it(
+def test_process_at_another_step_is_found_at_the_periodic_save(
     tmp_path: Path, steps: tuple[int, int], sync_points: tuple[int, int]
 ) -> None:
     begun = threading.Event()

@@ -79,7 +79,7 @@ def _count(first: int) -> Iterator[int]:
         yield step
 
 
-def test_a_sigterm_saves_the_step_and_the_next_session_goes_on_from_it(tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_and_the_next_session_resumes(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path)
     data = {"position": 0}
     session.host_state("data", lambda: data, data.update)
@@ -120,7 +120,7 @@ def test_there_being_no_checkpoint_is_said(tmp_path: Path, caplog: pytest.LogCap
     assert "no checkpoint was restored, training begins at step 0" in caplog.text
 
 
-def test_a_host_state_that_the_checkpoint_lacks_is_an_error_with_both_names(tmp_path: Path) -> None:
+def test_missing_host_state_raises_with_both_names(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path, save_every_steps=1) as session:
         session.host_state("loader", lambda: 1, lambda value: None)
         session.step(1, state_of(1))
@@ -149,7 +149,7 @@ def test_a_host_state_is_registered_once_and_in_time(tmp_path: Path) -> None:
             session.host_state("more", lambda: 1, lambda value: None)
 
 
-def test_an_emergency_that_cannot_save_leaves_with_the_unsaved_code_and_the_reason(tmp_path: Path) -> None:
+def test_emergency_that_cannot_save_leaves_with_unsaved_code_and_reason(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path / "steps", unsaved_exit_code=99)
     session.step(1, state_of(1))
     session._values.register("bad", object, lambda value: None, None)  # a getter that gives what cannot be saved
@@ -198,7 +198,7 @@ def test_a_second_session_at_the_same_time_is_refused(tmp_path: Path) -> None:
         gracepoint.attach(tmp_path)
 
 
-def test_without_a_directory_a_laptop_saves_below_the_current_one_and_says_so(
+def test_default_directory_of_a_laptop_is_below_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_an_argument_overrides_the_policy(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "1").exists()
 
 
-def test_an_operator_without_a_name_for_this_pod_is_a_setting_that_is_missing(
+def test_operator_address_without_a_pod_name_is_a_settings_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(Env.OPERATOR_URL, "https://gracepoint.system.svc:8443")
@@ -318,7 +318,7 @@ def train_slowly(session: gracepoint.Session, until: Callable[[], bool], first: 
     raise AssertionError
 
 
-def test_a_notice_is_acted_upon_no_later_than_the_head_start_before_its_deadline(tmp_path: Path) -> None:
+def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2)
     step = train_slowly(session, until=lambda: session._forecaster.figures() is not None)
     session._standby.mailbox.post(notice(remaining_s=3600.0))
@@ -370,7 +370,7 @@ def test_a_drill_that_cannot_save_fails_and_training_goes_on(tmp_path: Path, cap
     assert "host_state['bad']" in caplog.text
 
 
-def test_a_loop_that_saves_by_its_own_means_is_told_when_and_ends_by_saved(
+def test_loop_with_own_saves_gets_the_stop_and_ends_with_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -390,7 +390,7 @@ def test_a_loop_that_saves_by_its_own_means_is_told_when_and_ends_by_saved(
     assert "phase=Committed" in caplog.text
 
 
-def test_a_drill_of_a_loop_that_saves_by_its_own_means_returns_from_saved(tmp_path: Path) -> None:
+def test_drill_of_a_loop_with_own_saves_returns_from_saved(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path) as session:
         session._standby.mailbox.post(notice("drill-1", drill=True))
         step = _asked(session)
@@ -403,7 +403,7 @@ def _asked(session: gracepoint.Session, first: int = 1) -> int:
 
 
 @pytest.mark.parametrize("how", ["close", "step", "ask", "poll"])
-def test_leaving_the_agreed_point_in_another_way_than_by_saved_is_a_failure(
+def test_leaving_the_agreed_point_without_saved_is_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     session = gracepoint.attach(tmp_path)
@@ -420,7 +420,7 @@ def test_leaving_the_agreed_point_in_another_way_than_by_saved_is_a_failure(
     assert (caught.value.code, caught.value.saved) == (78, False)
 
 
-def test_an_error_while_the_caller_saves_ends_the_process_with_the_unsaved_code(tmp_path: Path) -> None:
+def test_error_during_own_save_exits_with_the_unsaved_code(tmp_path: Path) -> None:
     codes: list[int] = []
     with pytest.raises(OSError, match="disk full"), gracepoint.attach(tmp_path) as session:  # noqa: PT012
         session._standby.leaving._end = codes.append
@@ -444,7 +444,7 @@ def test_saved_is_for_what_was_asked(tmp_path: Path) -> None:
         session.saved(step)
 
 
-def test_a_loop_that_does_not_restore_is_kept_from_training_under_a_newer_step(tmp_path: Path) -> None:
+def test_loop_without_restore_cannot_train_below_a_newer_step(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path, save_every_steps=5) as session:
         for step in range(1, 11):
             session.step(step, state_of(step))
@@ -457,8 +457,9 @@ def test_a_loop_that_does_not_restore_is_kept_from_training_under_a_newer_step(t
         session.step(11, state_of(11))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False], ids=["that_can_be_stopped", "stuck_in_the_kernel"])
-def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preemption(
+def test_blocking_periodic_save_does_not_delay_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
 ) -> None:
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
@@ -492,7 +493,7 @@ def test_a_periodic_save_that_training_waits_for_does_not_keep_it_from_a_preempt
     assert (preempted.saved, preempted.step, preempted.steps_lost) == (True, step + 3, 0)
 
 
-def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_up_the_emergency(
+def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0)
@@ -515,7 +516,7 @@ def test_a_periodic_save_that_fails_in_a_preemption_is_logged_and_does_not_hold_
     assert train_until_preempted(session, first=step + 3).saved
 
 
-def test_a_deadline_that_cannot_be_met_is_said_at_once_and_in_the_end(
+def test_impossible_deadline_is_reported_at_the_start_and_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = gracepoint.attach(tmp_path)

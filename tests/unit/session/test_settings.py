@@ -36,7 +36,7 @@ def test_every_name_of_the_wire_is_read_into_a_field() -> None:
             Settings.from_environment({name: "\x00"})
 
 
-def test_the_process_id_counts_the_jobs_before_and_the_index_in_its_own() -> None:
+def test_process_id_counts_earlier_jobs_and_the_job_index() -> None:
     assert Settings.from_environment(POD).process_id == 2 + 1 * 3 + 2
 
 

@@ -21,7 +21,7 @@ from gracepoint.checkpoint.loading import placement
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, InvalidSharding, SettingsError
 from gracepoint.preemption.process_exit import ProcessExit
-from tests.unit.checkpoint.support import sharding
+from tests.unit.checkpoint.fakes.engine import sharding
 
 LEAVES, SIDE = 16, 256
 
@@ -147,7 +147,7 @@ def test_one_array_may_be_several_leaves_of_like(tmp_path: Path) -> None:
     assert [float(state[name][0, 0]) for name in ("w00", "w01", "w02", "w03")] == [100.0, 101.0, 102.0, 103.0]
 
 
-def test_an_array_of_like_that_is_used_elsewhere_fails_there_by_name_of_the_cause(tmp_path: Path) -> None:
+def test_array_of_like_in_use_elsewhere_fails_there_with_the_cause(tmp_path: Path) -> None:
     save(tmp_path, 1)
     like = init()()
     held = like["w00"]
@@ -163,7 +163,7 @@ def damage(step: Path) -> None:
         path.write_bytes(b"")
 
 
-def test_a_damaged_step_sends_restore_to_the_one_before_though_like_is_given_up(tmp_path: Path) -> None:
+def test_damaged_step_falls_back_to_the_previous_one_when_donating(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     damage(tmp_path / "2")
     with gracepoint.attach(tmp_path) as session:

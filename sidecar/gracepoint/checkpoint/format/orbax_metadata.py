@@ -71,7 +71,7 @@ def _tree_metadata(leaves: Sequence[Leaf]) -> bytes:
             "key_metadata": [{"key": key, "key_type": key_type} for key, key_type in leaf.keys],
             "value_metadata": {
                 "value_type": leaf.value_type,
-                "skip_deserialize": leaf.spec is None and leaf.value_type != STRING,
+                "skip_deserialize": leaf.is_empty,
                 **({"write_shape": spec.write_shape or spec.chunk} if _is_jax_array(spec := leaf.spec) else {}),
             },
         }

@@ -8,7 +8,7 @@ position), as in Orbax; empty containers and None have a name and no data.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.errors import CheckpointRefused
 
 # Orbax's own words for the kinds, in _METADATA.
@@ -33,7 +34,10 @@ _MAX_NAME_BYTES = 255  # of one part of a path, on the usual file systems
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One leaf of the state with its data; ``spec`` is None for what is no array: empty containers, None, strings."""
+    """One leaf of the state with its data.
+
+    ``spec`` is None for what is not an array: empty containers, None, strings, and leaves that a type handler saves.
+    """
 
     name: str
     keys: tuple[tuple[str, int], ...]  # each key with Orbax's key type
@@ -41,11 +45,12 @@ class Leaf:
     spec: ArraySpec | None
     data: Any = None  # jax.Array (of a typed key: its uint32 data), numpy.ndarray or str
     path: tuple[Any, ...] = ()  # JAX's key path
+    is_handled: bool = False  # a type handler saves it; ``value_type`` is the handler's
 
     @property
     def is_empty(self) -> bool:
         """True if it is None, or a container without anything in it."""
-        return self.spec is None and self.value_type != STRING
+        return self.spec is None and self.value_type != STRING and not self.is_handled
 
     @property
     def is_global(self) -> bool:
@@ -77,18 +82,30 @@ def is_empty_or_leaf(node: Any) -> bool:
     return not children or children[0] is node
 
 
-def flatten(state: Any) -> list[Leaf]:
+def leaf_test(handlers: HandlerRegistry | None) -> Callable[[Any], bool] | None:
+    """Returns a function that is true for nodes of types that have a handler, which are leaves whatever JAX says."""
+    return None if handlers is None else lambda node: node is not None and handlers.has(type(node))
+
+
+def flatten(state: Any, handlers: HandlerRegistry | None = None) -> list[Leaf]:
     """Returns the leaves of ``state``, empty ones included, in JAX's order.
+
+    Args:
+        state: The state.
+        handlers: Handlers of types that are not saved without one. None: there are none.
 
     Raises:
         CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
     """
-    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_empty_or_leaf)
-    if not nodes[0][0] and not jax.tree_util.tree_leaves(state):
+    is_handled = leaf_test(handlers) or (lambda node: False)
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda node: is_handled(node) or is_empty_or_leaf(node)
+    )
+    if not nodes[0][0] and not jax.tree_util.tree_leaves(state, is_leaf=is_handled):
         raise CheckpointRefused(
             f"the state is an empty {type(state).__qualname__}: expected a leaf, or a dict, dataclass, list or tuple"
         )
-    leaves = [leaf_of(path, value) for path, value in nodes]
+    leaves = [leaf_of(path, value, handlers) for path, value in nodes]
     _check_names(leaves)
     return leaves
 
@@ -103,7 +120,7 @@ def is_typed_key(value: Any) -> bool:
     )
 
 
-def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
+def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = None) -> Leaf:
     """Returns the leaf at JAX's key path ``path``.
 
     Raises:
@@ -125,12 +142,15 @@ def leaf_of(path: Sequence[Any], value: Any) -> Leaf:
         kind, data = "scalar", np.asarray(value)
     elif isinstance(value, str):
         return Leaf(name, keys, STRING, None, value, tuple(path))
+    elif handlers is not None and value is not None and handlers.has(type(value)):
+        handler = handlers.get(type(value))
+        return Leaf(name, keys, handler.typestr, None, value, tuple(path), is_handled=True)
     elif not jax.tree_util.tree_leaves(value):
         return Leaf(name, keys, _empty_value_type(value), None)
     else:
         raise CheckpointRefused(
-            f"{where}: cannot save a {type(value).__qualname__}; expected a jax.Array, numpy array or number "
-            "(per-process values that are no arrays belong into the host state)"
+            f"{where}: cannot save a {type(value).__qualname__}; expected a jax.Array, numpy array, "
+            "number or string, or a type that handlers= has (per-process values belong into the host state)"
         )
     dtype = zarr_dtype(np.dtype(data.dtype))
     if dtype is None:

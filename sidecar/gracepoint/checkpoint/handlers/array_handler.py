@@ -21,20 +21,22 @@ import numpy as np
 
 from gracepoint.checkpoint import orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo
+from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import (
-    HandlerRegistry,
-    ParamInfo,
-    check_primary_host,
-    folder_of,
-    is_primary,
-)
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.restore_tree import READ_LIMIT_BYTES, RestoreOptions, in_time, read_leaves
+from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of_leaf
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS, TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import (
+    DEFAULT_OPTIONS,
+    READ_LIMIT_BYTES,
+    RestoreArgs,
+    RestoreOptions,
+    SaveArgs,
+    TransferPriority,
+    WriteOptions,
+)
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves

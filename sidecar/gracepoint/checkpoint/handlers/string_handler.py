@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
+from gracepoint.checkpoint.handler_registry import ParamInfo
+from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.registry import ParamInfo, check_primary_host, folder_of, is_primary
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.metadata import LeafMetadata
+from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.checkpoint.reading.stored_tree import text_of
 from gracepoint.checkpoint.storage.posix import make_folders, write_durably
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused

@@ -12,7 +12,7 @@ from jax.experimental.layout import Format
 
 from gracepoint.checkpoint.format import pytree, sharding_file
 from gracepoint.checkpoint.format.array_spec import zarr_dtype
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs
+from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs
 from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointRefused

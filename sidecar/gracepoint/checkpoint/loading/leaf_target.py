@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from gracepoint.checkpoint.format import sharding_file
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading.leaf_request import (
     ANYWHERE,
     NUMBERS,
@@ -27,7 +26,14 @@ from gracepoint.checkpoint.loading.leaf_request import (
     dtype_name,
 )
 from gracepoint.checkpoint.loading.placement import OnDefaultDevice, OnDevices, OnHost, Placement
-from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica, check_sharding, replica_of
+from gracepoint.checkpoint.options import (
+    DEFAULT_REPLICA,
+    ArrayRestoreArgs,
+    RestoreArgs,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+)
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
@@ -207,8 +213,8 @@ def _on_one_replica(
         raise CheckpointRefused(f"{where}: give a sharding, by which one replica reads it for all")
     dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
     if args.single_replica_sharding is not None:
-        single_replica = single_replica.read_by(where, args.single_replica_sharding, wanted.sharding, shape)
-    return OnOneReplica(shape, dtype, single_replica.check(where, wanted.sharding), single_replica)
+        single_replica = replica_of(single_replica, where, args.single_replica_sharding, wanted.sharding, shape)
+    return OnOneReplica(shape, dtype, check_sharding(single_replica, where, wanted.sharding), single_replica)
 
 
 def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:

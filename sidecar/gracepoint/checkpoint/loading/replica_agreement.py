@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint.leaf_args import SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.options import SingleReplicaArrayRestoreArgs
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, to_word
 from gracepoint.process_group import ProcessGroup

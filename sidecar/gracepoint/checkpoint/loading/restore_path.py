@@ -18,7 +18,8 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.deadline import Deadline
@@ -153,7 +154,7 @@ def restore(
     attempt: str,
     deadline: Deadline,
     sleep: Callable[[float], object],
-    options: RestoreOptions = DEFAULTS,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
 ) -> Any:
     """Restores the checkpoint at ``path`` in all processes, or in none. Collective.
 

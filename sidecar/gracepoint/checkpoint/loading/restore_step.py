@@ -21,7 +21,8 @@ from gracepoint.checkpoint.format import host_state
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
-from gracepoint.checkpoint.loading.restore_tree import DEFAULTS, RestoreOptions, in_time, read_into, telling
+from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import retention
@@ -80,7 +81,7 @@ def restore_newest(
     deadline: Deadline,
     sleep: Callable[[float], object],
     restore_args: Any = None,
-    options: RestoreOptions = DEFAULTS,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     reshard: Mapping[str, Reshard] | None = None,
     only: int | None = None,
 ) -> Restored | None:

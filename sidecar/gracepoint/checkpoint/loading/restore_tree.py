@@ -7,7 +7,6 @@ leaves. Every process does this for its own devices.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,23 +17,25 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.leaf_args import RestoreArgs
 from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
-from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, OnOneReplica, SingleReplica, hand_to_all
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica, hand_to_all
+from gracepoint.checkpoint.options import (
+    DEFAULT_RESTORE_OPTIONS,
+    RestoreArgs,
+    RestoreOptions,
+)
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
-from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch, CheckpointRefused
 
 logger = logging.getLogger(__name__)
 
-#: Host memory for what is read and not yet on its devices, unless told otherwise. Ample for the fastest storage: at
-#: 10 GB/s it is read in 0.4 s.
-READ_LIMIT_BYTES = 4 << 30
 #: A leaf of ``like`` that is not restored, and stays.
 PLACEHOLDER = ...
 
@@ -43,38 +44,12 @@ _SHOWN = 5
 Keys = tuple[tuple[str, int], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class RestoreOptions:
-    """How a tree is restored.
-
-    Attributes:
-        partial_restore: Leaves that the checkpoint has and ``like`` has not are left alone; else they are an error.
-        keep_missing: Leaves that ``like`` has and the checkpoint has not keep the value they have in ``like``; else
-            they are an error.
-        limit_bytes: At most so much host memory is in use at once, in this process, for what is read and not yet on
-            its devices; a single shard, or shards that share chunks, may exceed it alone. None: no bound.
-        single_replica: How leaves with ``SingleReplicaArrayRestoreArgs`` are read by one replica for all.
-        donate: The arrays of ``like`` that are restored are deleted before anything is read, so that their devices
-            need not hold two states. Whoever else holds one of them finds it deleted, too. Where the checkpoint does
-            not fit ``like``, or there is none, they stay; if reading fails, they are gone.
-    """
-
-    partial_restore: bool = False
-    keep_missing: bool = False
-    limit_bytes: int | None = READ_LIMIT_BYTES
-    single_replica: SingleReplica = DEFAULT_REPLICA
-    donate: bool = False
-
-
-DEFAULTS = RestoreOptions()
-
-
 def read_tree(
     folder: Path,
     like: Any = None,
     restore_args: Any = None,
     *,
-    options: RestoreOptions = DEFAULTS,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     deadline: Deadline,
     together: ReplicaAgreement | None = None,
 ) -> Any:
@@ -115,13 +90,16 @@ def read_into(
     """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
     if options.donate:
         like = donation.marked(like)
-    nodes, structure = jax.tree_util.tree_flatten_with_path(stored.nested() if like is None else like)
+    nodes, structure = jax.tree_util.tree_flatten_with_path(
+        stored.nested() if like is None else like, is_leaf=pytree.leaf_test(options.handlers)
+    )
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
     more = [leaf.keys for leaf in stored.leaves.values()] if options.partial_restore else []
     args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed] + more)
     leaves = [leaf for _, leaf in keyed]
     empty = {pytree.name_of(keys): value for keys, value in stored.empty.items()}
     targets: dict[int, LeafTarget] = {}
+    handled: dict[int, tuple[StoredLeaf, RestoreArgs]] = {}
     differ, missing = [], []
     for position, (keys, leaf) in enumerate(keyed):
         name = pytree.name_of(keys)
@@ -135,6 +113,9 @@ def read_into(
                 missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
             continue
         try:
+            if is_handled(stored.leaves[name], None if like is None else leaf, options.handlers):
+                handled[position] = stored.leaves[name], args_of(keys)
+                continue
             targets[position] = target_of(
                 stored.leaves[name], None if like is None else leaf, args_of(keys), options.single_replica
             )
@@ -158,8 +139,9 @@ def read_into(
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
     found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    found += restore_handled(stored, list(handled.values()), options.handlers, deadline)
     leaves = [donation.kept(leaf) for leaf in leaves]
-    for position, value in zip(targets, found, strict=True):
+    for position, value in zip([*targets, *handled], found, strict=True):
         leaves[position] = value
     return jax.tree_util.tree_unflatten(structure, leaves)
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.loading.bit_cast import from_bits, to_bits
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.options import SingleReplica
 from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 from gracepoint.deadline import Deadline
@@ -38,89 +38,60 @@ logger = logging.getLogger(__name__)
 _COPIES = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class SingleReplica:
-    """How one replica reads for all.
-
-    Attributes:
-        replica_axis_index: Axis of the mesh along which there are replicas.
-        primary_replica_id: Of the replica that reads, along that axis.
-        broadcast_memory_limit_bytes: At most so many bytes of each device's part are handed over at once; an array that
-            is larger goes alone. None: worked out from the devices' memory.
-        broadcast_memory_scaling_factor: Which part of that memory is used then, above 0 and at most 1.
+def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sharding.NamedSharding:
+    """Returns ``sharding`` if one of its replicas can read for the others.
 
     Raises:
-        InvalidSharding: A value is out of range.
+        InvalidSharding: It cannot; says why.
     """
-
-    replica_axis_index: int = 0
-    primary_replica_id: int = 0
-    broadcast_memory_limit_bytes: int | None = None
-    broadcast_memory_scaling_factor: float = 0.75
-
-    def __post_init__(self) -> None:
-        if not 0 < self.broadcast_memory_scaling_factor <= 1:
-            raise InvalidSharding(
-                f"broadcast_memory_scaling_factor is {self.broadcast_memory_scaling_factor}; expected above 0 and at "
-                f"most 1"
-            )
-
-    def check(self, where: str, sharding: Any) -> jax.sharding.NamedSharding:
-        """Returns ``sharding`` if one of its replicas can read for the others.
-
-        Raises:
-            InvalidSharding: It cannot; says why.
-        """
-        if not isinstance(sharding, jax.sharding.NamedSharding):
-            raise InvalidSharding(f"{where}: expected a NamedSharding, found {sharding}")
-        mesh, axis = sharding.mesh, self.replica_axis_index
-        if not 0 <= axis < len(mesh.axis_names):
-            raise InvalidSharding(f"{where}: the replicas' axis is {axis}, and the mesh has axes {mesh.axis_names}")
-        count = mesh.devices.shape[axis]
-        if not 0 <= self.primary_replica_id < count:
-            raise InvalidSharding(f"{where}: the primary replica is {self.primary_replica_id}, and there are {count}")
-        if count == 1:
-            raise InvalidSharding(
-                f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
-                f"there are no other replicas to hand anything to"
-            )
-        if mesh.axis_names[axis] in _axes_of(sharding.spec):
-            raise InvalidSharding(
-                f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
-            )
-        return sharding
-
-    def read_by(self, where: str, reads: Any, sharding: Any, shape: Sequence[int]) -> SingleReplica:
-        """Returns this with the replica of ``sharding`` that ``reads``, a sharding over its devices, is of.
-
-        Raises:
-            InvalidSharding: It is not one of the replicas; says which those are.
-        """
-        mesh, axis = self.check(where, sharding).mesh, self.replica_axis_index
-        replicas = [set(np.take(mesh.devices, index, axis=axis).flat) for index in range(mesh.devices.shape[axis])]
-        devices = getattr(reads, "device_set", None)
-        if devices not in replicas:
-            raise InvalidSharding(
-                f"{where}: single_replica_sharding is {reads}; expected one over the devices of one replica along axis "
-                f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in found)) for found in replicas)}"
-            )
-        parts = sharding.devices_indices_map(tuple(shape))
-        theirs = reads.devices_indices_map(tuple(shape))
-        if any(normal_index(theirs[d], shape) != normal_index(parts[d], shape) for d in devices):
-            raise InvalidSharding(
-                f"{where}: single_replica_sharding {reads} gives the replica's devices other parts than {sharding}"
-            )
-        return dataclasses.replace(self, primary_replica_id=replicas.index(devices))
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        raise InvalidSharding(f"{where}: expected a NamedSharding, found {sharding}")
+    mesh, axis = sharding.mesh, replica.replica_axis_index
+    if not 0 <= axis < len(mesh.axis_names):
+        raise InvalidSharding(f"{where}: the replicas' axis is {axis}, and the mesh has axes {mesh.axis_names}")
+    count = mesh.devices.shape[axis]
+    if not 0 <= replica.primary_replica_id < count:
+        raise InvalidSharding(f"{where}: the primary replica is {replica.primary_replica_id}, and there are {count}")
+    if count == 1:
+        raise InvalidSharding(
+            f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
+            f"there are no other replicas to hand anything to"
+        )
+    if mesh.axis_names[axis] in _axes_of(sharding.spec):
+        raise InvalidSharding(
+            f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
+        )
+    return sharding
 
 
-DEFAULT_REPLICA = SingleReplica()
+def replica_of(replica: SingleReplica, where: str, reads: Any, sharding: Any, shape: Sequence[int]) -> SingleReplica:
+    """Returns ``replica`` with the id of the replica whose devices the sharding ``reads`` is over.
+
+    Raises:
+        InvalidSharding: It is not one of the replicas; says which those are.
+    """
+    mesh, axis = check_sharding(replica, where, sharding).mesh, replica.replica_axis_index
+    replicas = [set(np.take(mesh.devices, index, axis=axis).flat) for index in range(mesh.devices.shape[axis])]
+    devices = getattr(reads, "device_set", None)
+    if devices not in replicas:
+        raise InvalidSharding(
+            f"{where}: single_replica_sharding is {reads}; expected one over the devices of one replica along axis "
+            f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in found)) for found in replicas)}"
+        )
+    parts = sharding.devices_indices_map(tuple(shape))
+    theirs = reads.devices_indices_map(tuple(shape))
+    if any(normal_index(theirs[d], shape) != normal_index(parts[d], shape) for d in devices):
+        raise InvalidSharding(
+            f"{where}: single_replica_sharding {reads} gives the replica's devices other parts than {sharding}"
+        )
+    return dataclasses.replace(replica, primary_replica_id=replicas.index(devices))
 
 
 class OnOneReplica:
     """The placement of one array that the primary replica reads for all. ``hand_to_all`` builds it."""
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype[Any], sharding: Any, replica: SingleReplica) -> None:
-        """``sharding`` is one that ``replica.check`` returned."""
+        """``sharding`` is what ``check_sharding`` returned."""
         self.shape = tuple(shape)
         self.dtype = dtype
         self.sharding: jax.sharding.NamedSharding = sharding
@@ -140,11 +111,6 @@ class OnOneReplica:
         return tuple(self._primary)
 
     @property
-    def reading_devices(self) -> Sequence[Any]:
-        """This process's devices whose parts are read, not handed over."""
-        return [device for devices in self._primary.values() for device in devices]
-
-    @property
     def bytes_per_device(self) -> int:
         return math.prod(self._shard_shape) * self.dtype.itemsize
 
@@ -159,7 +125,7 @@ class OnOneReplica:
             for region, arrays in part.items()
             for device, array in zip(self._primary[region], arrays, strict=True)
         }
-        shard = to_bits(np.empty((), self.dtype))
+        shard = _to_bits(np.empty((), self.dtype))
         inner = (*self._shard_shape, *shard.shape)
         arrays = [
             held[device] if device in held else jnp.zeros((1, *inner), shard.dtype, device=self._on(device))
@@ -171,7 +137,7 @@ class OnOneReplica:
         )
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
-        bits, devices = to_bits(values)[None], self._primary[region]
+        bits, devices = _to_bits(values)[None], self._primary[region]
         return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
 
     def _on(self, device: Any) -> jax.sharding.Sharding:
@@ -279,5 +245,40 @@ def _axes_of(spec: Sequence[Any]) -> set[str]:
 
 def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(
-        from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
+        _from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
     )
+
+
+def _to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the bits of ``values`` as whole numbers without a sign; of complex ones, with one more axis of two.
+
+    Types that are smaller than a byte on the device are widened: they have no bits of their own here.
+    """
+    dtype = values.dtype
+    wide = _widened(dtype)
+    if wide is not None:
+        values = values.astype(wide)
+    if dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """Returns the values of ``dtype`` that ``_to_bits`` was given, on the device."""
+    wide = _widened(dtype)
+    if dtype.kind == "b":
+        return bits != 0
+    if wide is not None:
+        return jax.lax.bitcast_convert_type(bits, wide).astype(dtype)
+    if dtype.kind == "c":
+        halves = jax.lax.bitcast_convert_type(bits, np.dtype(f"f{dtype.itemsize // 2}"))
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _widened(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Returns a type of whole bytes that holds all values of one that is smaller; None for others."""
+    for kind, info, wide in ((jnp.integer, jnp.iinfo, np.int8), (jnp.floating, jnp.finfo, np.float32)):
+        if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
+            return np.dtype(wide)
+    return None

@@ -9,11 +9,16 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint.leaf_args import RestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.leaf_request import ANYWHERE, LeafRequest, as_like
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions
-from gracepoint.checkpoint.loading.single_replica import DEFAULT_REPLICA, SingleReplica
+from gracepoint.checkpoint.loading.single_replica import check_sharding
+from gracepoint.checkpoint.options import (
+    DEFAULT_REPLICA,
+    RestoreArgs,
+    RestoreOptions,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+)
 from gracepoint.errors import CheckpointNotFound, InvalidSharding, SettingsError
 
 
@@ -140,7 +145,7 @@ def by_one_replica(like: Any, replica: SingleReplica) -> Any:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             return RestoreArgs()
         try:
-            replica.check(f"state{jax.tree_util.keystr(path)}", as_like("", leaf).sharding)
+            check_sharding(replica, f"state{jax.tree_util.keystr(path)}", as_like("", leaf).sharding)
         except InvalidSharding as error:
             why.append(error)
             return RestoreArgs()

@@ -19,8 +19,7 @@ import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid, zarr_dtype
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.orbax_objects import save_args_of
 from gracepoint.checkpoint.planning.write_plan import holders_of
 from gracepoint.errors import CheckpointRefused
@@ -56,7 +55,7 @@ def stored_specs(
     Raises:
         CheckpointError: A leaf cannot be saved (so); the message names its path.
     """
-    args = _args_by_name(leaves, save_args)
+    args = args_by_name(leaves, save_args)
     specs = []
     for leaf in leaves:
         replicas = 1
@@ -164,7 +163,12 @@ def _format(specs: Sequence[ArraySpec], options: WriteOptions) -> Format:
     return Format(3 if options.use_zarr3 else 2, ocdbt, level)
 
 
-def _args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
+def args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
+    """Returns the arguments of the leaves that have some, by name.
+
+    Raises:
+        CheckpointError: An argument is not for a leaf of the state.
+    """
     if save_args is None:
         return {}
     if jax.tree_util.all_leaves([save_args]):  # one for all

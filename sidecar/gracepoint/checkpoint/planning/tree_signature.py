@@ -10,14 +10,17 @@ import jax
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.pytree import Leaf
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 
 
 class TreeSignature:
     """Names, shapes, types and shardings of the leaves of one state."""
 
-    def __init__(self, state: Any, leaves: Sequence[Leaf]) -> None:
-        """``leaves`` are what ``tree.flatten`` gives of ``state``."""
-        self._structure = jax.tree_util.tree_structure(state)
+    def __init__(self, state: Any, leaves: Sequence[Leaf], handlers: HandlerRegistry | None = None) -> None:
+        """``leaves`` are what ``pytree.flatten`` returns for ``state`` and ``handlers``."""
+        self._handlers = handlers
+        self._is_leaf = pytree.leaf_test(handlers)
+        self._structure = jax.tree_util.tree_structure(state, is_leaf=self._is_leaf)
         self._leaves = [dataclasses.replace(leaf, data=None) for leaf in leaves]
         self._data = [_form_of(leaf.data) for leaf in leaves]
 
@@ -27,7 +30,7 @@ class TreeSignature:
         Raises:
             CheckpointError: A leaf cannot be saved; names it.
         """
-        values, structure = jax.tree_util.tree_flatten(state)
+        values, structure = jax.tree_util.tree_flatten(state, is_leaf=self._is_leaf)
         if structure != self._structure:
             return None
         rest, found = iter(values), []
@@ -38,7 +41,7 @@ class TreeSignature:
             value = next(rest)
             pytree.check_there(leaf.path, value)
             if leaf.spec is None or leaf.spec.kind != "array":
-                again = pytree.leaf_of(leaf.path, value)
+                again = pytree.leaf_of(leaf.path, value, self._handlers)
                 if again.spec != leaf.spec or again.value_type != leaf.value_type or _form_of(again.data) != form:
                     return None
                 found.append(again)

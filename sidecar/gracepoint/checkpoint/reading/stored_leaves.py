@@ -45,4 +45,4 @@ def open_leaves(folder: Path, leaves: Sequence[StoredLeaf], deadline: Deadline) 
         )
         for leaf in leaves
     }
-    return StoredTree(folder, found, {}, None, source)
+    return StoredTree(folder, found, {}, None, source, folder)

@@ -72,6 +72,7 @@ class StoredTree:
         empty: Empty containers and None, by keys.
         manifest: None if Orbax wrote it.
         source: Of the arrays' values.
+        item: Folder of the train state: ``folder`` or one in it.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class StoredTree:
     empty: Mapping[tuple[tuple[str, int], ...], Any]
     manifest: Manifest | None
     source: ArraySource
+    item: Path
 
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
@@ -146,7 +148,7 @@ def open_tree(folder: Path, deadline: Deadline) -> StoredTree:
         raise CheckpointCorrupt(
             f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
         )
-    return StoredTree(folder, found, empty, manifest, source)
+    return StoredTree(folder, found, empty, manifest, source, item)
 
 
 def _leaves(metadata: Mapping[str, Any], item: Path) -> tuple[list[StoredLeaf], dict[tuple[tuple[str, int], ...], Any]]:

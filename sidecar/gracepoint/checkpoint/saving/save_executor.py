@@ -17,6 +17,7 @@ from typing import Any
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
@@ -54,6 +55,7 @@ class SaveExecutor:
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
         options: How arrays are written. None: the defaults.
         host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
         saves: How many saves were begun; the same in all processes.
@@ -69,6 +71,7 @@ class SaveExecutor:
         processes: Sequence[int] | None = None,
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
     ) -> None:
         self._gang = gang
         self._attempt = attempt
@@ -80,6 +83,7 @@ class SaveExecutor:
             self._writer.options,
             processes=processes,
             host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
         )
         self._background = BackgroundThread()
         self._newest: SnapshotSave | None = None  # the newest snapshot, whose save the background thread ran last

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
+from gracepoint.checkpoint.planning.chunk_grid import args_by_name
+from gracepoint.checkpoint.saving.handled_leaves import HandledLeaves
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.posix import make_folders, staying, write_durably
@@ -86,6 +88,7 @@ class SaveOperation:
         self._replace = replace
         self._barrier = gang.barrier if barrier is None else barrier
         self._begun_ns = time.time_ns()
+        self._handled: HandledLeaves | None = None
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -99,6 +102,8 @@ class SaveOperation:
     def fail(self, error: BaseException) -> None:
         """Ends the wait of all processes, this one too, for the others' part. From any thread; never raises."""
         try:
+            if self._handled is not None:
+                self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
             logger.warning("the other processes could not be told that a save failed: %s", unreachable)
@@ -109,6 +114,8 @@ class SaveOperation:
         From any thread; never raises.
         """
         try:
+            if self._handled is not None:
+                self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
             logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
@@ -153,11 +160,24 @@ class SaveOperation:
                 self._small_files[path] = strings
             else:
                 self._copies[path] = file_of(strings).crc32
+        handled = [leaf for leaf in leaves if leaf.is_handled]
+        if handled and prepared.handlers is not None:
+            self._handled = HandledLeaves(self.temporary, self._paths, handled, prepared.handlers)
+            self._handled.serialize(args_by_name(leaves, prepared.save_args))
 
     @property
     def key(self) -> str:
         """Of the barrier that the processes meet at to commit."""
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/commit"
+
+    @property
+    def _handled_key(self) -> str:
+        return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
+
+    @property
+    def has_handled_leaves(self) -> bool:
+        """True if type handlers write some leaves, which are not in the snapshot."""
+        return self._handled is not None
 
     def run(self, source: ChunkSource, deadline: Deadline, on_stage: Callable[[str], None]) -> SaveStages:
         """Writes the chunks of ``source``, and returns when all processes' are committed.
@@ -177,6 +197,9 @@ class SaveOperation:
                 stayed = until_recorded.enter_context(staying(folder))
                 try:
                     written = self._writer.write(self._job(folder, source), deadline)
+                    handled = {}
+                    if self._handled is not None:
+                        handled = self._handled.record(self._gang, self._handled_key, deadline)
                 except FileNotFoundError:
                     self._check_stayed(stayed)
                     raise
@@ -193,7 +216,7 @@ class SaveOperation:
                     process_count=self._gang.process_count,
                     digest=self._prepared.digest,
                     arrays=self._prepared.arrays if self._gang.process_index == 0 else None,
-                    files=written.files,
+                    files=written.files | handled,
                     values=written.values,
                     copies=written.copies | self._copies,
                     host_state=self._host_state_names,

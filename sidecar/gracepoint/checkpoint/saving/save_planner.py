@@ -13,6 +13,7 @@ from typing import Any
 
 from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
@@ -37,6 +38,7 @@ class PreparedSave:
         digest: Digest of the specs of all arrays.
         metadata: Contents of Orbax's metadata files, by name below the item's folder.
         plan: The part of a save that this process does.
+        handlers: Handlers of types that are not saved without one. None: there are none.
         snapshot: Memory for a snapshot. None before it was needed first.
     """
 
@@ -46,6 +48,7 @@ class PreparedSave:
     digest: str
     metadata: Mapping[str, bytes]
     plan: WritePlan
+    handlers: HandlerRegistry | None = None
     snapshot: HostSnapshot | None = None
 
     @property
@@ -63,6 +66,7 @@ class SavePlanner:
         options: How arrays are written.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
         host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        handlers: Handlers of types that are not saved without one. None: there are none.
     """
 
     def __init__(
@@ -73,7 +77,9 @@ class SavePlanner:
         *,
         processes: Sequence[int] | None = None,
         host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
     ) -> None:
+        self._handlers = handlers
         self._gang = gang
         self._attempt = attempt
         self._options = options
@@ -120,9 +126,9 @@ class SavePlanner:
             if known is not None:
                 return known, self._prepared
             logger.info("the state has another form than before: planning its saves anew")
-        leaves = pytree.flatten(state)
+        leaves = pytree.flatten(state, self._handlers)
         self._prepared = None  # frees the old snapshot before a new one is reserved
-        self._prepared = self._prepare(leaves, TreeSignature(state, leaves), save_args)
+        self._prepared = self._prepare(leaves, TreeSignature(state, leaves, self._handlers), save_args)
         return leaves, self._prepared
 
     def snapshot(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, key: str) -> HostSnapshot:
@@ -154,4 +160,6 @@ class SavePlanner:
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
         plan = make_plan(stored, index, count, self._processes, max_replicas=self._options.max_replicas)
         metadata = orbax_metadata.metadata_files(stored, store_sharding=self._options.store_sharding)
-        return PreparedSave(form, save_args, specs, tree_digest(pytree.specs_of(stored)), metadata, plan)
+        return PreparedSave(
+            form, save_args, specs, tree_digest(pytree.specs_of(stored)), metadata, plan, self._handlers
+        )

@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.array_spec import as_bytes, tree_digest
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import Moments, Params, rich_state, small_state
+from tests.unit.checkpoint.fakes.engine import Moments, Params, rich_state, small_state
 
 
 def test_leaves_are_named_by_their_keys_joined_with_dots() -> None:
@@ -46,13 +46,13 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("state", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_a_state_that_cannot_be_saved_is_refused_by_the_leaf_s_path(state: Any, message: str) -> None:
+def test_unsavable_state_is_refused_with_the_leaf_path(state: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(message)):
         pytree.flatten(state)
 
 
 @pytest.mark.parametrize("leaf", [jnp.ones(3), jax.random.key(1)], ids=["array", "key"])
-def test_arrays_without_values_are_refused_by_the_leaf_s_path_also_where_their_form_is_known(leaf: jax.Array) -> None:
+def test_abstract_arrays_are_refused_by_leaf_path(leaf: jax.Array) -> None:
     state = {"a": {"w": leaf}}
     known = TreeSignature(state, pytree.flatten(state))
 

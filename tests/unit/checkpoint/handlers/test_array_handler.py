@@ -34,8 +34,8 @@ from gracepoint.checkpoint import (
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
-from tests.unit.checkpoint.support import assert_same, sharding
-from tests.unit.checkpoint.writing.test_formats import each_format
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
+from tests.unit.checkpoint.fakes.formats import each_format
 
 
 def infos_of(folder: Path, *names: str) -> list[ParamInfo]:
@@ -239,7 +239,7 @@ class Remote:
         return future
 
 
-def test_a_dispatcher_transfers_the_arrays_and_what_it_gives_the_work_is_stored(tmp_path: Path) -> None:
+def test_dispatcher_transfers_arrays_and_stores_its_result(tmp_path: Path) -> None:
     remote = Remote()
     handler = ArrayHandler(dispatcher=remote)
     infos = infos_of(tmp_path, "a", "b")
@@ -276,7 +276,7 @@ def test_a_dispatcher_copies_before_serialize_returns_only_what_is_synchronous(t
     assert [value.tolist() for value in ArrayHandler().deserialize(infos)] == [[0.0], [1.0]]
 
 
-def test_what_numpy_values_were_is_stored_by_a_dispatcher_that_comes_to_it_later(tmp_path: Path) -> None:
+def test_types_of_numpy_values_are_stored_by_a_later_dispatcher(tmp_path: Path) -> None:
     class Later(InProcessDispatcher):
         def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
             def work(arrays: Sequence[Any]) -> Any:
@@ -323,7 +323,7 @@ def test_the_primary_host_writes(tmp_path: Path, handler: Any, value: Any, prima
 
 
 @pytest.mark.parametrize("handler", [ArrayHandler, NumpyHandler, ScalarHandler, StringHandler])
-def test_a_primary_host_that_does_not_exist_is_refused_and_nothing_seems_saved(tmp_path: Path, handler: Any) -> None:
+def test_unknown_primary_host_is_refused_and_nothing_is_saved(tmp_path: Path, handler: Any) -> None:
     with pytest.raises(SettingsError, match="primary_host is 1; expected one of the process indices 0 to 0, or None"):
         handler(primary_host=1).serialize(["x"], infos_of(tmp_path, "w"))
 
@@ -428,9 +428,7 @@ class IdleHandler(NumpyHandler):
         return WritePlan((), (), 0)
 
 
-def test_a_call_that_writes_nothing_does_not_look_at_what_another_call_is_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_that_writes_nothing_ignores_files_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = WriteOptions(use_ocdbt=True)
     for future in ArrayHandler(options).serialize(arrays()[:1], infos_of(tmp_path, "w")):
         future.result(timeout=60)
@@ -444,9 +442,7 @@ def test_a_call_that_writes_nothing_does_not_look_at_what_another_call_is_writin
 
 
 @pytest.mark.parametrize("options", [WriteOptions(use_ocdbt=True), WriteOptions(use_ocdbt=True, compression="zstd")])
-def test_calls_at_once_into_one_folder_do_not_meet_whether_they_write_or_not(
-    tmp_path: Path, options: WriteOptions
-) -> None:
+def test_concurrent_calls_into_one_folder_are_independent(tmp_path: Path, options: WriteOptions) -> None:
     writing, idle = ArrayHandler(options), IdleHandler(options)
     for round_number in range(20):
         infos = infos_of(tmp_path / str(round_number), "w", "b", "key", "count")

@@ -12,7 +12,7 @@ import pytest
 from gracepoint.checkpoint import RestoreOptions
 from gracepoint.checkpoint.api import restore, save
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import assert_same, rich_state, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, rich_state, small_state
 
 DONATE = RestoreOptions(donate=True)
 
@@ -47,7 +47,7 @@ def test_leaves_that_are_not_restored_keep_their_arrays(tmp_path: Path) -> None:
     assert like["w"].is_deleted()
 
 
-def test_an_array_that_is_to_be_kept_and_replaced_is_refused_by_name(tmp_path: Path) -> None:
+def test_array_both_kept_and_replaced_is_refused_by_name(tmp_path: Path) -> None:
     save(tmp_path / "a", small_state(2.0))
     like = small_state(1.0)
     like["ema"] = like["w"]

@@ -14,7 +14,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import commit
 from gracepoint.errors import CheckpointNotFound
 from tests import limits
-from tests.unit.checkpoint.support import assert_same, engine, save, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, small_state
 
 
 def make_durable(step: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_complete_step_is_restored_whatever_is_left_of_newer_ones(
     assert "were not marked" not in caplog.text  # there was nothing to mark
 
 
-def test_what_is_durable_and_cannot_be_committed_is_named_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_uncommittable_durable_save_is_named_when_nothing_else_exists(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "best", small_state(1))
     make_durable(tmp_path / "best")
     said = r"best\.gracepoint-tmp.* is not salvaged: .*Read-only"

@@ -17,13 +17,13 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
 from gracepoint.checkpoint import api
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, RestoreArgs
-from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER, read_tree
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
+from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs, RestoreOptions
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch
-from tests.unit.checkpoint.support import assert_same, bits, engine, rich_state, save, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, rich_state, save, sharding
 
 VALUES = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
@@ -65,7 +65,7 @@ def one(folder: Path, name: str, args: RestoreArgs, like: Any = PLACEHOLDER) -> 
 # --- without like
 
 
-def test_without_like_the_tree_comes_back_in_dicts_and_lists_with_the_shardings_it_had(
+def test_without_like_dicts_and_lists_come_back_with_their_shardings(
     rich: tuple[Path, Any],
 ) -> None:
     folder, state = rich
@@ -89,9 +89,7 @@ def test_shardings_that_nobody_gave_are_warned_of_once(saved: Path, caplog: pyte
     assert "are restored with the shardings that they were saved with" in warnings[0]
 
 
-def test_shapes_and_types_alone_are_restored_with_the_shardings_they_were_saved_with(
-    saved: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_abstract_leaves_are_restored_with_their_saved_shardings(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     like = jax.eval_shape(
         lambda: {
             "w": jnp.asarray(VALUES),
@@ -109,7 +107,7 @@ def test_shapes_and_types_alone_are_restored_with_the_shardings_they_were_saved_
     assert "as none were given" not in caplog.text
 
 
-def test_shapes_and_types_alone_go_to_the_default_device_where_the_devices_of_then_are_not(
+def test_abstract_leaves_go_to_the_default_device_when_devices_are_missing(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = jax.devices()
@@ -168,9 +166,7 @@ def test_a_device_layout_is_kept_or_taken_from_what_is_asked(saved: Path) -> Non
         np.testing.assert_array_equal(found, VALUES)
 
 
-def test_what_was_read_becomes_the_device_s_memory_without_a_copy_where_they_are_one(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_bytes_become_device_memory_without_a_copy(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gracepoint.checkpoint.reading import read_group
 
     taken: list[range] = []
@@ -236,7 +232,7 @@ def test_a_shape_with_another_number_of_axes_is_always_refused(saved: Path) -> N
         ("name", None, "a name"),
     ],
 )
-def test_a_number_or_a_string_is_restored_as_the_type_that_is_asked(
+def test_number_or_string_is_restored_as_the_requested_type(
     saved: Path, name: str, restore_type: Any, expected: Any
 ) -> None:
     found = one(saved, name, RestoreArgs(restore_type=restore_type))
@@ -288,7 +284,7 @@ def test_arguments_that_cannot_be_met_are_refused_by_the_leaf_s_path(
         read(saved, None, args)
 
 
-def test_arguments_in_the_place_of_a_container_or_of_all_hold_for_each_leaf_below(saved: Path) -> None:
+def test_arguments_for_a_container_or_all_hold_for_leaves_below(saved: Path) -> None:
     found = read(saved, None, {"layers": RestoreArgs(restore_type=np.ndarray, dtype=np.float32)})
     assert [type(layer["b"]) for layer in found["layers"]] == [np.ndarray] * 2
     assert isinstance(found["w"], jax.Array)
@@ -331,7 +327,7 @@ def test_part_of_the_tree_is_restored_only_if_so_asked(rich: tuple[Path, Any]) -
         read(folder, like)
 
 
-def test_leaves_that_the_checkpoint_has_not_keep_their_value_only_if_so_asked(saved: Path) -> None:
+def test_leaves_missing_in_the_checkpoint_keep_their_value_only_on_request(saved: Path) -> None:
     like = {"w": jnp.zeros((8, 8)), "new": np.full(3, 9.0), "layers": [{"b": jnp.zeros(4, jnp.bfloat16), "c": 1}]}
     found = read(saved, like, keep_missing=True, partial_restore=True)
     np.testing.assert_array_equal(found["w"], VALUES)

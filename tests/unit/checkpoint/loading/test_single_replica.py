@@ -15,20 +15,25 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from gracepoint.checkpoint.handlers.registry import ParamInfo
+from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.loading import single_replica
 from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
-from gracepoint.checkpoint.loading.single_replica import OnOneReplica, SingleReplica
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica
+from gracepoint.checkpoint.options import (
+    ArrayRestoreArgs,
+    RestoreOptions,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+    WriteOptions,
+)
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
 from gracepoint.process_group import SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, save, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, sharding
 
 RAW = WriteOptions(use_ocdbt=False)
 SPECIAL = np.asarray([0x7FC00001, 0xFF800001, 0x80000000, 1], np.uint32).view(np.float32)  # NaNs, -0.0, a subnormal
@@ -202,7 +207,9 @@ def test_the_replica_over_whose_devices_a_sharding_is_given_reads(tmp_path: Path
         for leaf in open_tree(tmp_path / "1", Deadline.after(60, time.monotonic)).leaves.values()
     ]
     assert isinstance(target.placement, OnOneReplica)
-    assert set(target.placement.reading_devices) == set(sharding().mesh.devices[replica].flat)
+    part = target.placement.put({region: np.zeros(4, np.float32) for region in target.placement.regions})
+    reading = {device for arrays in part.values() for array in arrays for device in array.devices()}
+    assert reading == set(sharding().mesh.devices[replica].flat)
     found = read_tree(tmp_path / "1", like, args, deadline=Deadline.after(60, time.monotonic))
     assert_same(found, like)
 

@@ -62,7 +62,7 @@ def test_values_that_lie_as_they_are_stored_are_not_copied() -> None:
     np.testing.assert_array_equal(stored_values(values.T, FLOAT32), values.T)
 
 
-def test_what_does_not_fit_the_type_that_is_stored_becomes_what_the_type_has_for_it() -> None:
+def test_values_that_do_not_fit_the_stored_type_are_converted() -> None:
     values, half = np.asarray([1.0, 1e300, np.nan]), np.dtype(np.float16)
     expected = np.asarray([1, np.inf, np.nan], half)
     np.testing.assert_array_equal(stored_values(values, half), expected)

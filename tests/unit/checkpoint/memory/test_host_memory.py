@@ -18,13 +18,12 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, api
 from gracepoint.checkpoint.format.array_spec import as_bytes
-from gracepoint.checkpoint.leaf_args import SaveArgs
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, TransferPriority, WriteOptions
 from gracepoint.errors import BarrierError, CheckpointError
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import engine, in_gang, outcomes_in_gang, restore, save
-from tests.unit.checkpoint.transfer.test_host_snapshot import Recorder
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang, restore, save
+from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   {} kB\n"
@@ -37,7 +36,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_a_container_s_limit_counts_without_what_the_page_cache_would_give_back(tmp_path: Path) -> None:
+def test_container_limit_leaves_out_reclaimable_page_cache(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/kubepods/pod1"
     write(
         tmp_path,
@@ -133,13 +132,13 @@ def refused(left: Sequence[dict[str, int]], needed: Sequence[int]) -> list[Any]:
     return in_gang(len(needed), run)
 
 
-def test_a_snapshot_that_there_is_no_memory_for_is_refused_before_training_starts() -> None:
+def test_snapshot_without_memory_is_refused_before_training() -> None:
     assert refused([{"machine": 800}], [800]) == [""]
     told = ("801 bytes of host memory in this process", "this process can still have 800")
     assert refused([{"machine": 900, "machine/1": 800}], [801]) == [told]
 
 
-def test_processes_that_share_a_container_share_what_it_has_left_and_all_refuse_or_none() -> None:
+def test_processes_sharing_a_container_refuse_together() -> None:
     pods = [{"a": 1000, "a/1": 100}, {"a": 1000, "a/1": 100}, {"a": 1000, "a/2": 100}]
     assert refused(pods, [50, 50, 60]) == ["", "", ""]
     shared = "processes 0, 1 share a machine or container, need 120 and can have 100"
@@ -157,7 +156,7 @@ def test_processes_on_one_machine_share_it_whatever_containers_they_are_in() -> 
     assert refused([{"a": 100}, {"b": 100}], [60, 60]) == ["", ""]
 
 
-def test_a_process_that_cannot_prepare_tells_the_others_who_would_wait_for_it(tmp_path: Path) -> None:
+def test_process_that_cannot_prepare_tells_waiting_peers(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         engine(tmp_path, gang).prepare({"w": object() if gang.process_index else np.zeros(3)})
 
@@ -176,11 +175,10 @@ def test_leaves_that_are_copied_later_need_no_memory_for_a_snapshot(tmp_path: Pa
     engine(tmp_path, host_memory_limit_bytes=1, options=options).prepare({"w": jnp.zeros(100)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_memory", [False, True], ids=["direct I/O", "page cache"])
 @pytest.mark.parametrize("case", ["transposed", "transposed bfloat16", "cast"])
-def test_a_save_that_streams_copies_no_leaf_that_is_not_stored_as_it_lies(
-    tmp_path: Path, in_memory: bool, case: str
-) -> None:
+def test_streaming_save_copies_only_leaves_stored_in_another_layout(tmp_path: Path, in_memory: bool, case: str) -> None:
     dtype = jnp.float32 if case == "transposed" else jnp.bfloat16
     leaf = jnp.arange(80 * MIB // dtype.dtype.itemsize, dtype=dtype).reshape(-1, 4096)
     if "transposed" in case:
@@ -220,7 +218,7 @@ def test_memory_does_not_grow_from_save_to_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_of_more_than_two_gib_is_saved_without_a_copy_of_it_and_comes_back(tmp_path: Path) -> None:
+def test_leaf_over_two_gib_is_saved_without_a_copy_and_restored(tmp_path: Path) -> None:
     length = (1 << 31) + (3 << 20) + 5
     leaf = np.zeros(length, np.uint8)  # memory that was never touched costs none
     marks = {0: 1, (1 << 31) - 1: 2, 1 << 31: 3, length - 1: 4}

@@ -39,7 +39,7 @@ def test_all_values_are_copied(threads: int) -> None:
         assert into[name].tobytes() == values.tobytes(), name
 
 
-def test_values_are_cast_to_the_type_of_the_memory_and_what_does_not_fit_fails_nothing() -> None:
+def test_values_are_cast_to_memory_types_and_misfits_fail_nothing() -> None:
     values = np.full(1 << 18, 1e30, np.float32)
     values[0] = 1.5
     into = np.zeros(values.shape, np.float16)

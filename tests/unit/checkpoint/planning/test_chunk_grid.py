@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, grid
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import MIB, WriteOptions
+from gracepoint.checkpoint.options import MIB, SaveArgs, WriteOptions
 from gracepoint.checkpoint.planning import write_plan
 from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
 from gracepoint.errors import CheckpointError, SettingsError
-from tests.unit.checkpoint.support import sharding
+from tests.unit.checkpoint.fakes.engine import sharding
 
 SHAPES = st.lists(st.integers(1, 60), max_size=4).map(tuple)
 
@@ -86,7 +85,7 @@ def test_a_large_leaf_is_cut_though_nobody_asks() -> None:
     assert spec.write_shape == leaf.shape
 
 
-def test_a_large_leaf_that_would_fall_to_dust_is_left_whole_unless_it_is_asked_for() -> None:
+def test_large_leaf_is_not_split_into_tiny_chunks_unless_asked() -> None:
     prime = np.broadcast_to(np.float32(0), (7919,))
     assert spec_of(prime, target_chunk_bytes=7919).chunk == (7919,)
     assert spec_of(prime, SaveArgs(chunk_byte_size=7919)).chunk == (1,)

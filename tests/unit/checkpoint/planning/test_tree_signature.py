@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.errors import CheckpointError
-from tests.unit.checkpoint.support import rich_state, sharding
+from tests.unit.checkpoint.fakes.engine import rich_state, sharding
 
 
 def base() -> dict[str, Any]:

@@ -15,17 +15,16 @@ import pytest
 import tensorstore as ts
 
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.leaf_args import ArrayRestoreArgs
-from gracepoint.checkpoint.loading.restore_tree import RestoreOptions, read_tree
+from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.reading import array_source, parallel_reader, read_group
 from gracepoint.checkpoint.reading.array_source import touched
 from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, read_all
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.support import chunk_files, engine, flip_bit, save, sharding
+from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, save, sharding
 
 Box = tuple[tuple[int, int], ...]
 
@@ -93,7 +92,7 @@ def test_an_array_without_axes_is_one_piece() -> None:
 
 
 @pytest.mark.parametrize(("together_bytes", "deliveries"), [(8 * 8 * 4, 1), (8 * 8 * 4 - 1, 4)])
-def test_a_small_array_is_delivered_at_once_and_a_larger_one_region_by_region(
+def test_small_array_is_delivered_at_once_and_a_larger_one_by_region(
     monkeypatch: pytest.MonkeyPatch, together_bytes: int, deliveries: int
 ) -> None:
     monkeypatch.setattr(parallel_reader, "_TOGETHER_BYTES", together_bytes)
@@ -104,7 +103,7 @@ def test_a_small_array_is_delivered_at_once_and_a_larger_one_region_by_region(
     assert sorted(region for values in delivered for region in values) == sorted(request.regions)
 
 
-def test_values_are_delivered_as_the_type_that_is_asked_for_by_the_thread_that_asked() -> None:
+def test_values_are_delivered_in_the_requested_type_by_the_requesting_thread() -> None:
     source, found = FakeArrays((8, 8), (4, 4)), list[tuple[threading.Thread, np.dtype[Any]]]()
 
     def deliver(values: Values) -> None:

@@ -19,7 +19,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
 
 
 class Clock:
@@ -52,7 +52,7 @@ def messages(outcomes: list[Any]) -> list[str]:
     return [str(outcome) for outcome in outcomes]
 
 
-def test_a_process_that_is_late_fails_as_the_one_that_gave_up_waiting_and_the_next_start_has_the_step(
+def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
     tmp_path: Path,
 ) -> None:
     gave_up = threading.Event()
@@ -82,9 +82,7 @@ def test_a_process_that_is_late_fails_as_the_one_that_gave_up_waiting_and_the_ne
     assert_same(restored.state, small_state(4))
 
 
-def test_where_the_commit_itself_fails_all_say_so_and_the_next_start_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_commit_fails_all_and_the_next_start_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -112,9 +110,7 @@ def test_a_process_that_reaches_nobody_goes_by_what_is_on_the_disk(tmp_path: Pat
         assert not (tmp_path / "4").exists()
 
 
-def test_a_save_whose_folder_a_later_start_took_away_fails_and_vouches_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_whose_folder_was_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 1, small_state(1))
     real = chunk_writer.ChunkWriter.write
 

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import in_gang
+from tests.unit.checkpoint.fakes.engine import in_gang
 
 
 class Clock:
@@ -67,7 +67,7 @@ def due_steps(due: SaveInterval, steps: range) -> list[int]:
     return [step for step in steps if due.is_due(step)]
 
 
-def test_by_steps_with_sync_points_at_every_kth_step_a_save_is_due_at_the_first_one_from_each_multiple_on() -> None:
+def test_save_is_due_at_the_first_sync_point_from_each_multiple() -> None:
     due = made(every_steps=100)
     due.began_at(0)
     assert due_steps(due, range(7, 420, 7)) == [105, 203, 301, 406]
@@ -121,7 +121,7 @@ def test_without_an_interval_nothing_is_ever_due() -> None:
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 7.0])
-def test_by_seconds_a_save_is_due_at_the_first_step_after_the_interval(step_s: float) -> None:
+def test_timed_save_is_due_at_the_first_step_after_the_interval(step_s: float) -> None:
     clock = Clock(1e6)
     times = run(made(every_s=60, clock=clock), clock, int(1000 / step_s), step_s)
     assert len(times) >= 10
@@ -137,7 +137,7 @@ def test_steps_that_take_longer_than_the_interval_are_all_due() -> None:
     assert len(times) >= 17
 
 
-def test_where_training_slows_down_tenfold_a_save_is_late_by_about_two_blocks() -> None:
+def test_save_is_two_blocks_late_when_training_slows_tenfold() -> None:
     clock = Clock()
     due = made(every_s=60, clock=clock)
     before = run(due, clock, 1000, 0.1)
@@ -196,7 +196,7 @@ def test_all_processes_save_at_the_same_steps_whatever_their_clocks_and_paces(se
     assert len(first) >= min(1500, 1500 * lengths[0] / 10) / 4 - 1  # by the pace of process 0
 
 
-def test_process_0_never_waits_and_another_is_at_most_a_block_ahead_of_it() -> None:
+def test_process_0_never_waits_and_others_are_at_most_a_block_ahead() -> None:
     store = InMemoryStore()
     clock = Clock()
     ahead, behind = StoreGang(store, 1, 2), StoreGang(store, 0, 2)
@@ -204,7 +204,7 @@ def test_process_0_never_waits_and_another_is_at_most_a_block_ahead_of_it() -> N
     assert run(made(ahead, every_s=10), Clock(), 100, 1.0)
 
 
-def test_a_process_that_is_too_far_ahead_of_process_0_says_so_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_too_far_ahead_of_process_0_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_interval, "_WAIT_S", 0.05)
     due = made(StoreGang(InMemoryStore(), 1, 2), every_s=10)
     assert not due.is_due(1)  # the first block has one call, as all know
@@ -226,9 +226,7 @@ def test_an_interval_out_of_range_is_refused(every_steps: int, every_s: float) -
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 7.0])
 @pytest.mark.parametrize("interval", [{"every_s": 3600.0}, {"every_steps": 1_000_000}], ids=["by seconds", "by steps"])
-def test_a_save_that_is_asked_for_early_comes_within_seconds_or_a_few_steps(
-    interval: dict[str, Any], step_s: float
-) -> None:
+def test_early_save_comes_within_seconds_or_a_few_steps(interval: dict[str, Any], step_s: float) -> None:
     clock = Clock()
     due = made(clock=clock, hastens=True, **interval)
     assert run(due, clock, 400, step_s) == []
@@ -260,7 +258,7 @@ def test_the_regular_saves_go_on_after_an_early_one() -> None:
     assert [gap for gap in gaps(times) if gap < 59] == [], "seconds count from the early one"
 
 
-def test_all_processes_save_early_at_the_same_step_though_only_process_0_decides() -> None:
+def test_early_save_is_at_one_step_though_only_process_0_decides() -> None:
     def train(gang: ProcessGroup) -> list[int]:
         chance = random.Random(gang.process_index)
         clock = Clock(chance.uniform(0, 1e6))

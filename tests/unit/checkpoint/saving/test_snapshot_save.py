@@ -14,19 +14,28 @@ from typing import Any
 import jax
 import pytest
 
-from gracepoint.checkpoint import AsyncCheckpointer, StepCheckpointer, WriteOptions, api
+from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions, api
 from gracepoint.checkpoint import step_checkpointer as checkpointer_module
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_executor, snapshot_save
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import slow_storage
 from tests.slow_storage import SlowStorage
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
 
 _PATIENCE_S = 30.0
 
@@ -91,7 +100,7 @@ def test_a_save_under_way_tells_how_far_it_is(tmp_path: Path, storage: SlowStora
     checkpointer.close(_PATIENCE_S)
 
 
-def test_a_save_that_is_stopped_leaves_the_way_free_and_never_becomes_a_checkpoint(
+def test_stopped_save_frees_the_way_and_never_becomes_a_checkpoint(
     tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = begun(tmp_path, storage)
@@ -106,7 +115,7 @@ def test_a_save_that_is_stopped_leaves_the_way_free_and_never_becomes_a_checkpoi
     assert restored_step(tmp_path) == 2
 
 
-def test_a_save_that_ends_late_after_it_was_stopped_fails_no_later_one(
+def test_stopped_save_that_ends_late_fails_no_later_one(
     tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(save_executor, "_STOPPED_ENDS_S", 0.0)
@@ -140,7 +149,7 @@ def hang_first_save(monkeypatch: pytest.MonkeyPatch, process_index: int) -> thre
     return released
 
 
-def test_a_save_that_hangs_blocks_training_no_longer_than_a_little_past_its_deadline(
+def test_hanging_save_blocks_training_only_to_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     goes_on = hang_first_save(monkeypatch, 0)
@@ -161,7 +170,7 @@ def test_a_save_that_hangs_blocks_training_no_longer_than_a_little_past_its_dead
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
-def test_where_one_process_hangs_all_refuse_the_same_saves_and_then_save_together(
+def test_all_refuse_the_same_saves_while_one_process_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
 ) -> None:
     goes_on, meeting = hang_first_save(monkeypatch, hanging), threading.Barrier(2)
@@ -215,9 +224,7 @@ def test_a_hint_does_not_keep_training_waiting_for_storage_that_is_stuck(
     assert "the directory cannot be written to, and a disruption may be near" in caplog.text
 
 
-def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(
-    tmp_path: Path, storage: SlowStorage
-) -> None:
+def test_stopped_save_stops_in_all_processes_and_the_next_includes_all(tmp_path: Path, storage: SlowStorage) -> None:
     meeting = threading.Barrier(2)
 
     def run(gang: ProcessGroup) -> int:
@@ -239,7 +246,7 @@ def test_a_save_is_stopped_in_all_processes_and_the_next_one_is_of_all_again(
     assert restored_step(tmp_path) == 2
 
 
-def test_a_save_that_another_process_stopped_fails_nothing_in_one_that_has_not_heard_why(
+def test_save_stopped_by_a_peer_fails_nothing_here(
     tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun_by_both, stopped = threading.Barrier(2), threading.Event()
@@ -290,9 +297,7 @@ def test_a_snapshot_whose_save_failed_is_promoted_by_writing_it_once_more(
     assert restored_step(tmp_path) == 2
 
 
-def test_a_promotion_that_is_not_done_in_time_fails_and_the_processes_can_save_again(
-    tmp_path: Path, storage: SlowStorage
-) -> None:
+def test_late_promotion_fails_and_processes_can_save_again(tmp_path: Path, storage: SlowStorage) -> None:
     def run(gang: ProcessGroup) -> str:
         checkpointer = begun(tmp_path, storage, gang)
         with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
@@ -307,9 +312,7 @@ def test_a_promotion_that_is_not_done_in_time_fails_and_the_processes_can_save_a
     assert restored_step(tmp_path) == 2
 
 
-def test_a_deadline_that_moves_to_an_earlier_time_ends_a_save_that_has_begun(
-    tmp_path: Path, storage: SlowStorage
-) -> None:
+def test_earlier_deadline_ends_a_running_save(tmp_path: Path, storage: SlowStorage) -> None:
     left_s = [3600.0]
     storage.bytes_per_s = 0.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.errors import BarrierFailed, CheckpointError, CheckpointRefused
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import engine, in_gang, outcomes_in_gang
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, outcomes_in_gang
 
 COUNT = 4
 
@@ -55,7 +55,7 @@ def test_states_that_are_alike_are_prepared(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_would_fail_in_the_emergency_fails_at_the_first_step_in_all_processes(
+def test_states_that_cannot_be_saved_fail_at_the_first_step(
     tmp_path: Path, states: Callable[[int], Any], message: str
 ) -> None:
     outcomes = outcomes_in_gang(COUNT, prepare(tmp_path, states))
@@ -65,7 +65,7 @@ def test_what_would_fail_in_the_emergency_fails_at_the_first_step_in_all_process
         raise outcomes[0]  # type: ignore[misc]
 
 
-def test_all_are_told_at_once_of_a_state_that_one_process_cannot_save(tmp_path: Path) -> None:
+def test_all_processes_learn_of_a_state_that_one_cannot_save(tmp_path: Path) -> None:
     outcomes = outcomes_in_gang(COUNT, prepare(tmp_path, changed(1, rate=object())))
     assert [type(outcome) for outcome in outcomes] == [
         BarrierFailed,

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.posix import write_durably
-from tests.unit.checkpoint.support import engine, save, small_state
+from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 
 NAME = ".gracepoint-throughput"
 WRITTEN_S = 30.0
@@ -36,12 +36,12 @@ def test_the_median_of_the_latest_saves_of_each_way_counts(tmp_path: Path) -> No
     assert (again.snapshot_bytes_per_s, again.streamed_bytes_per_s) == (25.0, 200.0)
 
 
-def test_fewer_processes_than_saved_are_expected_to_be_slower_and_more_to_be_no_faster(tmp_path: Path) -> None:
+def test_fewer_processes_are_expected_slower_and_more_no_faster(tmp_path: Path) -> None:
     Throughput(tmp_path / NAME, writes=True, process_count=4).learn(Way.SNAPSHOT, 100, 1.0)
     assert [known(tmp_path, count).snapshot_bytes_per_s for count in (2, 4, 8)] == [50.0, 100.0, 100.0]
 
 
-def test_an_engine_learns_from_background_saves_and_emergencies_and_the_next_start_knows(tmp_path: Path) -> None:
+def test_throughput_is_learnt_from_saves_and_kept_for_the_next_start(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, remember_throughput=True)
     checkpointer.prepare(small_state())
     checkpointer.save_in_background(1, small_state(1), {})

@@ -17,35 +17,26 @@ from typing import Any
 import pytest
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import StepCheckpointer, latest_step, small_files
+from gracepoint.checkpoint import latest_step, small_files
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
-from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save, small_state
-
-
-class DyingGang(SingleProcess):
-    """One process of two, whose peer never comes: what it leaves is what a crash before the commit leaves."""
-
-    def __init__(self, process_index: int, process_count: int = 2) -> None:
-        self.process_index = process_index
-        self.process_count = process_count
-
-    def barrier(self, key: str, *, timeout_s: float, on_last: Any = None, **_: Any) -> None:
-        raise SystemExit("killed")
-
-
-def leave_uncommitted(root: Path, step: int, processes: tuple[int, ...], *, attempt: str = "job-0-a") -> Path:
-    """Leaves a save of two processes in which ``processes`` finished writing; returns its folder."""
-    for process in processes:
-        with pytest.raises(SystemExit):
-            save(engine(root, DyingGang(process), attempt=attempt), step, small_state(step), {"data": process})
-    return root / f"{step}.gracepoint-tmp.{attempt}.1"
+from gracepoint.process_group import ProcessGroup
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    outcomes_in_gang,
+    restore,
+    save,
+    small_state,
+)
+from tests.unit.checkpoint.fakes.failures import DyingGang, leave_uncommitted
 
 
 @contextlib.contextmanager
@@ -68,7 +59,7 @@ def in_two(root: Path) -> Any:
     return in_gang(2, lambda gang: restore(root, small_state(), gang=gang))
 
 
-def test_a_save_whose_processes_all_died_before_the_commit_is_salvaged_by_the_next_start(tmp_path: Path) -> None:
+def test_save_whose_processes_died_before_commit_is_recovered(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     restored = in_two(tmp_path)
     assert [(r.step, r.host_state) for r in restored] == [(4, {"data": 0}), (4, {"data": 1})]
@@ -143,7 +134,7 @@ def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_pat
     assert_same(restored.state, small_state(1))
 
 
-def test_a_durable_save_takes_the_place_of_the_step_that_it_found_there(tmp_path: Path) -> None:
+def test_durable_save_replaces_the_step_that_it_found(tmp_path: Path) -> None:
     in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="old"), 4, small_state(1)))
     leave_uncommitted(tmp_path, 4, (0, 1))
     restored = in_two(tmp_path)
@@ -172,7 +163,7 @@ def test_a_forced_save_whose_commit_failed_is_what_the_next_restore_gives(tmp_pa
     assert not list(tmp_path.glob("*.gracepoint-tmp.*"))
 
 
-def test_a_forced_save_whose_commit_failed_never_takes_the_place_of_a_later_one(tmp_path: Path) -> None:
+def test_failed_forced_save_never_replaces_a_later_one(tmp_path: Path) -> None:
     path = tmp_path / "best"
     checkpoint.save(path, small_state(1))
     left = fail_to_commit(path, 2)
@@ -196,7 +187,7 @@ def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_p
     assert [left.is_dir() for left in lefts] == [True, False]
 
 
-def test_what_gracepoint_did_not_write_gives_way_to_a_forced_save_and_is_kept(tmp_path: Path) -> None:
+def test_foreign_files_give_way_to_a_forced_save_and_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "best"
     checkpoint.save(path, small_state(1))
     (path / layout.MANIFEST).unlink()  # as Orbax's are
@@ -229,9 +220,7 @@ def has_a_cut_manifest(step: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [is_marked, has_a_cut_manifest])
-def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_durable_save_replaces_a_damaged_step(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")  # when nothing was there that it could replace
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     damage(tmp_path / "4")
@@ -242,9 +231,7 @@ def test_a_durable_save_takes_the_place_of_a_damaged_one_of_its_step(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_disk_that_fails_while_it_salvages_is_an_error_and_not_a_remark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_disk_failure_during_recovery_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
 
     def fails(*arguments: Any, **options: Any) -> bool:
@@ -255,7 +242,7 @@ def test_a_disk_that_fails_while_it_salvages_is_an_error_and_not_a_remark(
         recovery.salvage(Layout(tmp_path))
 
 
-def test_a_step_that_is_committed_while_a_damaged_one_is_moved_away_is_not_replaced(
+def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
@@ -326,7 +313,7 @@ def make_newer(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_a_step_that_a_newer_version_wrote_is_named_and_neither_passed_over_nor_replaced(tmp_path: Path) -> None:
+def test_step_of_a_newer_version_is_named_and_left_alone(tmp_path: Path) -> None:
     save(engine(tmp_path), 3, small_state(3))
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9)))
     left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
@@ -343,7 +330,7 @@ def test_a_step_that_a_newer_version_wrote_is_named_and_neither_passed_over_nor_
     assert latest_step(tmp_path) == 4  # so that a session that does not restore is warned
 
 
-def test_a_step_that_a_newer_version_wrote_is_never_deleted_and_older_ones_can_be_asked_for(tmp_path: Path) -> None:
+def test_step_of_a_newer_version_is_never_deleted(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     for step in (1, 2):
         save(checkpointer, step, small_state(step))
@@ -359,7 +346,7 @@ def test_a_step_that_a_newer_version_wrote_is_never_deleted_and_older_ones_can_b
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 
 
-def test_a_checkpoint_at_a_path_that_a_newer_version_wrote_is_not_replaced_by_force(tmp_path: Path) -> None:
+def test_force_does_not_replace_a_checkpoint_of_a_newer_version(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "best", small_state(1))
     contents = make_newer(tmp_path / "best" / layout.MANIFEST)
     with pytest.raises(CheckpointTooNew, match="was written by a newer Gracepoint"):
@@ -369,7 +356,7 @@ def test_a_checkpoint_at_a_path_that_a_newer_version_wrote_is_not_replaced_by_fo
     assert (tmp_path / "best" / layout.MANIFEST).read_bytes() == contents
 
 
-def test_a_durable_save_of_a_newer_version_is_neither_salvaged_nor_given_up(tmp_path: Path) -> None:
+def test_durable_save_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     for process in range(2):
         make_newer(folder / layout.done_record(process))
@@ -393,7 +380,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("died", ["before it looked again", "and another commits meanwhile"])
-def test_a_good_step_that_a_salvager_had_moved_away_when_it_died_gets_its_name_back(
+def test_good_step_moved_by_a_dead_process_gets_its_name_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: str
 ) -> None:
     """It was good already when it was moved: another salvager had been there first."""
@@ -437,7 +424,7 @@ def temporary_of(root: Path) -> layout.Temporary:
     return found
 
 
-def test_a_save_is_committed_only_when_all_have_finished_and_is_so_whoever_did_it(tmp_path: Path) -> None:
+def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0,))
     paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
     assert not commit.finalize(paths, temporary, replace=False)
@@ -477,7 +464,7 @@ def test_what_becomes_trash_does_so_durably_whoever_did_it(tmp_path: Path, monke
     assert synced == [([tmp_path], True)] * 2
 
 
-def test_a_step_names_the_handler_of_each_item_and_a_checkpoint_at_a_path_its_one(tmp_path: Path) -> None:
+def test_step_names_a_handler_per_item_and_a_path_only_one(tmp_path: Path) -> None:
     save(engine(tmp_path), 4, small_state())
     checkpoint.save(tmp_path / "best", small_state())
     step, alone = (json.loads((tmp_path / name / layout.STEP_METADATA).read_text()) for name in ("4", "best"))
@@ -489,7 +476,7 @@ def test_a_step_names_the_handler_of_each_item_and_a_checkpoint_at_a_path_its_on
     assert all((tmp_path / name / layout.COMMIT_SUCCESS).is_file() for name in ("4", "best"))
 
 
-def test_a_save_that_may_replace_needs_nothing_to_replace_and_never_replaces_itself(tmp_path: Path) -> None:
+def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) -> None:
     left = leave_uncommitted(tmp_path, 4, (0, 1))
     paths, temporary = Layout(tmp_path), temporary_of(tmp_path)
     assert commit.finalize(paths, temporary, replace=True)
@@ -500,7 +487,7 @@ def test_a_save_that_may_replace_needs_nothing_to_replace_and_never_replaces_its
     assert paths.trashed() == []
 
 
-def test_what_stands_at_a_step_is_told_from_nothing_and_from_what_is_not_ours(tmp_path: Path) -> None:
+def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Path) -> None:
     assert commit.standing(tmp_path / "4") is None
     (tmp_path / "4").mkdir()
     assert commit.standing(tmp_path / "4") == ""
@@ -553,7 +540,7 @@ def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path:
     assert restore(tmp_path, small_state()) is not None
 
 
-def test_the_survivor_of_a_peer_that_died_before_its_done_record_fails_and_commits_nothing(tmp_path: Path) -> None:
+def test_survivor_fails_when_its_peer_died_before_its_done_record(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> Any:
         return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=1.0) if gang.process_index == 0 else None
 
@@ -598,7 +585,7 @@ def list_steps(root: Path, clock: Clock, timeout_s: float = 60.0) -> catalog.Lis
     )
 
 
-def test_a_newer_save_that_an_earlier_attempt_is_still_writing_is_waited_for(tmp_path: Path) -> None:
+def test_newer_save_of_an_earlier_attempt_is_waited_for(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, small_state())
     leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
     clock = Clock()
@@ -607,9 +594,7 @@ def test_a_newer_save_that_an_earlier_attempt_is_still_writing_is_waited_for(tmp
     assert 100 < clock.now_s < 101
 
 
-def test_a_save_that_is_finished_just_while_it_is_looked_at_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_finished_during_listing_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 1, small_state())
     leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
     real = catalog._is_live

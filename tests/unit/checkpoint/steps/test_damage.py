@@ -16,7 +16,7 @@ import pytest
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     chunk_files,
     engine,
@@ -55,7 +55,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
 @pytest.mark.parametrize(
     ("file", "damage", "message"), DAMAGE, ids=[f"{damage.__name__} {file}" for file, damage, _ in DAMAGE]
 )
-def test_a_damaged_step_is_passed_over_for_the_older_one_and_its_path_is_logged(
+def test_damaged_step_is_skipped_and_its_path_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: Callable[[Path], None], message: str
 ) -> None:
     two_steps(tmp_path)
@@ -115,7 +115,7 @@ def test_a_step_copied_to_another_name_is_refused(tmp_path: Path) -> None:
     assert restored.step == 2
 
 
-def test_a_directory_with_nothing_that_looks_like_a_checkpoint_has_none_and_the_log_says_what_was_seen(
+def test_directory_without_checkpoints_is_logged_with_its_contents(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "README").write_text("")
@@ -126,9 +126,7 @@ def test_a_directory_with_nothing_that_looks_like_a_checkpoint_has_none_and_the_
     assert "also has 5.orbax-checkpoint-tmp, 500, README" in caplog.text
 
 
-def test_a_directory_that_does_not_exist_has_no_checkpoint_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_directory_has_no_checkpoint_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert restore(tmp_path / "nowhere", small_state()) is None
     assert f"there is no folder {tmp_path / 'nowhere'}" in caplog.text
 
@@ -147,7 +145,7 @@ def test_saving_a_step_that_was_found_damaged_replaces_it(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
 
 
-def test_a_foreign_folder_in_the_way_of_a_step_is_moved_aside_not_deleted(tmp_path: Path) -> None:
+def test_foreign_folder_at_a_step_is_moved_aside(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "notes.txt").write_text("not ours")
     save(engine(tmp_path), 2, small_state())
@@ -195,7 +193,7 @@ def test_keys_of_another_kind_are_refused(tmp_path: Path) -> None:
         restore(tmp_path, {"key": np.zeros(2, np.uint32)})
 
 
-def test_a_failure_to_read_that_is_no_damage_fails_all_and_goes_back_to_nothing(
+def test_read_failure_fails_all_processes_and_falls_back_to_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_steps(tmp_path)

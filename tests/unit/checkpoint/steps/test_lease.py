@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
-from tests.unit.checkpoint.support import engine, outcomes_in_gang, small_state
+from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "4026531836:7:123")
 
@@ -76,7 +76,7 @@ def lose(checkpointer: StepCheckpointer, root: Path) -> None:
         held._thread.join(0.1)
 
 
-def test_a_directory_that_another_job_uses_is_refused_and_the_error_names_it(tmp_path: Path, held: list[Lease]) -> None:
+def test_directory_of_another_job_is_refused_and_the_job_is_named(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, ELSEWHERE)
     with pytest.raises(CheckpointError, match=r"another job uses it: job-b \(attempt job-b-0, on another-machine\)"):
         claim(tmp_path, "job-a", held)
@@ -99,9 +99,7 @@ def claim_of_start(root: Path, held: list[Lease], start: str, *, patience_s: flo
     return found
 
 
-def test_another_cluster_of_the_same_start_is_refused_and_the_error_names_both(
-    tmp_path: Path, held: list[Lease]
-) -> None:
+def test_another_cluster_of_the_same_start_is_refused_and_named(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, SPLIT)
     both = (
         r"another cluster of this same start of the job uses it: attempt uid-0-aaaa, on another-machine; .*uid-0-bbbb"
@@ -123,7 +121,7 @@ def test_another_cluster_of_the_same_start_is_refused_and_the_error_names_both(
         ),
     ],
 )
-def test_a_lease_of_the_same_job_is_taken_over_at_once_where_its_holder_trains_no_more(
+def test_lease_of_the_same_job_is_taken_over_when_its_holder_ended(
     tmp_path: Path, held: list[Lease], holder: Holder, start: str, age_s: float
 ) -> None:
     put(tmp_path, holder, age_s=age_s)
@@ -131,7 +129,7 @@ def test_a_lease_of_the_same_job_is_taken_over_at_once_where_its_holder_trains_n
     assert json.loads(Layout(tmp_path).lease().read_text())["attempt"] == f"{start}-bbbb"
 
 
-def test_whoever_has_lost_the_directory_to_another_cluster_of_the_same_start_is_told(
+def test_loser_of_the_directory_to_another_cluster_is_told(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
@@ -151,7 +149,7 @@ def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held
     claim(tmp_path, "job-a", held)
 
 
-def test_a_job_waits_for_another_that_is_about_to_end_and_says_so_once(
+def test_job_waits_for_another_that_is_ending_and_logs_once(
     tmp_path: Path, held: list[Lease], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = put(tmp_path, ELSEWHERE)
@@ -248,7 +246,7 @@ def test_whoever_was_followed_by_a_later_attempt_may_still_save(
     assert (tmp_path / "1").is_dir()
 
 
-def test_of_several_jobs_that_start_at_once_one_gets_it_and_the_others_are_refused(
+def test_one_of_several_jobs_starting_at_once_gets_the_directory(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [f"job-{number}" for number in range(8)]
@@ -316,9 +314,7 @@ def test_a_process_that_never_releases_its_lease_can_end(tmp_path: Path) -> None
     assert Layout(tmp_path).lease().exists()
 
 
-def test_a_sign_of_life_that_is_under_way_does_not_outlive_the_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     monkeypatch.setattr(lease, "_END_S", 30.0)
     beating = threading.Event()
@@ -352,7 +348,7 @@ def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.M
     assert all(isinstance(error, CheckpointError) and not isinstance(error, SaveFailed) for error in found)
 
 
-def test_a_disk_that_takes_no_sign_of_life_is_left_as_it_was(tmp_path: Path) -> None:
+def test_failed_lease_claim_leaves_the_disk_unchanged(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:

@@ -18,7 +18,7 @@ from gracepoint.checkpoint.reading import stored_tree
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.errors import SettingsError
-from tests.unit.checkpoint.support import chunk_files, engine, flip_bit, restore, save, small_state
+from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
 
 
 def steps(root: Path) -> list[str]:
@@ -50,7 +50,7 @@ def test_multiples_and_young_steps_are_kept_beside_the_newest() -> None:
     assert Retention(2, keep_every_steps=200, keep_for_s=60).to_delete(ages_s, newest_good=350) == [250, 150, 100]
 
 
-def test_a_damaged_step_does_not_count_as_kept_and_goes_when_enough_good_ones_are_newer() -> None:
+def test_damaged_step_does_not_count_as_kept_and_is_deleted_later() -> None:
     ages_s = dict.fromkeys([1, 3, 5, 6], 0.0)
     two = Retention(2, keep_every_steps=5)
     damaged = frozenset({5})
@@ -64,9 +64,7 @@ def test_a_damaged_step_does_not_count_as_kept_and_goes_when_enough_good_ones_ar
     steps=strategies.dictionaries(strategies.integers(0, 50), strategies.floats(0, 100), min_size=1),
     data=strategies.data(),
 )
-def test_the_newest_good_one_always_stays_with_as_many_good_ones_as_were_asked_for(
-    steps: dict[int, float], data: strategies.DataObject
-) -> None:
+def test_newest_good_step_stays_with_as_many_as_requested(steps: dict[int, float], data: strategies.DataObject) -> None:
     newest_good = data.draw(strategies.sampled_from(sorted(steps)))
     damaged = frozenset(data.draw(strategies.sets(strategies.sampled_from(sorted(steps))))) - {newest_good}
     retention = Retention(
@@ -206,9 +204,7 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
     assert Layout(tmp_path).hidden() == []
 
 
-def test_a_step_that_is_deleted_while_it_is_looked_at_is_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     real = commit.manifest_fields
@@ -222,9 +218,7 @@ def test_a_step_that_is_deleted_while_it_is_looked_at_is_no_step(
     assert api.all_steps(tmp_path) == [2]
 
 
-def test_a_step_that_is_deleted_while_a_restore_looks_at_it_counts_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_deleted_during_restore_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 1, small_state())
     monkeypatch.setattr(commit, "manifest_fields", lambda folder: shutil.rmtree(folder))
     assert restore(tmp_path, small_state()) is None  # nothing is there, and nothing is damaged
@@ -280,9 +274,7 @@ def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
 
-def test_where_no_thread_can_be_had_to_delete_trash_the_save_is_good_and_the_next_start_deletes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_succeeds_when_no_thread_can_delete_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
@@ -301,9 +293,7 @@ def test_where_no_thread_can_be_had_to_delete_trash_the_save_is_good_and_the_nex
     assert steps(tmp_path) == ["2"]
 
 
-def test_a_step_that_another_process_deletes_while_it_is_looked_at_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_deleted_by_another_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = engine(tmp_path)
     for step in (1, 2, 3):
         save(checkpointer, step, small_state())

@@ -28,7 +28,7 @@ from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests import accelerators
-from tests.unit.checkpoint.support import assert_same, engine, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
 CHUNK_BYTES = 1 << 10
 WAYS = {
@@ -146,7 +146,7 @@ def test_no_slice_is_compiled_in_a_save_that_was_prepared(
     assert any(pull.region != pull.shard.index for pull, _ in started)
 
 
-def test_a_device_that_has_no_memory_for_slices_is_saved_all_the_same(
+def test_device_without_memory_for_slices_is_saved(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> Any:
@@ -163,9 +163,7 @@ def test_a_device_that_has_no_memory_for_slices_is_saved_all_the_same(
     assert_same(restored.state, saved)
 
 
-def test_what_a_device_has_in_the_hosts_memory_is_not_brought_to_it_to_be_sliced(
-    way: str, tmp_path: Path, started: list[tuple[Pull, Any]]
-) -> None:
+def test_host_memory_of_a_device_is_sliced_in_place(way: str, tmp_path: Path, started: list[tuple[Pull, Any]]) -> None:
     offloaded = SingleDeviceSharding(devices(way)[0], memory_kind="pinned_host")
     saved = {"w": jax.device_put(np.arange(1 << 12, dtype=np.float32), offloaded)}
     save(engine(tmp_path, options=WAYS[way]), 1, saved)

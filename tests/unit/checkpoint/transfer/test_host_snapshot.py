@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
-from gracepoint.checkpoint.options import TransferPriority, WriteOptions
+from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
@@ -23,37 +23,10 @@ from gracepoint.checkpoint.writing import file_writer, tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import SingleProcess
-from tests.unit.checkpoint.support import assert_same, engine, restore, rich_state, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save
+from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 
 LEAF_BYTES = 4096
-
-
-class Recorder:
-    """A callback that takes a leaf's priority from its name's first letter, and writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-        self._lock = threading.Lock()
-
-    def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
-        return {
-            "s": TransferPriority.SYNCHRONOUS,
-            "p": TransferPriority.ASYNCHRONOUS_PRIORITIZED,
-            "d": TransferPriority.ASYNCHRONOUS_DEPRIORITIZED,
-        }[keypath[0].key[0]]
-
-    def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
-        self._tell("transferred", keypath)
-
-    def on_write_end(self, keypath: tuple[Any, ...]) -> None:
-        self._tell("written", keypath)
-
-    def _tell(self, what: str, keypath: tuple[Any, ...]) -> None:
-        with self._lock:
-            self.events.append((what, keypath[0].key))
-
-    def names(self, what: str) -> list[str]:
-        return [name for event, name in self.events if event == what]
 
 
 def state_of(*names: str) -> dict[str, jax.Array]:
@@ -71,7 +44,7 @@ def deadline(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s, time.monotonic)
 
 
-def test_leaves_are_copied_in_the_order_of_their_priorities_and_synchronous_ones_at_once() -> None:
+def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once() -> None:
     recorder = Recorder()
     options = WriteOptions(device_host_max_bytes=10 * LEAF_BYTES, callback=recorder)
     transfer = transfer_of(state_of("d1", "p1", "s1", "d2", "p2", "s2"), options, in_background=True)
@@ -82,7 +55,7 @@ def test_leaves_are_copied_in_the_order_of_their_priorities_and_synchronous_ones
     assert recorder.names("written") == ["s1", "s2", "p1", "p2", "d1", "d2"]
 
 
-def test_without_a_limit_everything_is_copied_at_once_and_no_priority_is_asked_for() -> None:
+def test_no_limit_copies_everything_at_once_without_priorities() -> None:
     recorder = Recorder()
     recorder.key_priority = None  # type: ignore[assignment,method-assign]
     transfer_of(state_of("d1", "p1"), WriteOptions(callback=recorder), in_background=True)
@@ -90,7 +63,7 @@ def test_without_a_limit_everything_is_copied_at_once_and_no_priority_is_asked_f
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["deferred leaves", "a save that streams"])
-def test_no_more_bytes_are_on_their_way_than_the_limit_and_as_many_as_it_allows(
+def test_bytes_in_flight_reach_the_limit_and_never_exceed_it(
     monkeypatch: pytest.MonkeyPatch, in_background: bool
 ) -> None:
     limit, in_flight, most = 3 * LEAF_BYTES, 0, 0
@@ -112,7 +85,7 @@ def test_no_more_bytes_are_on_their_way_than_the_limit_and_as_many_as_it_allows(
     assert (most, in_flight) == (limit, 0)
 
 
-def test_the_bytes_between_transfer_and_disk_stay_below_the_limit_in_a_real_save(tmp_path: Path) -> None:
+def test_bytes_between_transfer_and_disk_stay_below_the_limit(tmp_path: Path) -> None:
     recorder = Recorder()
     options = WriteOptions(device_host_max_bytes=2 * LEAF_BYTES, callback=recorder)
     state = state_of(*(f"d{i}" for i in range(20)), "s")
@@ -132,9 +105,7 @@ def test_the_bytes_between_transfer_and_disk_stay_below_the_limit_in_a_real_save
 @pytest.mark.parametrize(
     "options", [WriteOptions(device_host_max_bytes=8 << 20), WriteOptions(pinned_host_transfer=True)], ids=str
 )
-def test_large_values_of_the_host_are_saved_beside_those_that_come_from_devices(
-    tmp_path: Path, options: WriteOptions
-) -> None:
+def test_large_host_values_are_saved_beside_device_values(tmp_path: Path, options: WriteOptions) -> None:
     values = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
     state = {"numpy": values, "turned": values.T, "jax": jnp.asarray(values)}
     save(engine(tmp_path, options=options), 1, state)
@@ -164,7 +135,7 @@ def test_a_leaf_that_is_larger_than_the_limit_goes_alone() -> None:
     assert found == ["d1/0", "d2/0"]
 
 
-def test_a_transfer_that_gets_no_room_in_time_says_what_it_waited_for() -> None:
+def test_transfer_timeout_says_what_it_waited_for() -> None:
     transfer = transfer_of(state_of("d1", "d2"), WriteOptions(device_host_max_bytes=LEAF_BYTES), in_background=False)
     with pytest.raises(SaveFailed, match=r"d2/0 was not copied from its device within 0\.0 s: device_host_max_bytes"):
         list(transfer.chunks(deadline(0.0)))

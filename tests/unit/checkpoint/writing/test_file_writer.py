@@ -35,7 +35,7 @@ from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, restore, rich_state, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),
@@ -113,9 +113,7 @@ def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [BLOCK_BYTES + 100, BLOCK_BYTES, 5 * ALIGNMENT_BYTES + 1])
-def test_a_file_that_may_grow_no_further_fails_with_the_systems_own_reason_and_its_path(
-    tmp_path: Path, limit: int
-) -> None:
+def test_file_size_limit_fails_with_the_system_error_and_path(tmp_path: Path, limit: int) -> None:
     path, data = tmp_path / "file", random_bytes(2 * BLOCK_BYTES)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
@@ -127,9 +125,7 @@ def test_a_file_that_may_grow_no_further_fails_with_the_systems_own_reason_and_i
     assert raised.value.errno == errno.EFBIG
 
 
-def test_large_values_go_past_the_page_cache_where_the_file_system_lets_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_values_bypass_the_page_cache_where_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: dict[str, int] = {}
     real = os.open
 

@@ -16,11 +16,10 @@ import pytest
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import ocdbt
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.leaf_args import SaveArgs
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
-from tests.unit.checkpoint.support import (
+from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     flip_bit,
@@ -31,16 +30,7 @@ from tests.unit.checkpoint.support import (
     save,
     small_state,
 )
-
-FORMATS = {
-    f"zarr{zarr}{', OCDBT' * tree}{', zstd' * zstd}": WriteOptions(
-        use_zarr3=zarr == 3, use_ocdbt=bool(tree), compression="zstd" if zstd else None
-    )
-    for zarr in (2, 3)
-    for tree in (0, 1)
-    for zstd in (0, 1)
-}
-each_format = pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+from tests.unit.checkpoint.fakes.formats import each_format
 
 
 @each_format
@@ -69,9 +59,7 @@ def test_the_parts_of_a_gang_come_back_as_one(tmp_path: Path, options: WriteOpti
 
 
 @each_format
-def test_a_flipped_bit_of_any_data_file_is_found_and_the_step_before_is_taken(
-    tmp_path: Path, options: WriteOptions
-) -> None:
+def test_flipped_bit_in_a_data_file_falls_back_to_the_previous_step(tmp_path: Path, options: WriteOptions) -> None:
     state = {"w": jnp.arange(1 << 15, dtype=jnp.float32)}  # of 128 KiB, so that OCDBT has a file of it
     for step in (1, 2):
         save(engine(tmp_path, options=options, attempt=f"job-{step}"), step, {"w": state["w"] * step})
@@ -95,9 +83,7 @@ def test_copies_that_differ_between_processes_fail_the_save(tmp_path: Path, opti
         assert "is local to each process, and process 1 has other values" in str(outcomes[0])
 
 
-def test_a_save_in_ocdbt_that_nobody_committed_is_merged_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncommitted_ocdbt_save_is_merged_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = small_state()
     with monkeypatch.context() as patch:
         patch.setattr(ocdbt, "merge", _broken)
@@ -175,7 +161,7 @@ def test_slices_of_a_replicated_leaf_are_written_by_all_processes(tmp_path: Path
     assert_same(restored.state, state)
 
 
-def test_leaves_are_stored_in_the_type_and_the_chunks_that_were_asked_for(tmp_path: Path) -> None:
+def test_leaves_are_stored_in_the_requested_type_and_chunks(tmp_path: Path) -> None:
     values = np.linspace(-3, 3, 64, dtype=np.float32).reshape(8, 8)
     state = {"cast": jnp.asarray(values), "cut": jnp.asarray(values), "plain": jnp.asarray(values)}
     args = {"cast": SaveArgs(dtype=jnp.bfloat16), "cut": SaveArgs(chunk_byte_size=64, shard_axes=(1,))}
@@ -199,7 +185,7 @@ def test_shardings_are_not_stored_where_that_is_not_wanted(tmp_path: Path) -> No
     assert_same(restored.state, small_state())
 
 
-def test_how_fast_a_process_wrote_is_told_to_the_log_and_to_jax(
+def test_write_rate_is_reported_to_the_log_and_to_jax(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[str, float] = {}

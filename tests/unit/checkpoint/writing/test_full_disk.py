@@ -15,7 +15,7 @@ from gracepoint.checkpoint.steps import listing
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import limits
-from tests.unit.checkpoint.support import assert_same, engine, in_gang, outcomes_in_gang, restore, save
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, outcomes_in_gang, restore, save
 
 DISK_BYTES = 24 << 20
 STATE_BYTES = 4 << 20

@@ -9,9 +9,9 @@ import pytest
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.scene import Scene
 
 
 def versioned(body: objects.Body, version: int) -> objects.Body:
@@ -33,7 +33,7 @@ def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
     assert "uid-pod-0-0" not in scene.cache.pods
 
 
-def test_a_node_made_anew_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+def test_recreated_node_survives_late_deletion_of_the_old_one() -> None:
     scene = Scene()
     new = objects.node("node-1")
     new["metadata"]["uid"] = "uid-new"
@@ -103,7 +103,7 @@ def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
     assert JOBSET_UID in scene.cache.workloads
 
 
-def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_one() -> None:
+def test_recreated_policy_survives_late_deletion_of_the_old_one() -> None:
     scene = Scene()
     new = objects.policy(mode="Observe")
     new["metadata"]["uid"] = "uid-new"
@@ -113,7 +113,7 @@ def test_a_policy_replaced_under_its_name_survives_the_late_deletion_of_the_old_
 
 
 @pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
-def test_what_only_says_by_label_that_it_is_of_another_namespaces_jobset_is_none_of_its(kind: str) -> None:
+def test_object_labelled_with_a_jobset_of_another_namespace_is_ignored(kind: str) -> None:
     scene = Scene()
     if kind == "pod":
         body = objects.pod(7, phase="Failed")
@@ -132,7 +132,7 @@ def test_what_only_says_by_label_that_it_is_of_another_namespaces_jobset_is_none
     assert scene.start().spec.epoch == 1
 
 
-def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -> None:
+def test_leaving_nodes_are_known_until_they_stay_or_are_gone() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.taint("node-2")
@@ -143,7 +143,7 @@ def test_the_nodes_that_are_going_away_are_known_until_they_stay_or_are_gone() -
     assert scene.cache.disrupted_nodes == set()
 
 
-def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> None:
+def test_jobsets_are_disrupted_while_their_epoch_runs() -> None:
     scene = Scene()
     for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
         scene.recorded(phase=phase)
@@ -153,7 +153,7 @@ def test_jobsets_are_disrupted_as_long_as_an_epoch_of_theirs_is_under_way() -> N
     assert scene.cache.preemptions.disrupted_workload_uids() == set()
 
 
-def test_the_latest_epochs_are_those_of_known_jobsets_that_are_young_or_not_made_yet() -> None:
+def test_latest_epochs_are_of_known_jobsets_young_or_not_made_yet() -> None:
     scene = Scene()
     scene.recorded(epoch=1, created_at=NOW - 60)
     scene.recorded(epoch=2, created_at=NOW - 59)

@@ -9,7 +9,7 @@ import pytest
 from gracepoint.wire.messages import Ping
 from gracepoint_operator.channel.heartbeat import Heartbeat
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
-from tests.unit.operator.replica import frames, subscription
+from tests.unit.operator.fakes.replica import frames, subscription
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def test_a_stream_that_has_something_to_say_needs_no_ping(heart: Heartbeat
     assert len(await frames(subscriber)) == 1
 
 
-async def test_a_write_that_is_stuck_for_ten_seconds_is_given_up_once_and_gathers_no_pings(
+async def test_stuck_write_is_given_up_once_and_queues_no_pings(
     heart: Heartbeat, subscriber: Subscriber, given_up: list[str]
 ) -> None:
     heart.writing = True

@@ -7,13 +7,12 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Frame, Hint
-from gracepoint_operator import controller
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import kinds
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.replica import Replica, cluster, frames, running, subscription, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, running, subscription, until
 
 
 def subscribe(replica: Replica, index: int = 0, *, takes_hints: bool = True) -> Subscriber:
@@ -31,7 +30,7 @@ async def hints(subscriber: Subscriber) -> list[Frame]:
     return found
 
 
-async def test_a_hint_is_told_to_the_whole_gang_once_and_no_preemption_is_made(api: MemoryApi, clock: Clock) -> None:
+async def test_hint_is_sent_to_the_gang_once_without_a_preemption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         gang = [subscribe(replica, index) for index in (0, 1)]
         cordon(replica)
@@ -57,10 +56,7 @@ async def test_a_sign_that_goes_away_and_comes_again_is_told_again(api: MemoryAp
             assert await hints(subscriber) == []
 
 
-async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "TICK_S", 0.01)
+async def test_a_hint_that_fell_into_an_outage_is_told_after_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         cordon(replica)
         await until(lambda: any(replica.core.cache.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")
@@ -70,7 +66,7 @@ async def test_a_hint_that_fell_into_an_outage_is_told_after_it(
         assert len(await hints(late)) == 1
 
 
-async def test_another_sign_is_another_hint_and_all_of_one_moment_are_one_frame(api: MemoryApi, clock: Clock) -> None:
+async def test_another_sign_is_another_hint_and_simultaneous_ones_are_one_frame(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = subscribe(replica)
         cordon(replica, "node-1")
@@ -106,7 +102,7 @@ async def test_a_library_from_before_hints_is_sent_none(api: MemoryApi, clock: C
         assert await hints(old) == []
 
 
-async def test_a_node_that_was_cordoned_before_the_pod_came_is_no_hint_to_it(api: MemoryApi, clock: Clock) -> None:
+async def test_node_cordoned_before_the_pod_is_no_hint(api: MemoryApi, clock: Clock) -> None:
     owned = objects.node("node-1", unschedulable=True)
     entry = {
         "manager": "kubectl",

@@ -17,10 +17,10 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.resources import PreemptionStatus
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, Clock
-from tests.unit.operator.replica import Replica, frames, report, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.replica import Replica, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 PAGE = Path(__file__).parents[4] / "docs" / "observability.md"
@@ -34,9 +34,7 @@ def watch(replica: Replica) -> None:
     replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
 
 
-async def test_the_events_tell_the_story_in_order_on_the_jobset_and_on_the_preemption(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_events_are_in_order_on_jobset_and_preemption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await frames(replica.subscribe(0, "s-0"))
         replica.taint()
@@ -53,9 +51,7 @@ async def test_the_events_tell_the_story_in_order_on_the_jobset_and_on_the_preem
         assert uids == {"JobSet": JOBSET_UID, "Preemption": replica.preemptions[0]["metadata"]["uid"]}
 
 
-async def test_an_agreement_that_was_never_written_by_itself_is_told_before_the_end(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_unwritten_agreement_is_reported_before_the_end(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await frames(replica.subscribe(0, "s-0"))
         replica.taint()
@@ -149,9 +145,7 @@ async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, cl
         await until(lambda: total("notices_undelivered_total") == 2, "the count once the gang is gone")
 
 
-async def test_a_preemption_that_is_further_on_when_it_is_first_recorded_was_noticed_too(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")

@@ -14,9 +14,9 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import EndReason
 from gracepoint_operator.workloads import WorkloadIdentity
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.scene import Scene
 
 
 def test_a_quiet_gang_is_left_alone() -> None:
@@ -132,9 +132,7 @@ def test_pods_that_end_in_ordinary_life_start_no_epoch(
         pytest.param(objects.jobset(), objects.job(suspended=True), id="its Job"),
     ],
 )
-def test_suspending_a_job_ends_its_pods_and_is_a_disruption_of_its_own_cause(
-    jobset: objects.Body, job: objects.Body
-) -> None:
+def test_suspending_a_job_is_a_disruption_with_its_own_cause(jobset: objects.Body, job: objects.Body) -> None:
     scene = Scene()
     scene.seen(JOBSETS, jobset)
     scene.seen(kinds.JOBS, job)
@@ -156,7 +154,7 @@ def test_the_deletion_of_jobset_and_job_starts_no_epoch_whatever_is_left() -> No
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_once_a_pod_of_the_gang_has_ended_the_end_of_the_others_is_clean_up(phase: str) -> None:
+def test_later_ends_of_pods_are_clean_up(phase: str) -> None:
     scene = Scene()
     scene.seen(kinds.PODS, objects.pod(0, phase=phase))
     scene.seen(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
@@ -192,7 +190,7 @@ def test_an_eviction_needs_no_fresh_look() -> None:
 # Signals that are older than the pod.
 
 
-def test_a_signal_left_on_the_node_does_not_disrupt_the_restarted_job_again() -> None:
+def test_old_node_signal_does_not_disrupt_the_restarted_job() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(phase="Committed", created_at=NOW, ended_at=NOW + 3)
@@ -201,7 +199,7 @@ def test_a_signal_left_on_the_node_does_not_disrupt_the_restarted_job_again() ->
     assert not any(isinstance(decision, StartPreemption | Check | End) for decision in scene.decisions())
 
 
-def test_after_a_restart_of_the_operator_the_apis_own_times_tell_which_was_first() -> None:
+def test_api_times_tell_which_signal_was_first_after_an_operator_restart() -> None:
     taints = [objects.taint()]
     scene = Scene()
     scene.listed(kinds.NODES, objects.node("node-1", taints=taints, written_at=NOW - 200))
@@ -211,7 +209,7 @@ def test_after_a_restart_of_the_operator_the_apis_own_times_tell_which_was_first
     assert scene.start().spec.deadline.timestamp() == NOW + 10
 
 
-def test_a_taint_with_a_new_time_counts_though_the_node_had_one_when_the_pod_was_bound() -> None:
+def test_taint_with_a_new_time_counts_though_an_older_one_existed() -> None:
     scene = Scene()
     old = objects.taint("example.com/evacuate", "NoExecute", added_at=NOW - 200)
     scene.listed(kinds.NODES, objects.node("node-1", taints=[old]))
@@ -221,7 +219,7 @@ def test_a_taint_with_a_new_time_counts_though_the_node_had_one_when_the_pod_was
     assert scene.start().spec.cause == "NodeTaint"
 
 
-def test_a_signal_on_a_node_that_holds_no_pod_of_the_gang_is_nothing_to_it() -> None:
+def test_signal_on_a_node_without_gang_pods_is_ignored() -> None:
     scene = Scene()
     scene.taint("node-9")
     assert scene.decisions() == []
@@ -247,7 +245,7 @@ def test_an_earlier_deadline_joins_the_epoch_and_moves_it() -> None:
     assert move.spec.epoch == 1
 
 
-def test_nodes_that_are_emptied_one_after_another_are_one_epoch_that_keeps_its_deadline() -> None:
+def test_nodes_drained_in_turn_are_one_epoch_with_one_deadline() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(deadline_at=NOW + 15)
@@ -284,7 +282,7 @@ def test_an_epoch_that_has_frozen_is_not_retracted(phase: str) -> None:
     assert scene.decisions() == []
 
 
-def test_a_signal_that_cannot_be_taken_back_is_not_retracted_when_it_vanishes() -> None:
+def test_irrevocable_signal_is_not_retracted_when_it_vanishes() -> None:
     scene = Scene()
     scene.recorded(cancelable=False)
     assert scene.decisions() == []
@@ -320,7 +318,7 @@ def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(jobset: ob
     assert (end.phase, end.reason) == (Phase.RETRACTED, reason)
 
 
-def test_a_jobset_that_is_not_seen_any_more_is_looked_for_before_it_is_taken_for_deleted() -> None:
+def test_missing_jobset_is_looked_up_before_it_counts_as_deleted() -> None:
     scene = Scene()
     scene.recorded()
     scene.gone(objects.jobset())
@@ -330,7 +328,7 @@ def test_a_jobset_that_is_not_seen_any_more_is_looked_for_before_it_is_taken_for
     assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.WORKLOAD_DELETED)
 
 
-def test_an_epoch_of_a_jobset_that_has_frozen_is_left_to_the_gang_whatever_became_of_the_jobset() -> None:
+def test_frozen_epoch_is_left_to_the_gang_whatever_its_jobset_does() -> None:
     scene = Scene()
     scene.recorded(phase="Frozen")
     scene.gone(objects.jobset())
@@ -381,7 +379,7 @@ def test_what_became_of_the_policy_counts_for_the_next_disruption(change: Callab
     assert scene.decisions() == []
 
 
-def test_an_epoch_of_which_nobody_says_the_end_expires_some_time_after_its_deadline() -> None:
+def test_epoch_without_an_outcome_expires_after_its_deadline() -> None:
     scene = Scene()
     scene.recorded(phase="Agreed", deadline_at=NOW + 15)
     scene.clock.move(15 + EXPIRE_AFTER_S)
@@ -412,7 +410,7 @@ def test_a_gang_that_is_leaving_is_not_told_again(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Retracted", "Expired"])
-def test_after_an_end_that_leaves_the_gang_training_only_a_newer_signal_starts_the_next_epoch(
+def test_only_a_newer_signal_starts_an_epoch_while_the_gang_trains_on(
     phase: str,
 ) -> None:
     scene = Scene()
@@ -437,7 +435,7 @@ def test_the_next_life_of_the_job_can_be_disrupted_again() -> None:
     assert start.spec.epoch == 2
 
 
-def test_pods_that_the_job_replaced_within_one_attempt_are_of_a_life_of_their_own() -> None:
+def test_pods_replaced_within_an_attempt_are_another_life() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(phase="Committed", ended_at=NOW + 2)
@@ -456,7 +454,7 @@ def test_pods_that_the_job_replaced_within_one_attempt_are_of_a_life_of_their_ow
     assert start.spec.epoch == 2
 
 
-def test_a_pod_that_its_job_put_in_the_place_of_a_failed_one_is_of_the_gang() -> None:
+def test_pod_replacing_a_failed_one_belongs_to_the_gang() -> None:
     scene = Scene()
     scene.seen(kinds.PODS, objects.pod(0, phase="Failed"))  # which stays there
     scene.clock.move(5)
@@ -470,7 +468,7 @@ def test_a_pod_that_its_job_put_in_the_place_of_a_failed_one_is_of_the_gang() ->
     assert (start.spec.epoch, start.spec.pods, start.expected) == (1, [replaced["metadata"]["name"]], 2)
 
 
-def test_pods_of_a_job_that_was_deleted_and_made_again_are_not_disrupted() -> None:
+def test_pods_of_a_recreated_job_are_not_disrupted() -> None:
     scene = Scene()
     scene.gone(objects.job())
     again = objects.job()
@@ -526,7 +524,7 @@ def test_a_pod_whose_attempt_is_no_number_is_of_no_attempt() -> None:
     assert scene.start().expected == 2
 
 
-def test_a_large_gang_is_decided_about_well_within_the_time_to_a_notice() -> None:
+def test_large_gang_is_decided_within_the_notice_time() -> None:
     scene = Scene()
     scene.listed(kinds.JOBS, objects.job(completions=600))
     for index in range(2, 600):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gracepoint_operator.decisions.rate_limit import holds_back
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import PreemptionSpec
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 
 def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", made: bool = True) -> PreemptionRecord:
@@ -43,7 +43,7 @@ def test_what_is_only_observed_neither_waits_nor_counts() -> None:
     assert not held([told(gang, mode="Observe") for gang in range(5)])
 
 
-def test_a_replica_tells_its_share_and_what_the_others_made_is_of_theirs() -> None:
+def test_replica_keeps_to_its_share_and_counts_that_of_others() -> None:
     began = [told(gang, made=False) for gang in range(2)]
     assert holds_back(told(99).spec, began, own=(), limit=4, replicas=2), "two are on their way, a half of the limit"
     made = [told(gang) for gang in range(2)]
@@ -56,7 +56,7 @@ def test_a_replica_tells_its_share_and_what_the_others_made_is_of_theirs() -> No
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.booleans()), max_size=120),
 )
-def test_all_replicas_together_tell_no_more_gangs_than_the_limit_and_each_its_share(
+def test_replicas_share_the_limit_of_gangs_notified(
     limit: int, replicas: int, turns: list[tuple[int, int, bool]]
 ) -> None:
     """Each in any order, each seeing the others' records any time late; in the end, all see everything."""

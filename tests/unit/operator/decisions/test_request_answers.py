@@ -13,9 +13,9 @@ from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID, NOW, Body
-from tests.unit.operator.scene import Scene
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
+from tests.unit.operator.fakes.scene import Scene
 
 
 def asked(scene: Scene, **request: object) -> None:
@@ -45,7 +45,7 @@ def test_a_request_may_be_further_ahead_than_any_signal_is_believed() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 36_000
 
 
-def test_a_request_is_adopted_once_a_preemption_names_it_and_then_tells_how_that_ended() -> None:
+def test_request_is_adopted_by_its_preemption_and_tells_the_outcome() -> None:
     scene = Scene()
     asked(scene)
     scene.recorded(cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=["train-workers-0-1-0xyz"])
@@ -199,7 +199,7 @@ def test_a_drill_under_way_is_left_alone_where_nothing_comes() -> None:
     assert [item for item in drilling().decisions() if not isinstance(item, Answer)] == []
 
 
-def test_a_drill_one_of_whose_pods_was_replaced_is_over_when_a_new_one_is_asked_for() -> None:
+def test_drill_with_a_replaced_pod_ends_when_a_new_one_is_requested() -> None:
     scene = drilling()
     scene.gone(objects.pod(1))
     another = objects.pod(1, created_at=scene.clock())
@@ -249,7 +249,7 @@ def test_what_may_become_a_disruption_ends_no_drill_and_lets_none_begin(held_bac
     assert [type(item) for item in come(scene) if not isinstance(item, Answer)] == [expected]
 
 
-def test_a_request_joins_an_epoch_whose_policy_was_deleted_and_is_not_refused_for_that() -> None:
+def test_request_joins_an_epoch_whose_policy_was_deleted() -> None:
     scene = Scene()
     scene.recorded()
     scene.gone(objects.policy())
@@ -258,7 +258,7 @@ def test_a_request_joins_an_epoch_whose_policy_was_deleted_and_is_not_refused_fo
     assert [item.name for item in scene.move().spec.requests] == ["leave"]
 
 
-def test_after_a_drill_the_gang_trains_on_and_the_same_request_starts_no_second_one() -> None:
+def test_gang_trains_on_after_a_drill_and_the_request_starts_no_second() -> None:
     scene = Scene()
     asked(scene, mode="Drill")
     scene.clock.move(20)
@@ -274,7 +274,7 @@ def test_under_a_policy_of_mode_observe_nothing_is_rehearsed() -> None:
     assert "Observe" in answered(scene)[1]
 
 
-def test_under_a_policy_of_mode_drill_every_signal_is_rehearsed_until_a_pod_is_ended() -> None:
+def test_drill_mode_rehearses_every_signal_until_a_pod_is_ended() -> None:
     scene = Scene(mode="Drill")
     scene.taint()
     assert scene.start().spec.mode is Mode.DRILL
@@ -325,7 +325,7 @@ def test_exits_that_are_long_ago_do_not_count() -> None:
     assert started(scene).spec.exits
 
 
-def test_a_gang_that_has_left_too_often_leaves_all_the_same_when_its_pods_are_being_ended() -> None:
+def test_gang_over_the_exit_limit_leaves_when_its_pods_are_ended() -> None:
     scene = Scene(exitBreaker={"savedExits": 2, "withinSeconds": 1800})
     left(scene, 2)
     scene.seen(kinds.PODS, objects.pod(0, disruption="EvictionByEvictionAPI", deleting_at=NOW + 30))

@@ -13,10 +13,10 @@ from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
 from gracepoint_operator.workloads import WorkloadIdentity
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
-from tests.unit.operator.replica import Replica, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 LIMITS = Limits(ttl_s=30 * 86_400, history=3)
 DAY_S = 86_400.0
@@ -59,7 +59,7 @@ def test_what_ended_longer_ago_than_is_kept_goes() -> None:
     assert found(old, new) == [Due((NAMESPACE, f"train-{JOBSET_UID[:8]}-1"), DeletionReason.AGE)]
 
 
-def test_of_one_jobsets_name_so_many_are_kept_and_the_oldest_go_first() -> None:
+def test_a_limited_number_is_kept_per_jobset_name_newest_first() -> None:
     records = [ended(number, ago_s=(10 - number) * DAY_S) for number in range(1, 6)]
     assert names(found(*reversed(records))) == ["1", "2"]
     assert {item.reason for item in found(*records)} == {DeletionReason.COUNT}
@@ -79,7 +79,7 @@ def test_what_is_under_way_stays_however_old_it_is(phase: str) -> None:
     assert found(body, ended(2, ago_s=DAY_S), limits=Limits(history=1)) == []
 
 
-def test_the_number_of_the_next_record_and_what_a_gang_has_answered_are_never_forgotten_while_it_lives() -> None:
+def test_record_numbers_and_answers_are_kept_for_a_gangs_life() -> None:
     records = [ended(1, ago_s=MONTH_S + 3), ended(2, ago_s=MONTH_S + 2), ended(3, ago_s=MONTH_S + 1, drill=True)]
     assert names(found(*records)) == ["1"]
     gone = found(*records, living=())
@@ -189,9 +189,7 @@ async def test_a_record_that_was_corrected_since_is_looked_at_again(api: MemoryA
         assert kept(replica) == ["1", "2"]
 
 
-async def test_a_record_that_a_newer_version_wrote_since_is_left_to_it_and_holds_up_no_other(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_record_rewritten_by_a_newer_version_is_left_alone(api: MemoryApi, clock: Clock) -> None:
     for number in (1, 2, 3):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S - number))
     async with running(api, clock) as replica:
@@ -216,7 +214,7 @@ def not_deleted(replica: Replica, outcome: str) -> float:
     return float(replica.metrics.registry.get_sample_value(name, {"outcome": outcome}) or 0)
 
 
-async def test_what_the_api_server_refuses_to_delete_is_named_counted_and_holds_up_nothing_else(
+async def test_refused_deletions_are_named_and_counted_and_block_nothing(
     api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(1, 5):
@@ -236,9 +234,7 @@ async def test_what_the_api_server_refuses_to_delete_is_named_counted_and_holds_
         assert kept(replica) == ["4"]
 
 
-async def test_an_api_server_that_is_away_ends_the_pass_and_another_record_is_tried_in_the_next(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_unreachable_api_server_ends_the_pass_and_another_record_is_next(api: MemoryApi, clock: Clock) -> None:
     for number in range(1, 5):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:

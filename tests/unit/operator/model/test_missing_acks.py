@@ -12,7 +12,7 @@ from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
 from gracepoint_operator.model.missing_acks import missing, packed, place_of, unpacked
 from gracepoint_operator.resources import Replica
 from gracepoint_operator.workloads import read_pod
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_again(found: set[tuple[str, int]]) -> None:
     assert unpacked(packed(places)) == places
 
 
-def test_the_lines_of_a_large_gang_are_ones_that_the_api_server_takes() -> None:
+def test_lines_of_a_large_gang_are_accepted_by_the_api_server() -> None:
     places = {f"{'j' * 63}-{index}" for index in range(0, 40_000, 2)}  # as scattered as can be
     lines = packed(places)
     Replica(name="op", acknowledged_pods=lines)

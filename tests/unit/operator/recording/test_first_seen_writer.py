@@ -9,10 +9,10 @@ import pytest
 from gracepoint_operator.cache.first_seen import digest
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.replica import Replica, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"
@@ -59,9 +59,7 @@ def move_gang(api: MemoryApi, clock: Clock) -> None:
     api.add(JOBSETS, objects.jobset(restarts=1))
 
 
-async def test_a_sign_that_was_there_before_the_pod_starts_no_epoch_after_a_restart_whatever_its_owner_wrote_later(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_sign_older_than_the_pod_starts_no_epoch_after_a_restart(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.NODES, maintained(written_at=NOW - 200))
     async with replica_of(api, clock):
         await until(lambda: len(kept(api)) == 1, "the sign to be kept")
@@ -89,9 +87,7 @@ async def test_a_sign_that_came_while_no_operator_ran_starts_an_epoch(api: Memor
         await replica.phase("Noticed")
 
 
-async def test_a_sign_that_comes_during_the_pods_life_counts_and_no_longer_for_the_next_life(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_sign_counts_for_the_current_life_of_the_pod_only(api: MemoryApi, clock: Clock) -> None:
     async with replica_of(api, clock) as replica:
         clock.move(10)
         replica.see(kinds.NODES, maintained(written_at=NOW + 10))

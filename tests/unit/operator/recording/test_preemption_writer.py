@@ -14,10 +14,10 @@ from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import JOBSET_UID, NOW, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -90,9 +90,7 @@ async def told_by_both(first: Replica, second: Replica) -> None:
         assert len(await frames(subscriber)) == 1
 
 
-async def test_a_receipt_that_comes_to_the_other_replica_after_the_end_is_counted(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_late_ack_at_the_other_replica_is_counted(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         await told_by_both(first, second)
         await acknowledge(first, 0)
@@ -107,9 +105,7 @@ async def test_a_receipt_that_comes_to_the_other_replica_after_the_end_is_counte
         assert api.received == sorted(api.received)
 
 
-async def test_of_two_replicas_that_begin_alike_one_made_the_record_and_has_it_in_its_share(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_one_of_two_replicas_makes_the_record_and_counts_it(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
             replica.taint()
@@ -126,7 +122,7 @@ async def test_of_two_replicas_that_begin_alike_one_made_the_record_and_has_it_i
         await until(lambda: not any(made), "it to be forgotten")
 
 
-async def test_who_was_told_by_one_replica_and_answers_the_other_is_no_laggard(api: HistoricApi, clock: Clock) -> None:
+async def test_pod_notified_by_one_replica_may_answer_another(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         gang = [first.subscribe(index, f"s-{index}") for index in (0, 1)]
         first.taint()
@@ -201,7 +197,7 @@ async def test_nobody_lags_where_nobody_is_told(clock: Clock) -> None:
         assert api.status["acknowledgements"] == {"expected": 2, "received": 0, "laggards": []}
 
 
-async def test_the_sum_of_the_receipts_never_dips_while_a_replica_is_about_to_write_its_own(
+async def test_sum_of_acks_never_dips_before_a_replica_writes_its_own(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
@@ -225,9 +221,7 @@ async def test_the_sum_of_the_receipts_never_dips_while_a_replica_is_about_to_wr
         assert api.received == sorted(api.received)
 
 
-async def test_a_replica_that_saw_its_entry_missing_from_the_sum_writes_it_again_also_after_the_end(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_replica_rewrites_its_missing_entry_also_after_the_end(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0, "s-0")
         replica.taint()
@@ -300,9 +294,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         assert first.reasons.count("CheckpointCommitted") == 1
 
 
-async def test_a_commit_of_a_gang_that_had_frozen_before_the_retraction_came_corrects_the_record(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_late_commit_of_a_frozen_gang_corrects_a_retracted_record(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint(key="aws-node-termination-handler/scheduled-maintenance")
         await replica.phase("Noticed")
@@ -327,9 +319,7 @@ async def test_nothing_but_a_commit_corrects_a_record_that_expired(api: Historic
         assert api.status["phase"] == "Expired"
 
 
-async def test_the_choice_and_what_it_cost_are_recorded_also_after_the_record_expired(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_choice_and_cost_are_recorded_after_the_record_expired(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -351,9 +341,7 @@ def no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_twin")
-async def test_a_notice_that_no_replica_lived_to_record_is_recorded_from_the_gangs_report(
-    api: HistoricApi, clock: Clock
-) -> None:
+async def test_unrecorded_notice_is_recorded_from_the_gangs_report(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:  # another life than the one that told the gang
         subscriber = replica.subscribe(0, "s-0")
         await replica.report(Phase.AGREED)
@@ -425,7 +413,7 @@ async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: H
         assert body["spec"]["observedAt"] == objects.stamp(pod.created_at)
 
 
-async def test_a_report_that_is_sent_again_by_a_lost_gang_of_a_deleted_jobset_is_refused(
+async def test_repeated_report_of_a_deleted_jobset_is_refused(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "_TWIN_S", 0.05)

@@ -18,7 +18,7 @@ from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.preemption import RECORD_NAME_END, RECORD_ONLY
 from gracepoint_operator.resources.reference import put_into
 from gracepoint_operator.resources.schema import structural
-from tests.unit.operator.objects import JOBSET_UID
+from tests.unit.operator.fakes.objects import JOBSET_UID
 
 ROOT = Path(__file__).parents[4]
 CRDS = definitions()
@@ -36,7 +36,7 @@ def test_the_page_for_users_has_every_field_of_the_models() -> None:
 
 
 def test_a_page_without_the_marks_is_not_written_over() -> None:
-    with pytest.raises(ValueError, match="no table to renew"):
+    with pytest.raises(ValueError, match="nothing to renew"):
         put_into("# My page\n")
 
 
@@ -130,7 +130,7 @@ def test_a_stored_object_of_defaults_fits_its_own_schema() -> None:
         jsonschema.validate({"checkpoint": {"directory": "/c", "keepLast": 0}}, spec)
 
 
-def test_a_model_that_a_structural_schema_cannot_say_is_refused_naming_the_field() -> None:
+def test_model_without_structural_schema_is_refused_by_field() -> None:
     class Union(BaseModel):
         field: int | str
 

@@ -91,7 +91,7 @@ def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: s
         ),
     ],
 )
-def test_what_only_a_newer_version_knows_of_a_policy_is_passed_over_and_named(
+def test_policy_fields_of_a_newer_version_are_ignored_and_named(
     spec: dict[str, Any], named: str, field: str, read_as: object
 ) -> None:
     read = CheckpointPolicy.of(policy(**spec))
@@ -102,12 +102,12 @@ def test_what_only_a_newer_version_knows_of_a_policy_is_passed_over_and_named(
     assert named in ready.message
 
 
-def test_a_policy_with_unknown_values_and_a_wrong_one_is_refused_for_the_latter() -> None:
+def test_policy_with_unknown_and_wrong_values_is_refused_for_the_wrong_one() -> None:
     with pytest.raises(Unreadable, match=r"spec\.deadline\.margin"):
         CheckpointPolicy.of(policy(mode="Rehearse", deadline={"margin": 0.5}))
 
 
-def test_a_stored_policy_holds_no_kinds_of_signals_that_its_user_did_not_name() -> None:
+def test_stored_policy_holds_only_signal_kinds_of_its_user() -> None:
     """Defaults are written into the stored object: a list would leave out the kinds of later versions for good."""
     assert "signals" not in CheckpointPolicy.of(policy()).spec.to_json()
     for crd in definitions().values():
@@ -162,7 +162,7 @@ def record() -> dict[str, Any]:
     }
 
 
-def test_a_preemption_survives_the_way_to_the_api_server_and_back_to_the_microsecond() -> None:
+def test_preemption_survives_the_api_round_trip_to_the_microsecond() -> None:
     now, body = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), record()
     read = Preemption.of(body)
     assert read.spec.observed_at == now
@@ -176,7 +176,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
         PreemptionStatus.model_validate({"replicas": [{"name": "a", "toldAt": "2026-01-02T03:04:05"}]})
 
 
-def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_not_said_of_the_policy() -> None:
+def test_unknown_status_fields_of_a_newer_replica_are_not_reported() -> None:
     body = policy()
     condition = {"type": "Ready", "status": "Partly", "reason": "R", "lastTransitionTime": "2026-01-02T03:04:05Z"}
     body["status"] = {
@@ -193,7 +193,7 @@ def test_what_a_newer_replica_wrote_into_a_status_is_passed_over_and_not_said_of
     assert readiness(read, 0.0).reason == "Watching"
 
 
-def test_a_record_of_a_newer_version_is_read_and_neither_told_nor_changed() -> None:
+def test_record_of_a_newer_version_is_read_and_not_changed() -> None:
     body = record()
     body["spec"] |= {"mode": "Migrate", "confidence": "certain", "score": 1}
     body["spec"]["policy"] = {"name": "default", "spec": {"mode": "Migrate", "signals": ["FarSight"], "quorum": 3}}

@@ -17,7 +17,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.__main__ import main
 from gracepoint_operator.signals import BUILT_IN, On, OwnRowsError, Row, page, read_own_rows
 from gracepoint_operator.signals.rows import Cause
-from tests.unit.operator import objects
+from tests.unit.operator.fakes import objects
 
 PAGE = Path(__file__).parents[4] / "docs" / "signals.md"
 READY_MADE = [
@@ -234,16 +234,16 @@ JSON_TIME = LABEL | {"deadline": {"time": {"format": "JSON", "jsonFields": ["a"]
         (JSON_TIME, "deadline.time.jsonFields", ["b"]),
     ],
 )
-def test_the_table_of_rows_shows_every_field(row: dict[str, Any], path: str, value: object) -> None:
+def test_the_list_of_rows_shows_every_field(row: dict[str, Any], path: str, value: object) -> None:
     other = copy.deepcopy(row)
     *parents, last = path.split(".")
     place = functools.reduce(lambda part, name: part.setdefault(name, {}), parents, other)
     place[last] = value
-    assert page.table([Row.model_validate(row)]) != page.table([Row.model_validate(other)])
+    assert page.listing([Row.model_validate(row)]) != page.listing([Row.model_validate(other)])
 
 
-def test_every_field_of_a_row_is_among_those_that_the_table_is_tried_with() -> None:
-    marks = test_the_table_of_rows_shows_every_field.pytestmark
+def test_every_field_of_a_row_is_tried_with_the_list() -> None:
+    marks = test_the_list_of_rows_shows_every_field.pytestmark
     tried = {name for _, path, _ in marks[0].args[1] for name in path.split(".")} | {"annotation"}
     assert {name for model in _models(Row) for name in _aliases(model)} == tried
 

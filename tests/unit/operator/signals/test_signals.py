@@ -13,8 +13,8 @@ from gracepoint_operator import signals
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals import BUILT_IN, Cause, On, Row, Signal
 from gracepoint_operator.workloads import read_pod
-from tests.unit.operator import objects
-from tests.unit.operator.objects import NOW, Body, stamp
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW, Body, stamp
 
 GRACE_S = 40
 NTH = "aws-node-termination-handler"
@@ -367,7 +367,7 @@ def test_a_grace_period_is_cut_to_what_the_provider_leaves(key: str, grace_s: in
         pytest.param("", id="empty"),
     ],
 )
-def test_a_told_time_that_is_over_or_cannot_be_read_leaves_the_grace_period(value: str) -> None:
+def test_past_or_unreadable_time_leaves_the_grace_period(value: str) -> None:
     (signal,) = seen(On.NODE, objects.node(labels={"cloud.google.com/scheduled-maintenance-time": value}))
     assert signal.deadline_at(NOW) == NOW + GRACE_S
 
@@ -408,7 +408,7 @@ def test_a_spot_termination_counts_though_the_pod_tolerates_its_taint() -> None:
     assert [signal.cause for signal in seen(On.NODE, tainted(objects.GKE_TAINT), pod)] == [Cause.SPOT_TERMINATION]
 
 
-def test_a_no_execute_taint_that_is_tolerated_for_a_while_leaves_that_and_the_grace_period() -> None:
+def test_tolerated_no_execute_taint_leaves_toleration_and_grace_period() -> None:
     toleration = {"key": "example.com/evacuate", "operator": "Exists", "tolerationSeconds": 60}
     pod = objects.pod(grace_s=30, tolerations=[toleration])
     (signal,) = seen(On.NODE, tainted("example.com/evacuate", "NoExecute"), pod)
@@ -517,7 +517,7 @@ def test_a_deletion_begins_before_its_grace_period_and_says_so_exactly(metadata:
     assert (mark.text, mark.since_at, mark.is_exact) == ("deletion of the pod", since_at, since_at is not None)
 
 
-def test_what_is_not_on_the_pod_itself_may_have_been_there_before_it() -> None:
+def test_signal_outside_the_pod_may_be_older_than_the_pod() -> None:
     def lasting(on: On, body: Body) -> list[bool]:
         return [signal.lasting for signal in seen(on, body)]
 

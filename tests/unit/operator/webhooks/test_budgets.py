@@ -70,7 +70,7 @@ def test_an_operator_that_kubernetes_does_not_know_is_an_error() -> None:
         pytest.param("AlwaysAllow", 0, False, id="always"),
     ],
 )
-def test_a_pod_that_is_not_ready_counts_for_no_budget_which_may_let_it_go_for_that(
+def test_unready_pod_counts_for_no_budget_that_may_release_it(
     policy: str | None, healthy: int, forbidden: bool
 ) -> None:
     one = budget({}, desiredHealthy=2, currentHealthy=healthy)
@@ -80,5 +80,5 @@ def test_a_pod_that_is_not_ready_counts_for_no_budget_which_may_let_it_go_for_th
     assert budgets.forbid([one], LABELS, ready=True)
 
 
-def test_a_budget_of_no_pods_that_have_to_be_healthy_lets_none_go_for_that() -> None:
+def test_budget_of_zero_healthy_pods_releases_no_unready_pod() -> None:
     assert budgets.forbid([budget({}, desiredHealthy=0, currentHealthy=0)], LABELS, ready=False)

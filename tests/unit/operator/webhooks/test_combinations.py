@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
 from gracepoint_operator.webhooks.injected_annotation import shown
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,
@@ -98,7 +98,7 @@ def _body(choice: tuple[int, ...]) -> Json:
     return body
 
 
-def test_what_is_wrong_is_refused_by_name_and_everything_else_completed_and_kept() -> None:
+def test_wrong_fields_are_refused_by_name_and_the_rest_is_kept() -> None:
     seen = 0
     for choice in itertools.product((ABSENT, RIGHT, WRONG), repeat=len(FIELDS)):
         if choice.count(WRONG) > 2:

@@ -18,10 +18,10 @@ from gracepoint_operator.webhooks import eviction_hold
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
-from tests.unit.operator import objects
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import NAMESPACE, NOW, Body, Clock
-from tests.unit.operator.replica import Replica, cluster, frames, running, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE, NOW, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, running, until
 
 POD = "train-workers-0-0-0xyz"
 BOUND_S = 60.0  # as the policy has it by itself
@@ -308,16 +308,14 @@ async def test_in_mode_drill_it_goes_through_and_is_none(clock: Clock) -> None:
         assert (notice.mode, notice.remaining_s) == ("Enforce", 30), "no rehearsal: the pod goes"
 
 
-async def test_an_eviction_that_is_for_another_pod_of_that_name_is_not_ours(api: MemoryApi, clock: Clock) -> None:
+async def test_eviction_of_a_recreated_pod_is_ignored(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         assert await evict(replica, uid="somebody-elses") is None
         assert replica.preemptions == []
         assert await evict(replica, uid="uid-pod-0-0") is not None
 
 
-async def test_a_pod_that_is_known_and_of_no_gang_is_answered_without_asking_anybody(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_known_pod_outside_a_gang_is_answered_without_requests(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PODS, objects.pod(0, labelled=False))
     async with running(api, clock) as replica:
         api.calls.clear()
@@ -336,9 +334,7 @@ async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryA
         assert await evict(replica, new["metadata"]["name"]) is not None
 
 
-async def test_a_pod_that_the_watches_have_not_brought_goes_where_a_budget_refuses_the_eviction(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_uncached_pod_is_released_when_a_budget_refuses_eviction(api: MemoryApi, clock: Clock) -> None:
     api.remove(kinds.PODS, objects.pod(1))
     api.add(kinds.POD_DISRUPTION_BUDGETS, budget(0))
     async with running(api, clock) as replica:
@@ -348,7 +344,7 @@ async def test_a_pod_that_the_watches_have_not_brought_goes_where_a_budget_refus
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, "team-b"])
-async def test_a_pod_whose_name_is_of_no_jobset_is_answered_without_asking_anybody(
+async def test_pod_with_a_name_of_no_jobset_is_answered_without_requests(
     namespace: str, api: MemoryApi, clock: Clock
 ) -> None:
     async with running(api, clock) as replica:
@@ -372,7 +368,7 @@ async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: Memory
         assert await evict(replica) is not None
 
 
-async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_hold(
+async def test_unanswering_api_server_costs_bounded_time_and_no_hold(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 0.01)
@@ -390,7 +386,7 @@ async def test_an_api_server_that_does_not_answer_costs_a_bounded_time_and_no_ho
         assert await evict(replica) is None, "the bound needs no API server"
 
 
-async def test_an_api_server_that_refuses_is_no_reason_to_hold_or_to_break(api: MemoryApi, clock: Clock) -> None:
+async def test_api_server_refusal_neither_holds_nor_fails_an_eviction(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         api.failing = [client.Unavailable("no")]
         assert await evict(replica, "train-unknown") is None
@@ -415,9 +411,7 @@ async def test_a_replica_that_does_not_decide_yet_holds_nothing_whatever_it_know
         assert (api.calls, replica.preemptions) == ([], [])
 
 
-async def test_a_policy_that_is_edited_in_mid_flight_changes_nothing_for_an_eviction(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_policy_edit_during_an_eviction_changes_nothing(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         assert await evict(replica) is not None
         await replica.phase("Noticed")

@@ -9,7 +9,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import Patched, inject_jobset, release_contract
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION, overruled, shown
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,
@@ -86,7 +86,7 @@ def test_called_again_it_shows_the_same() -> None:
     assert annotated(once) == once
 
 
-def test_what_another_webhook_undid_between_two_calls_is_added_to_what_was_shown() -> None:
+def test_changes_undone_by_another_webhook_are_shown_again() -> None:
     once = annotated(jobset())
     before = annotation(once["metadata"])["fields"]
     pod_of(once)["containers"][0]["volumeMounts"] = []
@@ -114,7 +114,7 @@ def test_variables_that_the_manifest_sets_in_vain_are_told() -> None:
     assert f"Gracepoint sets {Env.POD_UID}, {Env.SAVED_EXIT_CODE} by itself" in warning
 
 
-def test_a_jobset_that_sets_nothing_in_vain_is_not_warned_of_also_when_called_again() -> None:
+def test_jobset_without_ignored_settings_is_not_warned_of() -> None:
     body = jobset()
     made = annotated(body)
     assert overruled(body, made, policy()) == []

@@ -13,7 +13,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_jobset, refresh_pod, release_contract
 from gracepoint_operator.webhooks.injection import is_injected
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,
@@ -77,7 +77,7 @@ def test_places_in_the_gang_follow_the_order_of_the_jobset() -> None:
     assert first[Env.COORDINATOR_JOB] == second[Env.COORDINATOR_JOB] == "a"
 
 
-def test_the_directory_needs_no_name_of_the_jobset_so_that_generate_name_works() -> None:
+def test_directory_needs_no_jobset_name_so_generate_name_works() -> None:
     body = jobset()
     del body["metadata"]["name"]
     body["metadata"]["generateName"] = "llm-"
@@ -119,7 +119,7 @@ def test_settings_come_from_the_policy_and_the_grace_period_from_the_pod() -> No
     assert (env[Env.GRACE_PERIOD_S], env[Env.COORDINATOR_PORT]) == ("300", "1234")
 
 
-def test_pods_are_told_of_cloud_metadata_only_where_the_policy_asks_for_it() -> None:
+def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:
     body = jobset()
     told = environment(pod_of(injected(body, policy_spec(cloudMetadata=["GCE", "Azure"])))["containers"][0])
     assert told[Env.METADATA] == "gce,azure"
@@ -144,7 +144,7 @@ def test_identity_address_and_contract_are_always_ours(name: str) -> None:
     assert variable.get("value") != "forged"
 
 
-def test_the_token_is_bound_to_the_audience_and_mounted_where_the_library_looks() -> None:
+def test_token_has_the_audience_and_is_mounted_for_the_library() -> None:
     pod = pod_of(injected(jobset()))
     (volume,) = pod["volumes"]
     (mount,) = pod["containers"][0]["volumeMounts"]

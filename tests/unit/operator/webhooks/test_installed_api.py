@@ -14,9 +14,9 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Admission, Certificates
 from gracepoint_operator.webhooks import InstalledApi, Patched, read_installed_api, release_contract
-from tests.unit.operator.api import MemoryApi
-from tests.unit.operator.objects import Clock
-from tests.unit.operator.webhooks.samples import Json, job_of, jobset, policy_spec
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.samples import Json, job_of, jobset, policy_spec
 
 ACTIONS = ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
 STRINGS = {"type": "array", "items": {"type": "string"}}
@@ -83,16 +83,14 @@ def test_where_all_is_served_nothing_is_said(rule: Json) -> None:
         ),
     ],
 )
-def test_a_jobset_that_would_not_come_back_is_refused_with_the_version_that_is_needed(
-    rule: Json | None, says: str
-) -> None:
+def test_jobset_that_would_not_restart_is_refused_with_the_needed_version(rule: Json | None, says: str) -> None:
     refusal = read_installed_api(crd(rule)).refusal(contracted(jobset()), POLICY)
     assert refusal is not None
     assert says in refusal
     assert "Upgrade JobSet to v0.10 or newer" in refusal
 
 
-def test_without_messages_to_match_a_jobset_is_warned_of_and_one_with_other_rules_refused() -> None:
+def test_jobset_without_messages_is_warned_of_and_other_rules_are_refused() -> None:
     found = read_installed_api(crd(without("onJobFailureMessagePatterns")))
     body = jobset()
     assert found.refusal(contracted(body), POLICY) is None
@@ -113,7 +111,7 @@ def test_actions_of_newer_jobsets_in_rules_of_the_users_own_are_accepted(action:
     assert [item["name"] for item in made["spec"]["failurePolicy"]["rules"]] == ["gracepoint_preemption", "mine"]
 
 
-def test_a_version_that_is_not_served_is_not_taken_for_one_that_lacks_nothing() -> None:
+def test_unserved_version_does_not_count_as_empty() -> None:
     with pytest.raises(LookupError, match="v1alpha2"):
         read_installed_api(crd(served=False))
 
@@ -133,9 +131,7 @@ def api() -> MemoryApi:
     return MemoryApi(Clock())
 
 
-async def test_the_api_is_read_once_for_many_jobsets_and_again_where_asked_for(
-    api: MemoryApi, admission: Admission
-) -> None:
+async def test_api_is_read_once_for_many_jobsets_and_again_on_request(api: MemoryApi, admission: Admission) -> None:
     api.add(kinds.CRDS, crd(without("onJobFailureReasons")))
     for _ in range(3):
         assert (await admission.installed_workload_api()).missing

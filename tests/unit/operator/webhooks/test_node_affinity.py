@@ -29,7 +29,7 @@ def test_a_pod_prefers_every_other_node_to_the_disrupted_ones() -> None:
     assert node_affinity(avoid_nodes({"spec": {}}, frozenset({"b", "a"}))) == {PREFERRED: [off("a", "b")]}
 
 
-def test_nothing_is_required_so_that_a_node_that_comes_back_under_its_name_is_taken() -> None:
+def test_node_affinity_is_only_preferred() -> None:
     assert REQUIRED not in node_affinity(avoid_nodes({"spec": {}}, frozenset({"a"})))
 
 

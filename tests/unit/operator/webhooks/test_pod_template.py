@@ -10,7 +10,7 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
-from tests.unit.operator.webhooks.samples import (
+from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,
@@ -60,7 +60,7 @@ def test_on_the_hosts_network_a_pod_is_given_the_clusters_names() -> None:
 
 
 @pytest.mark.parametrize("dns", ["ClusterFirstWithHostNet", "None"])
-def test_on_the_hosts_network_a_resolver_that_can_know_the_cluster_is_kept(dns: str) -> None:
+def test_resolver_is_kept_on_the_host_network(dns: str) -> None:
     assert pod_of(made(with_pod(hostNetwork=True, dnsPolicy=dns)))["dnsPolicy"] == dns
 
 
@@ -153,7 +153,7 @@ def test_a_member_of_the_gang_that_waits_for_anothers_end_is_refused() -> None:
     made(body)
 
 
-def test_more_rules_than_kubernetes_takes_are_refused_here_and_not_when_pods_are_made() -> None:
+def test_more_rules_than_kubernetes_allows_are_refused_at_admission() -> None:
     rules = [{"action": "Count", "onExitCodes": {"operator": "In", "values": [n]}} for n in range(1, 20)]
     made(jobset(replicated_job(podFailurePolicy={"rules": rules[:18]})))
     message = refusal(jobset(replicated_job(podFailurePolicy={"rules": rules})))
@@ -170,7 +170,7 @@ def test_a_suspended_jobset_is_completed_like_any_other_and_stays_suspended() ->
     assert made(resumed) == resumed
 
 
-def test_a_jobset_without_a_name_yet_is_completed_by_what_its_pods_will_know() -> None:
+def test_jobset_with_generated_name_is_completed_from_pod_fields() -> None:
     body = jobset()
     del body["metadata"]["name"]
     body["metadata"]["generateName"] = "llm-"

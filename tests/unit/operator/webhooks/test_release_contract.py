@@ -11,7 +11,7 @@ import pytest
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.release_contract import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS, RULE_NAME
-from tests.unit.operator.webhooks.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
+from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
 
 POLICY = policy_spec()
 DISRUPTION = [{"type": "DisruptionTarget", "status": "True"}]
@@ -29,7 +29,7 @@ def refusal(body: Json, policy: CheckpointPolicySpec = POLICY) -> str:
     return result.message
 
 
-def test_a_bare_jobset_is_given_all_that_it_needs_to_leave_and_come_back() -> None:
+def test_bare_jobset_gets_everything_to_exit_and_restart() -> None:
     made = contracted(jobset())
     job = job_of(made)
     assert pod_of(made)["restartPolicy"] == "Never"
@@ -57,7 +57,7 @@ def test_the_object_that_is_given_is_not_changed() -> None:
     assert body == before
 
 
-def test_a_jobset_that_keeps_the_contract_is_left_as_it_is_also_after_jobsets_webhook() -> None:
+def test_conforming_jobset_stays_unchanged_after_jobsets_webhook() -> None:
     once = contracted(jobset())
     assert contracted(once) == once
     after_jobset = by_jobset(once)
@@ -220,7 +220,7 @@ def test_a_gang_of_nobody_is_refused() -> None:
     assert "spec.replicatedJobs: found none" in refusal({**jobset(), "spec": {}})
 
 
-def test_host_names_switched_off_are_refused_since_process_0_is_reached_by_name() -> None:
+def test_disabled_host_names_are_refused() -> None:
     assert "spec.network.enableDNSHostnames" in refusal(jobset(network={"enableDNSHostnames": False}))
 
 

@@ -23,7 +23,7 @@ from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_ro
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
-from tests.unit.operator.webhooks.samples import Json, environment, jobset, pod_of, policy, replicated_job
+from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]
 
@@ -210,9 +210,7 @@ async def test_a_jobset_of_the_wrong_shape_is_refused_and_breaks_nothing(client:
     assert "not of JobSet's schema" in response["status"]["message"]
 
 
-async def test_a_pod_of_the_gang_keeps_off_disrupted_nodes_and_gets_the_present_ca(
-    client: Client, operator: Operator
-) -> None:
+async def test_gang_pod_avoids_disrupted_nodes_and_gets_the_current_ca(client: Client, operator: Operator) -> None:
     body = jobset()
     template = patched(body, await call(client, PATH_JOBSETS, body))
     pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
@@ -256,9 +254,7 @@ async def test_an_eviction_that_may_go_on_is_allowed_and_not_changed(client: Cli
     assert operator.evictions == [("team", "llm-workers-0-0-x", "u-1")]
 
 
-async def test_the_pods_name_is_taken_from_the_eviction_where_the_request_has_none(
-    client: Client, operator: Operator
-) -> None:
+async def test_pod_name_comes_from_the_eviction_when_the_request_has_none(client: Client, operator: Operator) -> None:
     await ask(client, eviction(), name="")
     assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
 
@@ -357,9 +353,7 @@ async def test_a_body_larger_than_any_review_is_not_taken(
     assert operator.refused == ["too_large"]
 
 
-async def test_large_objects_are_looked_at_few_at_a_time_and_small_ones_do_not_wait_for_them(
-    client: Client, operator: Operator
-) -> None:
+async def test_large_objects_are_limited_and_small_ones_do_not_wait(client: Client, operator: Operator) -> None:
     gate, inside = asyncio.Event(), 0
     most = 0
 

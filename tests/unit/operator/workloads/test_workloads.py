@@ -9,8 +9,8 @@ from gracepoint_operator import workloads
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.registry import membership_of
-from tests.unit.operator import objects
-from tests.unit.operator.objects import JOBSET_UID
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID
 
 UID, ATTEMPT = names.JOBSET_LABEL_UID, names.JOBSET_LABEL_RESTART_ATTEMPT
 

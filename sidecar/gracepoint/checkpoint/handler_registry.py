@@ -1,0 +1,150 @@
+"""Type handlers: what a handler of one type of leaves does, and which handler a type has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
+from gracepoint.errors import SettingsError
+
+# What checkpointers save themselves: the types of leaves, and the names of types in a checkpoint's metadata.
+_OWN_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, str)
+_OWN_NAMES = frozenset(
+    {"jax.Array", "np.ndarray", "scalar", "string", "Dict", "List", "Tuple", "NamedTuple", "None"},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """Where a leaf is stored.
+
+    Attributes:
+        name: Name of the leaf; unique in its folder.
+        parent_dir: Folder of the tree that the leaf belongs to. All leaves of one call have the same.
+        keypath: JAX's key path of the leaf, which callbacks receive. Empty: callbacks receive the name only.
+    """
+
+    name: str
+    parent_dir: Path
+    keypath: tuple[Any, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The leaf's own folder or file. What the checkpointers let a handler write goes there."""
+        return self.parent_dir / self.name
+
+
+class TypeHandler(Protocol):
+    """Saves and restores leaves of one type. Every process of the job makes the same calls in the same order.
+
+    A checkpointer calls ``serialize`` and ``deserialize``, and in the first process ``finalize`` and ``metadata``. A
+    handler that a checkpointer calls writes only to ``ParamInfo.path`` and below.
+    """
+
+    @property
+    def typestr(self) -> str:
+        """Name of the type in the checkpoint's metadata. For types that Orbax knows, it is Orbax's."""
+
+    def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[Future[None]]:
+        """Copies what must be copied before ``values`` change, and writes while the caller goes on.
+
+        Returns:
+            Futures that are done when this process's part is written. The tree is complete when they are done in all
+            processes and one process has called ``finalize``.
+        """
+
+    def finalize(self, directory: Path) -> None:
+        """Makes the parts of all processes below ``directory`` one; may be called again."""
+
+    def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> Sequence[Any]:
+        """Returns the restored leaves."""
+
+    def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Returns what is known of the leaves without reading their values."""
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Returns the number of bytes of each leaf that this process writes, and that it reads."""
+
+
+class HandlerRegistry:
+    """Which handler a type has: of those that match it, the one that was added first.
+
+    Pass one to ``AsyncCheckpointer``, ``CheckpointManager``, ``save`` or ``restore`` for leaves of types of your own.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[type, Callable[[type], bool], TypeHandler]] = []
+
+    def add(
+        self,
+        leaf_type: type,
+        handler: TypeHandler,
+        *,
+        matches: Callable[[type], bool] | None = None,
+        override: bool = False,
+    ) -> None:
+        """Adds a handler.
+
+        Args:
+            leaf_type: Of the leaves.
+            handler: For them.
+            matches: Says whether it is for a type; None: for ``leaf_type`` and types derived from it.
+            override: It takes the place of the one that ``leaf_type`` has.
+
+        Raises:
+            SettingsError: There is one already.
+        """
+        entry = (leaf_type, matches or (lambda found: issubclass(found, leaf_type)), handler)
+        for position, (taken, _, _) in enumerate(self._entries):
+            if taken is leaf_type:
+                if not override:
+                    raise SettingsError(
+                        f"{leaf_type.__qualname__} has a handler already; pass override=True to replace"
+                    )
+                self._entries[position] = entry
+                return
+        self._entries.append(entry)
+
+    def get(self, leaf_type: type | str) -> TypeHandler:
+        """Returns the handler of a type, or of Orbax's word for it.
+
+        Raises:
+            SettingsError: It has none.
+        """
+        for _, matches, handler in self._entries:
+            if handler.typestr == leaf_type if isinstance(leaf_type, str) else matches(leaf_type):
+                return handler
+        name = leaf_type if isinstance(leaf_type, str) else leaf_type.__qualname__
+        known = ", ".join(sorted({handler.typestr for _, _, handler in self._entries}))
+        raise SettingsError(f"leaves of type {name} have no handler; there are some for {known}")
+
+    def has(self, leaf_type: type | str) -> bool:
+        """True if a type, or Orbax's word for it, has a handler."""
+        try:
+            self.get(leaf_type)
+        except SettingsError:
+            return False
+        return True
+
+    def check_for_trees(self) -> None:
+        """Makes sure that a checkpointer can save trees with these handlers.
+
+        Raises:
+            SettingsError: A handler is for a type that checkpointers save themselves.
+        """
+        for leaf_type, _, handler in self._entries:
+            if handler.typestr in _OWN_NAMES or issubclass(leaf_type, _OWN_TYPES):
+                raise SettingsError(
+                    "handlers: expected only types that checkpointers do not save themselves, found "
+                    f"{leaf_type.__qualname__} (typestr {handler.typestr!r}): leave it out; options= says how such "
+                    "leaves are written"
+                )

@@ -1,0 +1,95 @@
+"""The leaves of one save that type handlers write, and what is recorded of their files.
+
+The caller's thread calls ``serialize``. The save's thread waits for the handlers' futures, and then for the other
+processes. After that nobody writes these files any more: the first process finalizes them, and records them in its
+done-record. So a save is durable only with them, and they are checked as all other files are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from gracepoint.checkpoint.format.layout import Layout, Temporary, in_item
+from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.format.pytree import Leaf
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
+from gracepoint.checkpoint.options import SaveArgs
+from gracepoint.checkpoint.storage.posix import make_folders
+from gracepoint.checkpoint.storage.recorded_files import record_files
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+from gracepoint.process_group import ProcessGroup
+
+_LOOK_EVERY_S = 0.1
+
+
+class HandledLeaves:
+    """The handled leaves of one save; at least one."""
+
+    def __init__(self, temporary: Temporary, paths: Layout, leaves: Sequence[Leaf], handlers: HandlerRegistry) -> None:
+        self._temporary = temporary
+        self._item = paths.item
+        self._folder = temporary.path / paths.item
+        self._by_handler: dict[int, tuple[TypeHandler, list[Leaf]]] = {}
+        for leaf in leaves:
+            handler = handlers.get(leaf.value_type)
+            self._by_handler.setdefault(id(handler), (handler, []))[1].append(leaf)
+        self._futures: list[tuple[str, Future[Any]]] = []
+
+    def serialize(self, args: Mapping[str, SaveArgs]) -> None:
+        """Calls each handler with its leaves. Returns when their values may change.
+
+        Raises:
+            CheckpointError: A handler refused a leaf.
+            OSError: The folder cannot be made.
+        """
+        make_folders(self._folder)
+        for handler, leaves in self._by_handler.values():
+            futures = handler.serialize(
+                [leaf.data for leaf in leaves],
+                [ParamInfo(leaf.name, self._folder, leaf.path) for leaf in leaves],
+                [args.get(leaf.name, SaveArgs()) for leaf in leaves],
+            )
+            self._futures += [(handler.typestr, future) for future in futures]
+
+    def record(self, gang: ProcessGroup, key: str, deadline: Deadline) -> dict[str, StoredFile]:
+        """Waits until the handlers of all processes have written; returns the files that this process records.
+
+        Raises:
+            SaveFailed: A handler was not done in time, or wrote nothing for a leaf.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        for typestr, future in self._futures:
+            while not future.done():
+                deadline.check_not_cancelled()
+                if deadline.passed():
+                    raise SaveFailed(f"the handler of {typestr!r} was not done {deadline.ended}")
+                with contextlib.suppress(TimeoutError):
+                    future.exception(timeout=min(_LOOK_EVERY_S, deadline.remaining_s()))
+            future.result()
+        gang.barrier(key, timeout_s=deadline.remaining_s())
+        found: dict[str, StoredFile] = {}
+        if gang.process_index != 0:
+            return found
+        for handler, leaves in self._by_handler.values():
+            handler.finalize(self._folder)
+            for leaf in leaves:
+                files = dict(self._files_of(leaf))
+                if not files:
+                    raise SaveFailed(
+                        f"leaf {leaf.name!r}: the handler of {handler.typestr!r} wrote nothing to ParamInfo.path, "
+                        f"{self._folder / leaf.name}; what it writes elsewhere is not part of the checkpoint"
+                    )
+                found |= files
+        return found
+
+    def _files_of(self, leaf: Leaf) -> Mapping[str, StoredFile]:
+        top: Path = self._folder
+        return {
+            in_item(self._item, name): StoredFile(size, checksum)
+            for name, size, checksum in record_files(top / leaf.name, top)
+        }

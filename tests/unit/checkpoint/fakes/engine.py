@@ -1,0 +1,162 @@
+"""What the tests of the checkpoint engine share: states of every kind on four devices, gangs of threads.
+
+A gang of threads is real (``StoreGang``), with one engine a thread; arrays are local to each of its "processes".
+Arrays over several processes are in tests/multiprocess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gracepoint.checkpoint import Restored, Saved
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.process_group import ProcessGroup, SingleProcess
+
+Result = TypeVar("Result")
+State = Any
+
+
+class Moments(NamedTuple):
+    mu: Any
+    nu: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Params:
+    w: Any
+    b: Any
+
+
+def sharding(*spec: Sequence[str] | str | None) -> NamedSharding:
+    """Returns a sharding over a 2 x 2 mesh with axes x and y."""
+    return NamedSharding(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")), PartitionSpec(*spec))
+
+
+def small_state(value: float = 1.0) -> State:
+    """Returns a sharded array, a replicated one and a number."""
+    return {
+        "w": jax.device_put(jnp.arange(16.0).reshape(4, 4) * value, sharding("x", "y")),
+        "b": jax.device_put(jnp.full(8, value, jnp.bfloat16), sharding()),
+        "count": 7,
+    }
+
+
+def rich_state() -> State:
+    """Returns leaves of every kind, dtype, sharding and container that is supported."""
+    return {
+        "params": Params(
+            w=jax.device_put(jnp.arange(64.0).reshape(8, 8) / 3, sharding("x", "y")),
+            b=jax.device_put(jnp.arange(8, dtype=jnp.bfloat16) / 7, sharding(("x", "y"))),
+        ),
+        "moments": Moments(
+            mu=[jax.device_put(jnp.arange(6.0).reshape(2, 3), sharding("y"))], nu=(jnp.arange(3), jnp.zeros(3))
+        ),
+        "dotted.key": {"slashed/key": jnp.ones((2, 2), jnp.float16)},
+        "numbered": {5: jax.device_put(jnp.ones(4), sharding())},
+        "bool": jax.device_put(jnp.arange(4) % 2 == 0, sharding("x")),
+        "int8": jnp.arange(-2, 2, dtype=jnp.int8),
+        "uint32": jnp.asarray(2**32 - 1, jnp.uint32),
+        "int4": jnp.arange(-8, 8, dtype=jnp.int4),
+        "float8": jnp.asarray([0.5, -2], jnp.float8_e4m3fn),
+        "complex": jnp.asarray([1 + 2j]),
+        "scalar": jnp.asarray(-0.0, jnp.float32),
+        "weak": jnp.asarray(0.1),
+        "not a number": jnp.asarray([jnp.nan, jnp.inf]),
+        "numpy": np.arange(5, dtype=np.int64),
+        "python": [3, 2.5, True],
+        "key": jax.random.key(3),
+        "keys": jax.device_put(jax.random.split(jax.random.key(1), 4), sharding("x")),
+        "rbg": jax.random.key(3, impl="rbg"),
+        "nothing": {"none": None, "dict": {}, "list": [], "tuple": ()},
+    }
+
+
+def bits(leaf: Any) -> tuple[Any, ...]:
+    """Returns type, dtype, shape and bytes of a leaf, so that equality is bitwise."""
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return ("key", str(jax.random.key_impl(leaf)), *bits(jax.random.key_data(leaf)))
+        return ("jax", str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+    array = np.asarray(leaf)
+    return (type(leaf).__name__, str(array.dtype), array.shape, array.tobytes())
+
+
+def assert_same(found: State, expected: State) -> None:
+    """Fails with the leaf's path if two states differ in structure or in a bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    expected_leaves = dict(jax.tree_util.tree_flatten_with_path(expected)[0])
+    for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]:
+        assert bits(leaf) == bits(expected_leaves[path]), jax.tree_util.keystr(path)
+
+
+def engine(
+    root: Path, gang: ProcessGroup | None = None, *, attempt: str = "job-0-a", **options: Any
+) -> StepCheckpointer:
+    return StepCheckpointer(str(root), gang=gang or SingleProcess(), attempt=attempt, **options)
+
+
+def save(
+    checkpointer: StepCheckpointer, step: int, state: State, host_state: dict[str, Any] | None = None, **options: Any
+) -> Saved:
+    """Saves as in an emergency."""
+    options = {"timeout_s": 30.0, "on_stage": lambda stage: None, **options}
+    return checkpointer.save(step, state, host_state or {}, **options)
+
+
+def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None) -> Restored | None:
+    """Restores in a new engine, as the next start does."""
+    checkpointer = engine(root, gang, attempt=attempt)
+    restored = checkpointer.restore(like, timeout_s=30)
+    checkpointer.close(30)
+    return restored
+
+
+def in_gang(count: int, function: Callable[[ProcessGroup], Result]) -> list[Result]:
+    """Runs ``function`` in one thread for each process of a gang; raises the first one's error, if any."""
+    outcomes = outcomes_in_gang(count, function)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+def outcomes_in_gang(count: int, function: Callable[[ProcessGroup], Result]) -> list[Result | BaseException]:
+    """Runs ``function`` in one thread for each process of a gang; returns results and errors by process."""
+    store = InMemoryStore()
+    outcomes: list[Any] = [None] * count
+
+    def run(index: int) -> None:
+        try:
+            outcomes[index] = function(StoreGang(store, index, count))
+        except BaseException as error:  # noqa: BLE001 - an outcome like any other
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a process of the gang hangs"
+    return outcomes
+
+
+def chunk_files(root: Path, step: int, leaf: str) -> Sequence[Path]:
+    """Returns the chunk files of a leaf of a committed step."""
+    return sorted(p for p in (root / str(step) / "default" / leaf).iterdir() if p.name != ".zarray")
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

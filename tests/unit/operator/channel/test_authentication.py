@@ -1,0 +1,143 @@
+"""Tokens of pods: which are accepted, and how many reviews the API server is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.channel import authentication
+from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE, Clock
+
+
+@pytest.fixture
+def gate() -> tuple[Authenticator, MemoryApi, ClusterCache, Clock]:
+    clock = Clock()
+    api, cache = MemoryApi(clock), ClusterCache(clock)
+    cache.put(kinds.PODS, objects.pod(0), listed=True)
+    api.bind_token("good", NAMESPACE, "uid-pod-0-0")
+    return Authenticator(api, cache, clock), api, cache, clock
+
+
+async def test_token_review_is_cached_but_the_pod_is_checked_each_time(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, cache, clock = gate
+    for _ in range(3):
+        assert (await checks.admit("Bearer good", "uid-pod-0-0")).name == "train-workers-0-0-0xyz"
+    assert len(api.calls) == 1
+    clock.move(60)
+    await checks.admit("Bearer good", "uid-pod-0-0")
+    assert len(api.calls) == 2
+    cache.drop("uid-pod-0-0")
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit("Bearer good", "uid-pod-0-0")
+    assert refusal.value.reason is AuthenticationFailure.UNKNOWN_POD
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic Z29vZA=="])
+async def test_a_header_without_a_bearer_token_is_refused_unasked(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], header: str
+) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit(header, "uid-pod-0-0")
+    assert (refusal.value.status, refusal.value.reason, api.calls) == (401, AuthenticationFailure.NO_TOKEN, [])
+
+
+async def test_a_caller_that_names_no_living_pod_costs_the_api_server_nothing(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused) as refusal:
+        await checks.admit("Bearer anything", "uid-nobody")
+    assert (refusal.value.reason, api.calls) == (AuthenticationFailure.UNKNOWN_POD, [])
+
+
+async def test_a_bad_token_is_remembered_for_seconds(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, _, clock = gate
+    for _attempt in range(3):
+        with pytest.raises(RequestRefused, match="invalid bearer token"):
+            await checks.admit("Bearer forged", "uid-pod-0-0")
+    assert len(api.calls) == 1
+    clock.move(10)
+    with pytest.raises(RequestRefused):
+        await checks.admit("Bearer forged", "uid-pod-0-0")
+    assert len(api.calls) == 2
+
+
+async def test_so_many_tokens_are_remembered_and_no_more(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "_REMEMBER_AT_MOST", 3)
+    checks, api, *_ = gate
+
+    async def reviews(*tokens: str) -> int:
+        before = len(api.calls)
+        for token in tokens:
+            with pytest.raises(RequestRefused):
+                await checks.admit(f"Bearer {token}", "uid-pod-0-0")
+        return len(api.calls) - before
+
+    assert await reviews("a", "b", "c") == 3
+    assert await reviews("a", "b", "c") == 0
+    assert await reviews("d") == 1
+    assert await reviews("a") == 1, "which was forgotten"
+    assert len(checks._reviewed) <= 3
+
+
+async def test_a_token_of_absurd_length_is_not_reviewed(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, *_ = gate
+    with pytest.raises(RequestRefused, match="found 5000 characters"):
+        await checks.admit("Bearer " + "x" * 5000, "uid-pod-0-0")
+    assert api.calls == []
+
+
+async def test_token_reviews_are_limited_per_pod_and_in_total(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, api, cache, _ = gate
+    for index in range(1, 20):
+        cache.put(kinds.PODS, objects.pod(index), listed=True)
+    under_way: list[str] = []
+    go_on = asyncio.Event()
+
+    async def review(token: str, audience: str) -> client.JsonObject:
+        under_way.append(token)
+        await go_on.wait()
+        return {"error": "bad"}
+
+    monkeypatch.setattr(api, "review_token", review)
+    calls = [asyncio.create_task(checks.admit(f"Bearer {i}", "uid-pod-0-0")) for i in range(20)]
+    await asyncio.sleep(0.01)
+    assert len(under_way) == 1
+    calls += [asyncio.create_task(checks.admit(f"Bearer p{i}", f"uid-pod-{i}-0")) for i in range(1, 20)]
+    await asyncio.sleep(0.01)
+    assert len(under_way) == 4
+    go_on.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, RequestRefused) for outcome in outcomes)
+
+
+async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refused(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, cache, _ = gate
+    cache.put(JOBSETS, objects.jobset(), listed=True)
+    foreign = objects.pod(8)
+    foreign["metadata"]["namespace"] = "team-b"
+    cache.put(kinds.PODS, foreign, listed=True)
+    api.bind_token("foreign", "team-b", "uid-pod-8-0")
+    with pytest.raises(RequestRefused, match="namespace of the JobSet") as refusal:
+        await checks.admit("Bearer foreign", "uid-pod-8-0")
+    assert refusal.value.status == 403

@@ -1,0 +1,337 @@
+"""What is decided on signs that are not on the pod itself: since when they count, how far ahead, and when they end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gracepoint.wire.messages import Phase
+from gracepoint_operator.decisions.decide import End, StartPreemption
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW, Body, stamp
+from tests.unit.operator.fakes.scene import Scene
+
+LABEL = "cloud.google.com/scheduled-maintenance-time"
+TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
+
+
+def maintenance(at: float) -> Body:
+    return objects.node(labels={LABEL: f"{at:.0f}"})
+
+
+def claim(node: str = "node-1", *, at: float | None = None) -> Body:
+    annotations = {} if at is None else {TERMINATION: stamp(at)}
+    return objects.node_claim(node, annotations=annotations, expire_after="Never")
+
+
+def evicted() -> Body:
+    return objects.workload(conditions=[objects.condition("Evicted", reason="Preempted")])
+
+
+def limited(seconds: float, *, began_at: float = NOW - 100) -> Body:
+    return objects.job() | {"spec": {"activeDeadlineSeconds": seconds}, "status": {"startTime": stamp(began_at)}}
+
+
+# Of the node.
+
+
+def test_maintenance_announced_before_the_pod_counts_when_moved() -> None:
+    scene = Scene()
+    scene.clock.move(-200)  # the pods of the scene are bound at NOW - 99
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.clock.move(200)
+    assert scene.decisions() == []
+    scene.seen(kinds.NODES, maintenance(NOW + 600))
+    assert scene.start().spec.deadline.timestamp() == NOW + 600
+
+
+def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 7200))
+    assert scene.decisions() == []
+    scene.clock.move(3601)
+    spec = scene.start().spec
+    assert (spec.cause, spec.cancelable) == ("Maintenance", True)
+    assert spec.deadline.timestamp() == NOW + 7200
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(maintenance(NOW + 86400), id="it was moved to tomorrow"),
+        pytest.param(objects.node(), id="it was called off"),
+    ],
+)
+def test_a_maintenance_that_is_not_to_be_soon_is_taken_back(after: Body) -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.start()
+    scene.recorded(deadline_at=NOW + 900, cancelable=True)
+    scene.seen(kinds.NODES, after)
+    end = scene.end()
+    assert end.phase is Phase.RETRACTED
+
+
+# Of the node's claim, which may come and go by itself.
+
+
+def test_node_claim_termination_time_is_the_deadline_of_its_pods() -> None:
+    scene = Scene()
+    assert scene.cache.put(kinds.NODE_CLAIMS, claim(), listed=False) == {objects.JOBSET_UID}
+    assert scene.decisions() == []
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    spec = scene.start().spec
+    assert (spec.cause, spec.nodes, spec.deadline.timestamp()) == ("ScaleDown", ["node-1"], NOW + 600)
+    scene.taint(key="karpenter.sh/disrupted")
+    assert scene.start().spec.deadline.timestamp() == NOW + 600, "the taint has the claim's time"
+
+
+@pytest.mark.parametrize("taint_first", [False, True], ids=["the claim's time is seen first", "the taint is"])
+def test_karpenter_taint_and_claim_time_agree_in_both_orders(taint_first: bool) -> None:
+    scene = Scene()
+    if taint_first:
+        scene.taint(key="karpenter.sh/disrupted")
+    else:
+        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    begun = scene.start().spec
+    assert begun.deadline.timestamp() == NOW + (30 if taint_first else 600)
+    scene.cache.preemptions.put(begun_as(begun))
+    scene.clock.move(0.01)
+    if taint_first:
+        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+        moved = scene.move()
+        assert moved.spec.deadline.timestamp() == NOW + 600
+        scene.cache.preemptions.put(dataclasses.replace(moved.epoch, spec=moved.spec))
+    else:
+        scene.taint(key="karpenter.sh/disrupted")
+    assert scene.decisions() == []
+    (epoch,) = scene.cache.preemptions.epochs.values()
+    assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 600, False)
+
+
+def test_nearer_signal_without_a_time_stays_though_another_has_one() -> None:
+    scene = Scene()
+    scene.taint(key="karpenter.sh/disrupted")
+    scene.taint("node-2")
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert scene.decisions() == []
+
+
+def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
+    scene = Scene()
+    scene.taint(key="karpenter.sh/disrupted")
+    scene.cache.preemptions.put(begun_as(scene.start().spec, Phase.FROZEN))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert scene.decisions() == []
+
+
+def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> PreemptionRecord:
+    name = epoch_name(spec.workload.name, spec.workload.uid, spec.epoch)
+    return PreemptionRecord(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
+
+
+def test_a_node_claim_of_another_node_or_of_none_yet_says_nothing() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, claim("node-9", at=NOW + 600))
+    homeless = claim(at=NOW + 600)
+    del homeless["status"]["nodeName"]
+    assert scene.cache.put(kinds.NODE_CLAIMS, homeless, listed=False) == set()
+    assert scene.decisions() == []
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert isinstance(scene.start(), StartPreemption)
+
+
+def test_a_node_claim_that_is_gone_says_nothing_any_more() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    scene.start()
+    assert scene.cache.drop("uid-claim-node-1") == {objects.JOBSET_UID}
+    assert scene.decisions() == []
+    assert scene.cache.uids(kinds.NODE_CLAIMS) == set()
+
+
+# Of the JobSet's Workload, and time limits.
+
+
+def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
+    scene = Scene()
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
+    spec = scene.start().spec
+    assert (spec.cause, spec.signal, len(spec.pods)) == ("Suspension", "Workload condition Evicted (Preempted)", 2)
+
+
+def test_a_workload_of_something_else_says_nothing() -> None:
+    scene = Scene()
+    body = evicted()
+    body["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "other", "uid": "uid-other"}]
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, body, listed=False) == set()
+    assert scene.decisions() == []
+
+
+def test_a_workload_of_another_namespace_says_nothing_whatever_owner_it_names() -> None:
+    scene = Scene()
+    body = evicted()
+    body["metadata"]["namespace"] = "team-b"
+    scene.seen(kinds.KUEUE_WORKLOADS, body)
+    assert scene.decisions() == []
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_a_workloads_time_limit_is_less_what_its_earlier_admissions_used(version: str) -> None:
+    admitted = objects.condition("Admitted", at=NOW - 50)
+    scene = Scene()
+    body = objects.workload(conditions=[admitted], limit_s=900, used_s=300, version=version)
+    scene.seen(kinds.KUEUE_WORKLOADS, body)
+    assert scene.start().spec.deadline.timestamp() == NOW - 50 + 600
+
+
+def test_workload_seen_before_its_jobset_counts_later() -> None:
+    scene = Scene()
+    scene.gone(objects.jobset())
+    assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == set()
+    jobset = objects.jobset()
+    jobset["metadata"]["resourceVersion"] = "99"
+    scene.seen(JOBSETS, jobset)
+    assert scene.start().spec.cause == "Suspension"
+
+
+def test_job_time_limit_counts_though_older_than_its_pods() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(7300))
+    assert scene.decisions() == []
+    scene.clock.move(3600)
+    spec = scene.start().spec
+    assert (spec.cause, spec.deadline.timestamp()) == ("TimeLimit", NOW + 7200)
+    assert spec.exits is False, "to leave would begin the time anew"
+    scene.taint()
+    assert scene.start().spec.exits is True
+
+
+def test_far_limit_at_a_retraction_counts_later() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(7300))
+    scene.recorded(phase="Retracted", cancelable=True, ended_at=NOW)
+    scene.clock.move(3600)
+    assert scene.start().spec.cause == "TimeLimit"
+
+
+def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(86400))
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.start()
+    scene.recorded(deadline_at=NOW + 900, cancelable=True)
+    scene.seen(kinds.NODES, objects.node())
+    assert isinstance(scene.end(), End)
+
+
+def test_postponed_maintenance_is_reported_when_near_again() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.start()
+    scene.recorded(deadline_at=NOW + 900, cancelable=True)
+    scene.clock.move(10)
+    scene.seen(kinds.NODES, maintenance(NOW + 7200))
+    assert scene.end().phase is Phase.RETRACTED
+    scene.recorded(phase="Retracted", deadline_at=NOW + 900, cancelable=True, ended_at=scene.clock())
+    assert scene.decisions() == []
+    scene.clock.move(3600)
+    assert scene.start().spec.deadline.timestamp() == NOW + 7200
+
+
+def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:
+    """The Preemption of a time limit, by which the gang is told to save and to train on."""
+    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False)
+    body["spec"]["cause"] = "TimeLimit"
+    scene.seen(kinds.PREEMPTIONS, body)
+
+
+def test_gang_training_to_its_limit_leaves_with_its_node() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(3000))
+    recorded_limit(scene)
+    scene.taint()
+    end, start = scene.decisions()
+    assert isinstance(end, End)
+    assert (end.phase, end.epoch.spec.epoch) == (Phase.RETRACTED, 1)
+    assert isinstance(start, StartPreemption)
+    assert (start.spec.epoch, start.spec.exits, start.spec.deadline.timestamp()) == (2, True, NOW + 15)
+
+
+def test_what_has_frozen_for_a_time_limit_is_not_taken_back() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(3000))
+    recorded_limit(scene, "Frozen")
+    scene.taint()
+    assert scene.move().spec.deadline.timestamp() == NOW + 15
+
+
+def test_gang_over_the_exit_limit_stays_for_its_time_limit() -> None:
+    scene = Scene(exitBreaker={"savedExits": 1, "withinSeconds": 1800})
+    scene.seen(kinds.JOBS, limited(3000))
+    scene.recorded(epoch=0, phase="Committed", created_at=NOW - 90, ended_at=NOW - 80, pods=[])
+    recorded_limit(scene)
+    scene.taint()
+    assert scene.move().spec.exits is False
+
+
+def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
+    scene = Scene()
+    pending = objects.pod(1, phase="Pending")
+    scene.seen(kinds.PODS, pending)
+    scene.seen(kinds.JOBS, limited(3000))
+    assert scene.decisions() == [], "an epoch of the first pods would be over when the next ones are made"
+    scene.seen(kinds.PODS, objects.pod(1))
+    assert scene.start().spec.cause == "TimeLimit"
+
+
+def test_time_limit_that_ended_before_the_pods_is_ignored() -> None:
+    scene = Scene()
+    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
+    assert scene.decisions() == []
+
+
+def test_a_node_claim_that_outlives_its_node_is_no_obstacle() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, objects.node_claim())
+    scene.gone(objects.node())
+    assert scene.decisions() == []
+    scene.taint("node-2")
+    assert scene.start().spec.nodes == ["node-2"]
+
+
+@pytest.mark.parametrize("grace_s", [7200, 10**15])
+def test_a_long_grace_period_keeps_no_signal_back(grace_s: int) -> None:
+    scene = Scene()
+    scene.seen(kinds.PODS, objects.pod(grace_s=grace_s))
+    scene.taint(key="aws-node-termination-handler/asg-lifecycle-termination")
+    assert scene.start().spec.cause == "ScaleDown"
+
+
+def test_what_a_pod_tolerates_for_hours_is_far() -> None:
+    scene = Scene()
+    patient = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 7200}
+    scene.seen(kinds.PODS, objects.pod(tolerations=[patient]))
+    scene.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")
+    assert scene.decisions() == []
+
+
+def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:
+    scene = Scene()
+    scene.seen(kinds.PREEMPTIONS, objects.request(deadlineSeconds=1e13))
+    assert scene.start().spec.deadline.year == 9999
+
+
+@pytest.mark.parametrize("reason", ["x" * 1000, "xxx\ud800"], ids=["longer than a record takes", "no Unicode"])
+def test_a_gang_is_told_of_a_condition_whatever_its_reason_is(reason: str) -> None:
+    scene = Scene()
+    message = "Preempt Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
+    condition = objects.condition("VMEventScheduled", reason=reason, message=message)
+    scene.seen(kinds.NODES, objects.node(conditions=[condition]))
+    assert scene.start().spec.signal.startswith("Node condition VMEventScheduled (xxx")

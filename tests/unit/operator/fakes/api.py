@@ -1,0 +1,161 @@
+"""An API server in memory, behind the real façade: only the HTTP call of ``Kube`` is replaced.
+
+Does what the operator relies on: resource versions and conflicts, 404 and 409, merge patches, the status
+subresource, server-side apply of a list map, deletion of one version, TokenReviews.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint.wire.names import TOKEN_AUDIENCE
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import APPLY_PATCH, JsonObject
+from tests.unit.operator.fakes.objects import Clock, stamp
+
+
+class MemoryApi(client.KubeClient):
+    """Objects by path.
+
+    Attributes:
+        objects: What is there, by the path of the object.
+        tokens: Token -> status of its review.
+        calls: Method and path of every call.
+        failing: Errors that the next calls raise, first first.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._version = 100
+        self.objects: dict[str, JsonObject] = {}
+        self.tokens: dict[str, JsonObject] = {}
+        self.calls: list[str] = []
+        self.failing: list[client.KubeError] = []
+
+    def close(self) -> None:
+        pass
+
+    def add(self, kind: kinds.Kind, body: JsonObject) -> JsonObject:
+        """Puts an object there, as its own controller would; returns it as stored."""
+        meta = body["metadata"]
+        stored = self._stored(copy.deepcopy(body))
+        self.objects[kind.path(meta.get("namespace"), meta["name"])] = stored
+        return copy.deepcopy(stored)
+
+    def remove(self, kind: kinds.Kind, body: JsonObject) -> None:
+        meta = body["metadata"]
+        del self.objects[kind.path(meta.get("namespace"), meta["name"])]
+
+    def of(self, kind: kinds.Kind) -> list[JsonObject]:
+        """All objects of a kind, by name."""
+        return [
+            body
+            for path, body in sorted(self.objects.items())
+            if path.startswith(kind.prefix + "/") and path.split("/")[-2] == kind.plural
+        ]
+
+    def bind_token(self, token: str, namespace: str, pod_uid: str, audience: str = TOKEN_AUDIENCE) -> None:
+        """A projected token of a pod, as kubelet mounts it."""
+        self.tokens[token] = {
+            "authenticated": True,
+            "audiences": [audience],
+            "user": {
+                "username": f"system:serviceaccount:{namespace}:default",
+                "extra": {"authentication.kubernetes.io/pod-uid": [pod_uid]},
+            },
+        }
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: JsonObject | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = 0.0,
+    ) -> JsonObject:
+        self.calls.append(f"{method} {path}")
+        if self.failing:
+            raise self.failing.pop(0)
+        if path == kinds.TOKEN_REVIEWS.path():
+            return self._review(body or {})
+        return copy.deepcopy(self._answer(method, path, body or {}, content_type, dict(query or {})))
+
+    def _answer(self, method: str, path: str, body: JsonObject, content_type: str, query: dict[str, str]) -> JsonObject:
+        if method == "POST":
+            return self._create(path, copy.deepcopy(body))
+        if method == "GET" and "limit" in query:
+            plural = path.split("/")[-1]
+            prefix = path.removesuffix(f"/{plural}")
+            return {"items": self.of(kinds.Kind(prefix, plural)), "metadata": {}}
+        target = path.removesuffix("/status")
+        if target not in self.objects:
+            raise client.NotFound(f"{method} {path}: not there")
+        if method == "GET":
+            return self.objects[target]
+        stored = copy.deepcopy(self.objects[target])
+        if method == "DELETE":
+            return self._delete(target, body["preconditions"])
+        wanted = body.get("metadata", {}).get("resourceVersion")
+        if wanted not in (None, stored["metadata"]["resourceVersion"]):
+            raise client.Conflict(f"{method} {path}: version {wanted} is not the newest")
+        whole = [part for part in body if part not in ("metadata", "status")]
+        parts = ["status"] if path.endswith("/status") else whole
+        if content_type == APPLY_PATCH:
+            _apply(stored.setdefault("status", {}), body["status"])
+        else:
+            stored |= {part: _merged(stored.get(part, {}), body.get(part, {})) for part in parts}
+        self.objects[target] = self._stored(stored)
+        return self.objects[target]
+
+    def _create(self, path: str, body: JsonObject) -> JsonObject:
+        target = f"{path}/{body['metadata']['name']}"
+        if target in self.objects:
+            raise client.Conflict(f"POST {path}: {body['metadata']['name']} exists")
+        body.pop("status", None)
+        body["metadata"]["uid"] = f"uid-{body['metadata']['name']}"
+        body["metadata"]["creationTimestamp"] = stamp(self._clock())
+        self.objects[target] = self._stored(body)
+        return self.objects[target]
+
+    def _delete(self, target: str, preconditions: JsonObject) -> JsonObject:
+        meta = self.objects[target]["metadata"]
+        if any(meta[field] != wanted for field, wanted in preconditions.items()):
+            raise client.Conflict(f"DELETE {target}: found {meta}, expected {preconditions}")
+        return self.objects.pop(target)
+
+    def _stored(self, body: JsonObject) -> JsonObject:
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+        return body
+
+    def _review(self, body: JsonObject) -> JsonObject:
+        known = self.tokens.get(body["spec"]["token"])
+        if known is None:
+            return {"status": {"error": "[invalid bearer token]", "user": {}}}
+        if not set(body["spec"]["audiences"]) & set(known["audiences"]):
+            return {"status": {"error": "token audiences are not acceptable", "user": {}}}
+        return {"status": known}
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged
+
+
+def _apply(status: JsonObject, applied: JsonObject) -> None:
+    """Entries of the list map ``replicas``, keyed by name; an entry is wholly its writer's."""
+    entries = {entry["name"]: entry for entry in status.get("replicas", [])}
+    entries.update({entry["name"]: entry for entry in applied["replicas"]})
+    status["replicas"] = list(entries.values())

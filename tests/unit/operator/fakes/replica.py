@@ -1,0 +1,180 @@
+"""One replica's core on the test's own event loop, over an API server in memory, on a clock that stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from gracepoint.wire.messages import Frame, Phase, Report, StageTiming, Subscription
+from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Body, Clock
+
+_WAIT_S = 10.0
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    """Lets the loop work until ``holds()`` is true."""
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            while not holds():  # noqa: ASYNC110  the state of the world is asked, not one event
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited {_WAIT_S:.0f} s for: {what}") from None
+
+
+def cluster(api: MemoryApi, **policy: object) -> None:
+    """A namespace, two nodes, a policy, a JobSet, its Job and two pods that train."""
+    api.add(kinds.NAMESPACES, objects.namespace())
+    api.add(kinds.POLICIES, objects.policy(**policy))
+    api.add(JOBSETS, objects.jobset())
+    api.add(kinds.JOBS, objects.job())
+    for index, name in enumerate(("node-1", "node-2")):
+        api.add(kinds.NODES, objects.node(name))
+        api.add(kinds.PODS, objects.pod(index))
+
+
+class Replica:
+    """A core that runs, and the watches that a test plays to it."""
+
+    def __init__(
+        self, api: MemoryApi, clock: Clock, name: str, first_seen_place: tuple[str, str] | None = None
+    ) -> None:
+        self.api = api
+        self.clock = clock
+        self.metrics = Metrics()
+        self.core = Controller(
+            api, self.metrics, clock, name, write_interval_s=0.02, first_seen_place=first_seen_place, tick_s=0.05
+        )
+
+    def see(self, kind: kinds.Kind, body: Body) -> None:
+        """The cluster changed: the API has it, and the watch brings it."""
+        self.core.feed(kind, "MODIFIED", self.api.add(kind, body))
+
+    def drop(self, kind: kinds.Kind, body: Body) -> None:
+        self.api.remove(kind, body)
+        self.core.feed(kind, "DELETED", body)
+
+    def taint(self, name: str = "node-1", key: str = objects.GKE_TAINT, effect: str = "NoSchedule") -> None:
+        self.see(kinds.NODES, objects.node(name, taints=[objects.taint(key, effect)]))
+
+    def subscribe(self, index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscriber:
+        """A process that connects, as the channel admits it."""
+        subscriber = self.core.subscribers.add(subscription(index, session, attempt))
+        self.core.notifier.catch_up(subscriber)
+        return subscriber
+
+    @property
+    def preemptions(self) -> list[JsonObject]:
+        return self.api.of(kinds.PREEMPTIONS)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons of the Events on the JobSet, in the order in which they were posted."""
+        return self.reasons_on("JobSet")
+
+    def reasons_on(self, kind: str) -> list[str]:
+        events = sorted(self.api.of(kinds.EVENTS), key=lambda body: int(body["metadata"]["resourceVersion"]))
+        return [body["reason"] for body in events if body["regarding"]["kind"] == kind]
+
+    async def phase(self, phase: str, epoch: int = 0) -> JsonObject:
+        """Waits for the recorded phase; returns the object."""
+
+        def reached() -> bool:
+            made = self.preemptions
+            return len(made) > epoch and made[epoch].get("status", {}).get("phase") == phase
+
+        await until(reached, f"phase {phase}, found {self.preemptions}")
+        return self.preemptions[epoch]
+
+    def named(self, name: str) -> JsonObject:
+        """The Preemption of that name, record or request."""
+        (found,) = (body for body in self.preemptions if body["metadata"]["name"] == name)
+        return found
+
+    async def phase_of(self, name: str, phase: str, *, seen: bool = False) -> JsonObject:
+        """Waits until the Preemption of that name is at ``phase``; ``seen``: its watch brings what is written."""
+
+        def reached() -> bool:
+            found = [body for body in self.preemptions if body["metadata"]["name"] == name]
+            if seen:
+                for body in self.preemptions:
+                    self.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
+            return bool(found) and found[0].get("status", {}).get("phase") == phase
+
+        await until(reached, f"{name} to be {phase}")
+        return self.named(name)
+
+    async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
+        """The primary process reports."""
+        pod = self.core.cache.pods[f"uid-pod-{index}-0"]
+        await self.core.reports.take(pod, report(phase, preemption=preemption))
+
+
+def subscription(index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscription:
+    return Subscription(
+        namespace=objects.NAMESPACE,
+        pod_name=f"train-workers-0-{index}-{attempt}xyz",
+        pod_uid=f"uid-pod-{index}-{attempt}",
+        session=session,
+        workload_uid=objects.JOBSET_UID,
+        restart_attempt=attempt,
+        process_index=index,
+        process_count=2,
+        library_version="0.1.0",
+    )
+
+
+def report(phase: Phase, *, preemption: str | None = None) -> Report:
+    stages = {"frozen": StageTiming(p50_s=0.1, max_s=0.2), "agreed": StageTiming(p50_s=0.2, max_s=0.3)}
+    return Report(
+        pod_uid="uid-pod-0-0",
+        session="s-0",
+        workload_uid=objects.JOBSET_UID,
+        preemption=f"train-{objects.JOBSET_UID[:8]}-1" if preemption is None else preemption,
+        phase=phase,
+        cause="SpotTermination",
+        process_count=2,
+        participants=[0, 1],
+        ordinal=41,
+        step=40,
+        steps_lost=0 if phase is Phase.COMMITTED else None,
+        bytes=1024,
+        seconds_to_spare=9.5 if phase is Phase.COMMITTED else None,
+        stages=stages,
+        message=f"told by the test: {phase}",
+    )
+
+
+async def frames(subscriber: Subscriber) -> list[Frame]:
+    """What waits in a subscriber's queue, written as its stream would."""
+    written = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            while (outgoing := await subscriber.next()) is not None:
+                written.append(outgoing.make())
+                outgoing.written()
+    return written
+
+
+@contextlib.asynccontextmanager
+async def running(
+    api: MemoryApi, clock: Clock, name: str = "replica-a", first_seen_place: tuple[str, str] | None = None
+) -> AsyncIterator[Replica]:
+    """A replica that has listed the cluster; stopped afterwards."""
+    replica = Replica(api, clock, name, first_seen_place)
+    task = asyncio.create_task(replica.core.run())
+    try:
+        await until(lambda: replica.core.ready or task.done(), "the first sweep")
+        yield replica
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

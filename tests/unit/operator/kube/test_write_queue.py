@@ -1,0 +1,92 @@
+"""The write queue: one write at a time for each key, the newest state, retries."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.observability.metrics import Metrics
+from tests.unit.operator.fakes.replica import until
+
+KEY = ("team-a", "one")
+
+
+async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> None:
+    state, written = 0, []
+
+    async def write(key: Key) -> None:
+        await asyncio.sleep(0)
+        written.append(state)
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    for state in range(100):
+        scribe.touch(KEY)
+        if state % 40 == 0:
+            await asyncio.sleep(0.02)
+    await scribe.close(5)
+    assert written[-1] == 99
+    assert len(written) < 10
+
+
+async def test_busy_api_is_retried_and_a_refused_write_is_counted() -> None:
+    errors: list[client.KubeError] = [
+        client.Unavailable("busy"),
+        client.Conflict("newer"),
+        client.Refused("bad"),
+    ]
+    metrics = Metrics()
+
+    async def write(key: Key) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    scribe = WriteQueue("test", write, metrics, interval_s=0.01)
+    scribe.touch(KEY)
+    await until(lambda: not errors, "three attempts")
+    await scribe.close(5)
+    assert b"gracepoint_status_write_failures_total 1.0" in metrics.text()
+
+
+async def test_refused_write_is_retried_until_accepted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    refusals: list[str | None] = []
+
+    async def write(key: Key) -> None:
+        if len(refusals) < 4:
+            raise client.Refused("the quota is used up")
+
+    scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
+    scribe.touch(KEY)
+    await until(lambda: refusals[-1:] == [None], "the write to be taken")
+    await scribe.close(5)
+    assert refusals == ["the quota is used up"] * 4 + [None]
+    assert len([record for record in caplog.records if "refuses" in record.message]) == 1
+
+
+async def test_a_refused_write_does_not_hold_up_the_end() -> None:
+    async def write(key: Key) -> None:
+        raise client.Refused("the quota is used up")
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=60)
+    scribe.touch(KEY)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await scribe.close(60)
+    assert scribe._tasks == {}
+
+
+async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
+    written: list[Key] = []
+
+    async def write(key: Key) -> None:
+        if key == KEY:
+            raise client.Unavailable("busy")
+        written.append(key)
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    scribe.touch(KEY)
+    scribe.touch(("team-a", "two"))
+    await until(lambda: written, "the other key")
+    await scribe.close(0.01)

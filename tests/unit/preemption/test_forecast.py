@@ -1,0 +1,106 @@
+"""Forecasts: the pace of steps, and how long a save takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from gracepoint.preemption.forecast import Forecaster, Pace, figures
+from gracepoint.preemption.run_ahead import LIMIT
+
+
+def test_pace_is_the_median_so_that_a_save_does_not_count() -> None:
+    pace = Pace()
+    for now_s in (0, 1, 2, 12, 13):
+        pace.passed(now_s)
+        assert not pace.known
+    pace.passed(14)
+    assert pace.known
+    assert pace.step_s == 1
+
+
+@dataclasses.dataclass
+class Throughput:
+    streamed_bytes_per_s: float | None = None
+    snapshot_bytes_per_s: float | None = None
+
+
+def test_longest_step_leaves_out_the_first_ones() -> None:
+    pace = Pace()
+    for now_s in (0, 60, 61, 62, 63, 64):
+        pace.passed(now_s)
+    assert pace.longest_s == 1
+    for now_s in (84, *range(85, 100)):
+        pace.passed(now_s)
+    assert (pace.step_s, pace.longest_s) == (1, 20)
+
+
+def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
+    now_s = itertools.count(0.0)
+    throughput = Throughput()
+    forecaster = Forecaster(1, throughput, 1.2, lambda: next(now_s))
+    for _ in range(3):
+        forecaster.passed()
+    forecaster.prepare(100)
+    assert forecaster.news(None) is None
+    for _ in range(3):
+        forecaster.passed()
+    known = forecaster.news(None)
+    assert known is not None
+    assert known == forecaster.figures()
+    assert forecaster.news(None) is None
+    throughput.snapshot_bytes_per_s = 100 / 3.0
+    saved = forecaster.news("the measures of a save")
+    assert saved is not None
+    assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 5.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "in_flight"), [(0.5, 2), (0.99, 2), (1.0, 1), (60.0, 1)], ids=lambda value: f"{value:g}"
+)
+def test_one_long_step_is_in_flight_and_the_forecast_says_so(step_s: float, in_flight: int) -> None:
+    now_s = itertools.count(0.0, step_s)
+    forecaster = Forecaster(1, Throughput(None, 20.0), 1.2, lambda: next(now_s))
+    forecaster.prepare(100)
+    for _ in range(2 * LIMIT + 2):
+        forecaster.passed()
+    known = forecaster.figures()
+    assert known is not None
+    assert forecaster.run_ahead == in_flight
+    assert known.drain_s == pytest.approx((in_flight + 1) * step_s)
+    assert forecaster.situation(6, 300.0, None).drain_s == known.drain_s
+
+
+def test_steps_in_flight_change_with_the_pace_and_not_with_one_step() -> None:
+    pace, now_s, found = Pace(), 0.0, []
+    for took_s in [30.0] + [0.1] * 10 + [30.0] + [0.1] * 10 + [5.0] * 10 + [0.1] * 10:
+        now_s += took_s
+        pace.passed(now_s)
+        found.append(pace.run_ahead)
+    assert set(found[4:22]) == {LIMIT}, "an evaluation, or the first step's compilation"
+    assert found[31] == 1
+    assert found[-1] == LIMIT
+
+
+def test_forecast_uses_emergency_saves_else_background_saves() -> None:
+    assert figures(Pace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
+    assert figures(Pace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
+
+
+def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
+    now_s = itertools.count(0.0)
+    forecaster = Forecaster(2, Throughput(None, 20.0), 1.5, lambda: next(now_s))
+    known = forecaster.situation(7, 30.0, None)
+    assert (known.step, known.left_s, known.state_bytes, known.drain_s) == (7, 30.0, None, 0.0)
+    forecaster.prepare(100)
+    for _ in range(2 * LIMIT + 2):
+        forecaster.passed()
+    known = forecaster.situation(8, 30.0, None)
+    assert (known.state_bytes, known.drain_s, known.save_s) == (100, 2 * 1.0, 5.0)
+    assert (known.process_count, known.margin, known.streamed_bytes_per_s) == (2, 1.5, None)
+
+
+def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
+    assert figures(Pace(), 400_000_000, 2, Throughput()).save_s == pytest.approx(1.0 + 2.0)

@@ -1,0 +1,163 @@
+"""How a process exits: in which order, with which code, and at the deadline at the latest."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gracepoint.multihost import InMemoryStore
+from gracepoint.preemption.process_exit import ProcessExit
+from tests.unit.multihost.fakes.gangs import together
+
+
+class End:
+    """Notes how a process would have ended."""
+
+    def __init__(self) -> None:
+        self.codes: list[tuple[int, float]] = []
+        self.ended = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append((code, time.monotonic()))
+        self.ended.set()
+
+
+@pytest.fixture(autouse=True)
+def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    yield
+    for thread in threading.enumerate():  # one that comes late must not shut the tests' own logging down
+        if thread.name == "gracepoint-last-words":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+_started: list[ProcessExit] = []
+
+
+@pytest.fixture(autouse=True)
+def _watch_no_longer() -> Iterator[None]:
+    yield
+    while _started:
+        _started.pop().stop()
+
+
+def leaving(
+    store: InMemoryStore, service_id: int, count: int, end: End, overdue: Callable[[], None] = lambda: None
+) -> ProcessExit:
+    member = ProcessExit(store, service_id, count, clock=time.monotonic, on_overdue=overdue, end=end)
+    member.start()
+    _started.append(member)
+    return member
+
+
+def test_the_host_of_the_coordination_service_leaves_last() -> None:
+    store, ends = InMemoryStore(), [End() for _ in range(3)]
+    members = [leaving(store, i, 3, end) for i, end in enumerate(ends)]
+
+    def leave(member: ProcessExit, after_s: float) -> None:
+        member.decide(77)
+        time.sleep(after_s)
+        member.leave()
+
+    together(*(functools.partial(leave, m, s) for m, s in zip(members, (0.0, 0.1, 0.2), strict=True)))
+    assert [e.codes[0][0] for e in ends] == [77, 77, 77]
+    assert ends[0].codes[0][1] > max(e.codes[0][1] for e in ends[1:])
+
+
+def test_nobody_leaves_before_the_end_is_decided() -> None:
+    end = End()
+    leaving(InMemoryStore(), 1, 2, end).leave()
+    assert end.codes == []
+
+
+def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
+    end, said = End(), threading.Event()
+    until_s = time.monotonic() + 0.1
+    leaving(InMemoryStore(), 0, 1, end, said.set).watch(lambda: until_s - time.monotonic(), 78)
+    assert end.ended.wait(10)
+    assert said.is_set()
+    assert end.codes[0][0] == 78
+
+
+def test_watchdog_ends_a_process_stuck_with_the_log_lock() -> None:
+    end, handler = End(), logging.StreamHandler(io.StringIO())
+    log = logging.getLogger("gracepoint.preemption.process_exit")
+    log.addHandler(handler)
+    assert handler.lock is not None
+    handler.lock.acquire()
+    try:
+        leaving(InMemoryStore(), 1, 2, end, lambda: log.error("overdue")).watch(lambda: 0.0, 78)
+        assert end.ended.wait(10)
+    finally:
+        handler.lock.release()
+        log.removeHandler(handler)
+    assert end.codes[0][0] == 78
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
+    end = End()
+
+    def fail() -> None:
+        raise OSError("no word gets out")
+
+    leaving(InMemoryStore(), 1, 2, end, fail).watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 78
+
+
+def test_watchdog_exit_code_is_what_its_last_callback_decides() -> None:
+    end = End()
+    member: list[ProcessExit] = []
+
+    def saved_in_the_background() -> None:
+        member[0].decide(77)
+
+    member.append(leaving(InMemoryStore(), 1, 2, end, saved_in_the_background))
+    member[0].watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 77
+
+
+def test_the_watchdog_keeps_to_what_was_decided() -> None:
+    end, said = End(), threading.Event()
+    member = leaving(InMemoryStore(), 1, 2, end, said.set)
+    member.decide(77)
+    member.watch(lambda: 0.0, 78)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 77
+    assert not said.is_set()
+
+
+def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gracepoint.preemption.process_exit.FAILED_S", 0.1)
+    end = End()
+    leaving(InMemoryStore(), 1, 2, end).hurry(1)
+    assert end.ended.wait(10)
+    assert end.codes[0][0] == 1
+
+
+def test_a_stopped_watchdog_watches_no_more() -> None:
+    end = End()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    member.stop()
+    assert "gracepoint-watchdog" not in [t.name for t in threading.enumerate()]
+    member.watch(lambda: 0.0, 78)
+    member.stop()
+    assert end.codes == []
+
+
+def test_a_cancelled_watchdog_ends_nobody() -> None:
+    end = End()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    until_s = time.monotonic() + 0.2
+    member.watch(lambda: until_s - time.monotonic(), 78)
+    member.cancel()
+    assert not end.ended.wait(0.5)

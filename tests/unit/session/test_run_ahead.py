@@ -1,0 +1,116 @@
+"""How many steps the host may dispatch before the devices have run them."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import pytest
+
+from gracepoint.preemption.run_ahead import LIMIT, RunAhead
+
+
+def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:
+    """How much of the time of 12 heavy, donated steps the host spends in the loop that dispatches them."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        w = jax.lax.fori_loop(0, 20, lambda _, w: jnp.tanh(w @ w), state["w"])
+        return {"w": w, "count": state["count"] + 1}
+
+    state = jax.block_until_ready(step({"w": jnp.ones((300, 300)), "count": jnp.zeros(())}))
+    throttle(state)
+    began_s = time.monotonic()
+    for _ in range(12):
+        state = step(state)
+        throttle(state)
+    looped_s = time.monotonic() - began_s
+    jax.block_until_ready(state)
+    assert int(state["count"]) == 13
+    return looped_s / (time.monotonic() - began_s)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_more_steps_are_in_flight_than_are_let(limit: int) -> None:
+    done = []
+
+    def note(number: object) -> None:
+        time.sleep(0.02)
+        done.append(int(number))  # type: ignore[call-overload]
+
+    def advance(number: jax.Array) -> jax.Array:
+        jax.experimental.io_callback(note, None, number, ordered=True)
+        return number + 1
+
+    step, run_ahead, state = jax.jit(advance), RunAhead(), jnp.zeros((), int)
+    for number in range(1, 12):
+        state = step(state)
+        run_ahead.throttle(state, limit)
+        assert number - len(done) <= limit
+    jax.block_until_ready(state)
+
+
+def test_the_host_stays_with_its_devices_but_for_a_few_steps() -> None:
+    # 12 steps of which at most LIMIT are in flight at the end. Medians: other processes use this machine too.
+    throttled = statistics.median(_share_of_time_in_the_loop(RunAhead().throttle) for _ in range(3))
+    free = statistics.median(_share_of_time_in_the_loop(lambda state: None) for _ in range(3))
+    assert throttled > 1 - (LIMIT + 2) / 12
+    assert free < 0.5, "JAX did not run ahead here, so the figure above proves nothing"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param({"step": 3, "name": "x"}, id="no array at all"),
+        pytest.param({"empty": jnp.zeros((0, 4))}, id="an empty array"),
+        pytest.param({"key": jax.random.key(0)}, id="a PRNG key"),
+        pytest.param({"scalar": jnp.zeros(())}, id="a scalar"),
+        pytest.param({"b": jnp.zeros(3, bool), "h": jnp.zeros(3, jnp.bfloat16)}, id="small types"),
+    ],
+)
+def test_states_of_every_kind_can_be_throttled(state: object) -> None:
+    run_ahead = RunAhead()
+    for _ in range(LIMIT + 2):
+        run_ahead.throttle(state)
+
+
+class Counted(dict[str, jax.Array]):
+    """A container that counts how often all of it is gone through."""
+
+    walks = 0
+
+
+def _flatten_counted(node: Counted) -> tuple[list[tuple[object, jax.Array]], tuple[str, ...]]:
+    Counted.walks += 1
+    return [(jax.tree_util.DictKey(key), value) for key, value in node.items()], tuple(node)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Counted, _flatten_counted, lambda keys, values: Counted(zip(keys, values, strict=True))
+)
+
+
+def test_a_quiet_step_does_not_go_through_all_leaves() -> None:
+    run_ahead = RunAhead()
+    run_ahead.throttle(Counted(a=jnp.zeros(3), b=jnp.zeros(2)))
+    walks = Counted.walks
+    for _ in range(5):
+        run_ahead.throttle(Counted(a=jnp.zeros(3), b=jnp.zeros(2)))
+    assert Counted.walks == walks
+    run_ahead.throttle([Counted(c=jnp.zeros(3))])  # another form is noticed
+    assert Counted.walks > walks
+
+
+def test_what_is_waited_for_survives_donation() -> None:
+    run_ahead = RunAhead()
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = jnp.zeros(())
+    for _ in range(10):
+        state = step(state)
+        run_ahead.throttle(state)
+    assert state == 10

@@ -1,0 +1,72 @@
+"""Rules of the tests themselves: where they stand, what they import, and how they are named."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+#: A longer name describes the cause as well, which belongs into the id of a parameter or into the docstring.
+WORDS_LIMIT = 12
+#: Packages of the product, by the folder of their unit tests.
+PACKAGES = {
+    "checkpoint": "sidecar/gracepoint/checkpoint",
+    "multihost": "sidecar/gracepoint/multihost",
+    "operator": "operator/gracepoint_operator",
+    "preemption": "sidecar/gracepoint/preemption",
+    "receivers": "sidecar/gracepoint/receivers",
+    "session": "sidecar/gracepoint/session",
+    "wire": "sidecar/gracepoint/wire",
+}
+
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The dotted names of all modules that may be imported, and of what is imported from them."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+            names.add(f"{'.' * node.level}{node.module or ''}")
+    return names
+
+
+def test_no_module_imports_a_test_module() -> None:
+    modules = {".".join(path.with_suffix("").parts) for path in trees() if path.name.startswith("test_")}
+    found = {f"{path}: {name}" for path, tree in trees().items() for name in imported(tree) & modules}
+    assert not found, "move what several tests need into a module of their folder that is no test module"
+
+
+def test_imports_are_absolute() -> None:
+    relative = {f"{path}: {name}" for path, tree in trees().items() for name in imported(tree) if name.startswith(".")}
+    assert not relative
+
+
+def test_names_are_short() -> None:
+    long = {
+        f"{path}: {node.name}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if len(node.name.split("_")) - 1 > WORDS_LIMIT
+    }
+    assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_unit_tests_stand_in_the_folders_of_their_modules(folder: str) -> None:
+    package, tests = ROOT / PACKAGES[folder], TESTS / "unit" / folder
+    assert package.is_dir()
+    # A room for the helpers that several tests of the package share.
+    rooms = {path.parent.relative_to(tests) for path in tests.rglob("*.py")} - {Path("fakes")}
+    assert not {str(room) for room in rooms if not (package / room).is_dir()}, f"no such package in {PACKAGES[folder]}"
