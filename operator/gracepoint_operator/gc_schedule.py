@@ -1,9 +1,9 @@
-"""When Python's garbage collector looks through everything: between notices, not in the middle of one.
+"""Schedules Python's full garbage collections between notices.
 
-A full collection of what a thousand subscriptions hold takes 0.2 s, during which every thread stands still; and Python
-begins one after so many new objects, just as a notice to all of them makes. So the full ones are left to one task, on
-the core's event loop: each minute, put off for a while where a gang has a preemption under way. It ends when it is
-cancelled. Younger garbage, such as that of a receipt's connection, is collected by Python itself, in larger portions.
+With a thousand subscriptions a full collection takes 0.2 s and stops every thread. Python starts one after a number of
+new objects, which is what a notice to all subscribers creates. So one task on the core's event loop runs the full
+collections: once a minute, postponed for a while if a preemption is under way. The task ends when it is cancelled.
+Python itself still collects young objects, such as those of a connection, in larger portions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import gc
 from collections.abc import Awaitable, Callable
 
 EVERY_S = 60.0
-#: So often it is put off at most: gangs may be under way for hours, one after another.
+#: How often a collection is postponed at most: preemptions may be under way for hours, one after another.
 MOST_PUT_OFF = 10
-#: New objects until the youngest are looked through; so many such collections until the middle-aged are, and so on.
+#: Arguments of ``gc.set_threshold``: one for each generation.
 _PORTIONS = (10_000, 10, 1_000_000)
 
 
 def restrain() -> None:
-    """Keeps Python from full collections of its own, in this process, from now on."""
+    """Stops Python from starting full collections in this process."""
     gc.set_threshold(*_PORTIONS)
 
 
@@ -30,12 +30,12 @@ async def collect_between_notices(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     collect: Callable[[], object] = gc.collect,
 ) -> None:
-    """Collects until cancelled.
+    """Runs full collections until cancelled.
 
     Args:
-        is_quiet: False while a preemption is under way.
-        sleep: Waits so many seconds.
-        collect: A full collection.
+        is_quiet: Returns False while a preemption is under way.
+        sleep: Waits for a number of seconds.
+        collect: Runs a full collection.
     """
     put_off = 0
     while True:

@@ -1,9 +1,9 @@
-"""Which objects, and which parts of objects, this replica cannot read. No locks: see ``world``.
+"""Which objects, and which parts of objects, this replica cannot read. No locks: see ``cache.cluster_cache``.
 
-Each is said once in the log, and again only when it cannot be read for another reason; a metric has how many there are
-of each kind. The last version of an object that could be read stays in force meanwhile: to forget a node's taint, or
-the policy of a gang, because of something else that was written on the object would make gangs deaf. Its deletion is
-noticed as ever. Of an object of which a part cannot be read, everything else counts.
+Each is logged once, and again only if the reason changes. A metric counts them by kind. The last version of an object
+that could be read stays in use: if the operator forgot a node's taint or a gang's policy because of another error in
+the object, the gang would get no notice. A deletion of the object takes effect as usual. If only a part of an object
+cannot be read, the rest is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gracepoint_operator.observability.logs import about
 
 log = logging.getLogger(__name__)
 
-#: So many parts of one object are named.
+#: At most this number of parts of one object is named.
 _AT_MOST_PARTS = 5
 
 
@@ -33,7 +33,7 @@ class LeftOut:
     """See the module.
 
     Args:
-        count: Is told, by the kind's plural and ``object`` or ``part``, how many there are now.
+        count: Called with the kind's plural, ``object`` or ``part``, and the current number.
     """
 
     def __init__(self, count: Callable[[str, str, int], None] = lambda kind, extent, number: None) -> None:
@@ -42,11 +42,11 @@ class LeftOut:
         self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def object(self, kind: Kind, uid: str, where: str, why: str) -> None:
-        """An object cannot be read; ``where``: namespace and name."""
+        """Records that an object cannot be read. ``where`` is its namespace and name."""
         self._note(uid, _Entry(kind, True, why), where)
 
     def parts(self, kind: Kind, uid: str, where: str, why: Iterable[str]) -> None:
-        """An object was read but for these parts; none: everything on it can be read."""
+        """Records that these parts of an object cannot be read. Empty: the whole object can be read."""
         found = list(why)
         if found:
             self._note(uid, _Entry(kind, False, "; ".join(found[:_AT_MOST_PARTS])), where)
@@ -54,18 +54,18 @@ class LeftOut:
             self.forget(uid)
 
     def forget(self, uid: str) -> None:
-        """The object is gone, or can be read again."""
+        """Forgets an object that was deleted, or can be read again."""
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self._add(entry, -1)
 
     def why(self, uid: str) -> str | None:
-        """Why nothing of this version of an object can be read; None where something can."""
+        """Returns why the newest version of an object cannot be read. None if it can be read, at least in part."""
         entry = self._entries.get(uid)
         return entry.why if entry is not None and entry.whole else None
 
     def objects(self, kind: Kind) -> dict[str, str]:
-        """The objects of a kind of which nothing new can be read, by UID, and why."""
+        """Returns the objects of a kind whose newest version cannot be read: UID -> reason."""
         return {uid: entry.why for uid, entry in self._entries.items() if entry.whole and entry.kind == kind}
 
     def _note(self, uid: str, entry: _Entry, where: str) -> None:

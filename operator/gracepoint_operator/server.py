@@ -35,9 +35,9 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings, Served, served
+from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
-from gracepoint_operator.webhooks.served import CRD_NAME
+from gracepoint_operator.webhooks.installed_api import CRD_NAME
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Admission:
         self._core = core
         self._certificates = certificates
         self._service_url = service_url
-        self._served: Served | None = None
+        self._served: InstalledApi | None = None
         self._served_until = 0.0
 
     @property
@@ -116,11 +116,11 @@ class Admission:
         except client.NotFound:
             return None
 
-    async def served_workload_api(self, *, afresh: bool = False) -> Served:
+    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         """Reads again now and then, as the workload's API may be upgraded while the operator runs."""
         now = time.monotonic()
         if self._served is None or afresh or now >= self._served_until:
-            self._served = served(await self._api.get(kinds.CRDS, None, CRD_NAME))
+            self._served = read_installed_api(await self._api.get(kinds.CRDS, None, CRD_NAME))
             self._served_until = now + _WORKLOAD_API_S
         return self._served
 

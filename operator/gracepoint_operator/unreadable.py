@@ -1,29 +1,30 @@
-"""Reading what others have written: one error for everything that can be wrong with it. Pure."""
+"""One error for everything that can be wrong with an object that somebody else wrote. Pure."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-#: What reading what others have written may raise.
+#: Errors that reading such an object may raise.
 CAUSES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-#: So much of what was found is shown at most: anybody may write as much as an object holds.
+#: Messages show at most this number of characters of what was found.
 _SHOWN = 1000
 
 
 class Unreadable(ValueError):
-    """An object, or a part of one, is not what it is expected to be; the message says where, and what was found."""
+    """An object, or a part of one, cannot be read. The message says where, and what was found."""
 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is said as ``Unreadable``.
+    """Turns every error of ``CAUSES`` into ``Unreadable``.
 
     Args:
         what: What is read, for the message.
 
     Raises:
-        Unreadable: A field is missing or mistyped, a time or number cannot be parsed, or it is nested too deeply.
+        Unreadable: A field is missing or has a wrong type, a time or number cannot be parsed, or the object is nested
+            too deeply.
     """
     try:
         yield
@@ -34,10 +35,10 @@ def reading(what: str) -> Iterator[None]:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, for people; its kind too, where it is none of ours."""
+    """Returns the message of an error for users, with the class of the error unless it is ``Unreadable``."""
     return shortened(str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}")
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning where it is long."""
+    """Returns the text, or only its beginning if it is long."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -26,7 +26,7 @@ from gracepoint_operator.kube.objects import Node, Pod, read_node
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
@@ -214,7 +214,7 @@ class ClusterCache:
         """Every workload for which there is something to decide."""
         return self.workloads.keys() | self.preemptions.disrupted_workload_uids()
 
-    def homeless_requests(self) -> list[PreemptionAsk]:
+    def homeless_requests(self) -> list[RequestRecord]:
         """Open requests without an answer whose workloads are not known."""
         waiting = (
             request
@@ -342,12 +342,12 @@ class ClusterCache:
 
     def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         if PreemptionRequest.is_one(body["spec"]):
-            return self._put_request(PreemptionAsk.of(body), listed)
+            return self._put_request(RequestRecord.of(body), listed)
         epoch = PreemptionRecord.of(body)
         self.preemptions.join(epoch)
         return {epoch.spec.workload.uid}
 
-    def _put_request(self, request: PreemptionAsk, listed: bool) -> set[str]:
+    def _put_request(self, request: RequestRecord, listed: bool) -> set[str]:
         wanted = self.preemptions.put_request(request)
         self.first_seen.see(request.uid, {request.mark: request.created_at}, listed=listed)
         return self._named(wanted)

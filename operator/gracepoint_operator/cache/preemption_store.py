@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 
 Key = tuple[str, str]  # namespace, name
 _K = TypeVar("_K", bound=Hashable)
@@ -27,7 +27,7 @@ class PreemptionStore:
 
     def __init__(self) -> None:
         self.epochs: dict[Key, PreemptionRecord] = {}
-        self.requests: dict[Key, PreemptionAsk] = {}
+        self.requests: dict[Key, RequestRecord] = {}
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
@@ -50,7 +50,7 @@ class PreemptionStore:
         known = self.epochs.get(epoch.key)
         self.put(epoch if known is None else known.joined(epoch))
 
-    def put_request(self, request: PreemptionAsk) -> Key:
+    def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""
         self.requests[request.key] = request
         wanted = (request.namespace, request.spec.workload.name)
@@ -91,7 +91,7 @@ class PreemptionStore:
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
-    def requests_for(self, workload: Key) -> tuple[PreemptionAsk, ...]:
+    def requests_for(self, workload: Key) -> tuple[RequestRecord, ...]:
         """What somebody asked for the workload of that namespace and name, oldest first."""
         found = (self.requests[key] for key in self._requests_for.get(workload, ()))
         return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))

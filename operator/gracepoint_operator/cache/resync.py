@@ -80,7 +80,7 @@ async def sweep(
         try:
             found = await api.list(kind, label_selector=SELECTORS[kind])
         except client.NotFound:
-            found = client.Listing([], {})
+            found = client.ObjectList([], {})
             watches.absent(kind)
         except client.KubeError as error:
             if kind not in OPTIONAL:
@@ -106,7 +106,7 @@ async def sweep(
     return Swept(frozenset(left_out), rewound)
 
 
-def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: int) -> bool:
+def _is_older(found: client.ObjectList, before: Mapping[str, int], seen_version: int) -> bool:
     """True if the list is older than what was known when it was asked for: versions never fall but by a restore.
 
     ``before`` is what was known of the objects, by UID; ``seen_version`` the highest one of which is known.
@@ -120,7 +120,7 @@ def _is_older(found: client.Listing, before: Mapping[str, int], seen_version: in
 async def look_afresh(
     api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
-    """Reads the workload and these of its Jobs into ``world``, and notes the deleted pods as checked.
+    """Reads the workload and these of its Jobs into ``cache``, and notes the deleted pods as checked.
 
     A workload that lost the label by which it is watched is known again then, until the next sweep.
 

@@ -1,20 +1,22 @@
 """What to do about one workload, decided from a view of it and the time. Pure, and level-based.
 
-``decide`` looks only at how things are, never at what just happened, so it gives the same answer whichever
-event brought it about, after a restart of the operator, and in each replica. The rules, in order:
+``decide`` looks only at the state, never at the event that changed it. So it gives the same answer after any event,
+after a restart of the operator, and in each replica. The rules, in order:
 
-* Which signals count stands in ``counting``. One that an earlier epoch of the same pods answered does not count again.
-* The earliest deadline wins. A signal during an open epoch joins it (``specs``), if it counts by the policy as that was
-  when the epoch began.
-* An epoch is retracted while nobody has frozen, if all signals may go away, did so, and not because the pod
-  or the node went away.
-* An epoch by which the gang trains on, as its time is limited, is retracted for one by which it has to leave.
-* A workload that is not seen any more is looked for, as it may only have lost its label; then the epoch goes on.
-* A drill that somebody asked for gives way: it begins only where no epoch is under way, and a disruption that comes
-  during one has an epoch of its own. What is still being looked at, or has to wait, disturbs none.
-* An epoch of signals that are not sure may have to wait (``throttle``).
-* An epoch that nobody ends expires some time after its deadline, or when the life after it is in danger.
-* Requests are answered (``answers``).
+* ``effective_signals`` says which signals count. A signal that an earlier epoch of the same pods answered does not
+  count again.
+* The earliest deadline wins. A signal during an open epoch joins it (``preemption_spec``), if it counts under the copy
+  of the policy in that epoch.
+* An epoch is retracted if the gang has not frozen, all signals are cancelable and went away, and the pods and nodes are
+  still there.
+* An epoch for a time limit, after which the gang continues to train, is retracted for one that asks it to exit.
+* If the workload of an open epoch is not known any more, the API is asked for it. It may only have lost its label; then
+  the epoch continues.
+* A requested drill gives way: it begins only if no epoch is under way. A disruption during a drill has an epoch of its
+  own. Signals that are still being checked, or have to wait, do not stop a drill.
+* An epoch of signals that are not sure may have to wait (``rate_limit``).
+* An epoch that is not ended by a report expires some time after its deadline, or when the restarted gang is disrupted.
+* Requests are answered (``request_answers``).
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ from gracepoint_operator.model.preemption import EndReason, PreemptionRecord, ep
 from gracepoint_operator.resources import PreemptionSpec, RequestReference
 from gracepoint_operator.workloads import WorkloadIdentity
 
-#: How long after the deadline the last word of a gang is waited for.
+#: Seconds after the deadline for which the operator waits for the last report of a gang.
 EXPIRE_AFTER_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class StartPreemption:
-    """A new epoch: tell the gang and make the Preemption. ``expected``: pods of the gang, now."""
+    """Begin an epoch: send the notices and create the Preemption.
+
+    Attributes:
+        expected: Number of pods of the gang.
+    """
 
     namespace: str
     name: str
@@ -47,7 +53,7 @@ class StartPreemption:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """Signals joined an epoch, or its deadline moved: tell the gang again."""
+    """Signals joined an epoch, or its deadline moved: send the notices again."""
 
     epoch: PreemptionRecord
     spec: PreemptionSpec
@@ -55,7 +61,11 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """The operator itself ends an epoch: ``phase`` is RETRACTED or EXPIRED."""
+    """End an epoch without a report of the gang.
+
+    Attributes:
+        phase: RETRACTED or EXPIRED.
+    """
 
     epoch: PreemptionRecord
     phase: Phase
@@ -65,7 +75,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """A stage that is seen in the cluster rather than reported was reached."""
+    """Record a stage that the cluster shows and the gang does not report."""
 
     epoch: PreemptionRecord
     stage: str
@@ -82,7 +92,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """An epoch would begin, and must not yet; decide again a little later."""
+    """An epoch has to wait before it begins: decide again a little later."""
 
 
 Decision = StartPreemption | Move | End | Reached | Check | Wait | Answer
@@ -91,12 +101,12 @@ Decision = StartPreemption | Move | End | Reached | Check | Wait | Answer
 def decide(
     gang: GangSnapshot, now: float, holds_back: Callable[[PreemptionSpec], bool] = lambda spec: False
 ) -> list[Decision]:
-    """The decisions for one workload; empty where all is as it should be.
+    """Returns the decisions for one workload. Empty if there is nothing to do.
 
     Args:
-        gang: Everything that is known of it.
+        gang: Everything that is known of the workload.
         now: Seconds since the epoch.
-        holds_back: Whether an epoch that would begin has to wait.
+        holds_back: Returns whether an epoch that would begin has to wait.
     """
     latest = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
     policy = None if gang.policy is None else gang.policy.spec
@@ -135,7 +145,7 @@ def decide(
 
 
 def _newly_adopted(decision: Decision) -> Sequence[RequestReference]:
-    """The requests that a decision makes an epoch be about, which is answered when the epoch says so."""
+    """Returns the requests that a decision adopts. They are answered when the epoch names them."""
     match decision:
         case StartPreemption():
             return decision.spec.requests
@@ -146,13 +156,13 @@ def _newly_adopted(decision: Decision) -> Sequence[RequestReference]:
 
 
 def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) -> list[Decision]:
-    """Drills that somebody asked for.
+    """Returns the decisions about requested drills.
 
     Args:
-        gang: Everything that is known of it.
+        gang: Everything that is known of the workload.
         now: Seconds since the epoch.
-        quiet: No other epoch is under way, and none may be about to begin.
-        disrupted: One is under way, or begins now.
+        quiet: Whether no other epoch is under way or about to begin.
+        disrupted: Whether another epoch is under way, or begins now.
     """
     current = next((epoch for epoch in gang.epochs if epoch.is_rehearsal and not epoch.phase.ended), None)
     timed = counting(gang, None if gang.policy is None else gang.policy.spec, now, drills=True)
@@ -166,8 +176,10 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
 
 
 def _joining(gang: GangSnapshot, current: PreemptionRecord, now: float) -> list[Timed]:
-    """The signals for the pods of an epoch under way, by its own copy of the policy: editing that, or deleting it, or
-    taking the label from the workload, changes nothing in mid-flight."""
+    """Returns the signals for the pods of an open epoch, under its own copy of the policy.
+
+    So an edit or deletion of the policy, or the removal of the label, does not change the epoch.
+    """
     timed = counting(gang, current.spec.policy.spec, now, drills=current.is_rehearsal)
     return [item for item in timed if current.includes(item.signal.pod)]
 
@@ -177,7 +189,7 @@ def _begins(started: Iterable[Decision]) -> bool:
 
 
 def _missed(gang: GangSnapshot) -> list[Decision]:
-    """If the workload of an epoch under way is not known any more, it is looked for."""
+    """If the workload of an open epoch is not known any more, asks the API for it."""
     if gang.workload is not None or gang.workload_gone:
         return []
     lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
@@ -185,9 +197,10 @@ def _missed(gang: GangSnapshot) -> list[Decision]:
 
 
 def _unanswered(epochs: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
-    """Those of which none of these epochs was about, which ended.
+    """Returns the signals that none of these ended epochs has answered.
 
-    What was known and too far ahead then, a time limit or a maintenance that was put off, is none of those.
+    An epoch did not answer a signal that was known at that time but too far ahead, such as a time limit or a postponed
+    maintenance.
     """
 
     def answered(epoch: PreemptionRecord, item: Timed) -> bool:
@@ -258,7 +271,7 @@ def _expired(epoch: PreemptionRecord) -> End:
 
 
 def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
-    """True if the pods that were in danger are there, on nodes that are there, without any signal."""
+    """True if the pods of the epoch and their nodes still exist and have no signal any more."""
     pods = {pod.name: pod for pod in gang.members if current.includes(pod)}
     for name in current.spec.pods:
         pod = pods.get(name)
@@ -269,7 +282,7 @@ def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float
 
 
 def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
-    """The stages after the save that the cluster shows: pods left, pods back."""
+    """Returns the stages after the save that the cluster shows: all pods have exited, all pods are back."""
     if gang.workload is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
         return []
     acknowledgements = latest.status.acknowledgements

@@ -1,15 +1,15 @@
-"""Which signals count for a gang: whose, and which. Pure.
+"""Which signals count for a gang. Pure.
 
 The rules:
 
-* **Whose signals count**: live pods of the workload's current attempt that carry the policy's label, whose Job
+* **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job
   and workload are neither finished nor deleted, while no pod of the gang has ended. A gang in
   which a process has ended cannot agree on anything any more: what follows is its own clean-up.
-* **Which signals count**: kinds that the policy names, more certain than a hint. Not one beside the pod (on its
-  node, say) that was there when the pod was bound: the scheduler put the pod there all the same, and would again; and
-  none that is further ahead than ``signals.HORIZON_S``, unless somebody asks for it. A time limit was always there
-  before; it counts from when the gang runs, unless it was over when the pod was bound.
-* **A deleted pod is suspect**: a workload's restart, its end and its deletion look like that too, and watches
+* **Which signals**: kinds that the policy names and that are more certain than a hint. A signal on another object than
+  the pod, such as its node, does not count if it existed when the pod was bound: the scheduler chose that node all the
+  same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
+  time limit always exists before; it counts when the whole gang runs, unless it was over when the pod was bound.
+* **Deleted pods are checked**: a workload's restart, its end and its deletion look like that too, and watches
   of different kinds are not in order with one another. It is believed after a fresh look.
 """
 
@@ -23,18 +23,23 @@ from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Signal
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A signal, and when it began. ``request``: where it is one."""
+    """A signal, and when it began.
+
+    Attributes:
+        since_at: When it began, in seconds since the epoch.
+        request: The request that it is. None if it is not a request.
+    """
 
     signal: Signal
     since_at: float
-    request: PreemptionAsk | None = None
+    request: RequestRecord | None = None
 
     @property
     def deadline_at(self) -> float:
@@ -42,18 +47,18 @@ class Timed:
 
     @property
     def is_told(self) -> bool:
-        """True if the deadline is a time that was told, and not one that is assumed."""
+        """True if the object names the time of the deadline; False if the deadline is assumed."""
         return self.signal.until_at == self.deadline_at
 
 
 def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, drills: bool) -> list[Timed]:
-    """The signals that count under a policy: those of disruptions, or requests for drills where disruptions are none.
+    """Returns the signals that count under a policy: either those of disruptions, or the requests for drills.
 
     Args:
-        gang: Everything that is known of it.
-        policy: Of the gang as it is now, or as it was when the epoch began that these would join. None: nothing counts.
+        gang: Everything that is known of the workload.
+        policy: The current policy, or its copy in the epoch that the signals would join. None: no signal counts.
         now: Seconds since the epoch.
-        drills: Which of the two.
+        drills: True for requests for drills, False for disruptions.
     """
     pods = gang.members
     if policy is None or any(pod.finished for pod in pods):
@@ -72,7 +77,7 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
 
 
 def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool) -> bool:
-    """True if the pod was not put where it is in spite of the signal. ``runs``: all pods of the gang do."""
+    """True unless the signal existed when the pod was bound. ``runs``: whether all pods of the gang run."""
     if signal.lasting:
         return bound_at is not None and since_at >= bound_at
     if signal.limit:
@@ -83,9 +88,9 @@ def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool
 
 def relevant(
     gang: GangSnapshot, pod: Pod, policy: PolicyInForce, now: float, *, drills: bool
-) -> Iterator[tuple[Signal, PreemptionAsk | None]]:
-    """The signals for a pod under a policy, also those that were there before it; with the request, if it is one."""
-    found: list[tuple[Signal, PreemptionAsk | None]] = []
+) -> Iterator[tuple[Signal, RequestRecord | None]]:
+    """Yields the signals for a pod under a policy, including older ones, each with its request if it is one."""
+    found: list[tuple[Signal, RequestRecord | None]] = []
     if not pod.finished:
         for asked in gang.requests:
             mine = asked.is_open and asked.is_for(gang.workload_uid)
@@ -102,18 +107,18 @@ def relevant(
 
 
 def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:
-    """Those that need no fresh look, or had it."""
+    """Returns the signals that need no check, or were checked."""
     return [
         item for item in timed if item.signal.kind is not SignalKind.POD_DELETION or item.signal.pod.uid in gang.checked
     ]
 
 
 def ends_pods(timed: Iterable[Timed]) -> bool:
-    """True if a pod is being ended already, or will be by an eviction that was asked for, whatever the gang does."""
+    """True if a pod is being deleted, or an eviction will delete it, whatever the gang does."""
     kinds = {SignalKind.POD_DELETION, SignalKind.DISRUPTION_TARGET, SignalKind.EVICTION}
     return any(item.signal.kind in kinds for item in timed)
 
 
 def mode_of(policy: PolicyInForce, timed: Iterable[Timed]) -> Mode:
-    """What a disruption's epoch asks of the gang. No pod that is being ended can train on."""
+    """Returns the mode of an epoch. A pod that is being deleted cannot continue, so a Drill becomes Enforce."""
     return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode

@@ -40,16 +40,16 @@ def begun(
     *,
     drill: bool = False,
 ) -> PreemptionSpec:
-    """The spec of a new epoch for these signals, of pods of one attempt; ``drill``: they are requests for one.
+    """Returns the spec of a new epoch for these signals. Their pods belong to one attempt.
 
     Args:
         workload: The workload that is disrupted.
-        policy: By what it is told.
-        epochs: The earlier ones.
+        policy: Its policy.
+        epochs: Its earlier epochs.
         pods: All pods of the workload.
         timed: The signals.
         now: Seconds since the epoch.
-        drill: See above.
+        drill: Whether the signals are requests for a drill.
     """
     first = min(timed, key=lambda item: item.deadline_at)
     attempt = first.signal.pod.restart_attempt
@@ -75,9 +75,9 @@ def gives_way(
     timed: Sequence[Timed],
     now: float,
 ) -> bool:
-    """True if the gang saves and trains on by this epoch, and has to leave by signals that came during it.
+    """Returns True if the epoch lets the gang continue to train, but later signals require that it exits.
 
-    What the epoch asks for stands in the notices that were sent, and never changes.
+    An epoch cannot change from one to the other, because the notices that were sent say what it asks for.
     """
     if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
         return False
@@ -90,11 +90,11 @@ def gives_way(
 
 
 def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec | None:
-    """What signals that are there now make of an epoch under way; None where it stays as it is.
+    """Returns the spec of an open epoch after signals changed. None if it stays as it is.
 
-    The deadline moves to an earlier time whenever a signal has one; to a later one only where whoever sets it says so,
-    and the gang has not frozen: the provider has moved its maintenance, a request was edited, or the time of a signal
-    that told none was learnt after it (Karpenter's taint and its NodeClaim come by two watches).
+    The deadline moves to an earlier time whenever a signal has one. It moves to a later time only if its source says so
+    and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
+    known after the signal (Karpenter's taint and its NodeClaim come from two watches).
     """
     if not timed:
         return None
@@ -121,7 +121,7 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
 
 
 def _is_told_by_now(text: str, timed: Sequence[Timed]) -> bool:
-    """True if the signal of that text, from which the deadline comes, is there and tells the time."""
+    """True if the signal with this text, which set the deadline, still exists and names a time."""
     of_it = [item for item in timed if item.signal.text == text]
     return bool(of_it) and all(item.is_told for item in of_it)
 
@@ -151,7 +151,7 @@ def _is_to_leave(policy: PolicyInForce, epochs: Sequence[PreemptionRecord], time
 
 
 def _leaves_too_often(policy: PolicyInForce, epochs: Sequence[PreemptionRecord], now: float) -> bool:
-    """True if the gang saved and left so often of late that it is to stay (the policy's exitBreaker)."""
+    """True if the gang has saved and exited too often recently (exitBreaker of the policy)."""
     breaker = policy.exit_breaker
     left = [epoch for epoch in epochs if epoch.leaves and epoch.phase is not Phase.FAILED]
     recent = sum(now - (epoch.ended_at or 0.0) <= breaker.within_seconds for epoch in left)
@@ -159,5 +159,5 @@ def _leaves_too_often(policy: PolicyInForce, epochs: Sequence[PreemptionRecord],
 
 
 def _time(at: float) -> datetime.datetime:
-    """The moment; the last one that a date can hold where a request or a grace period reaches beyond it."""
+    """Returns a date. A time beyond the last possible date, from a request or a grace period, becomes that date."""
     return datetime.datetime.fromtimestamp(min(at, _END_OF_DATES), datetime.UTC)

@@ -1,23 +1,23 @@
-"""What the cluster is told of a preemption: its status and the Events; all reasons and messages in one place. Pure.
+"""The status of a Preemption: how it follows from reports, receipts and the operator's own decisions. Pure.
 
-Stages of a Preemption's timings, seconds after the signal was first observed, in the order in which they
-usually come:
+The stages of a Preemption's timings, in seconds after the signal was first observed, in their usual order:
 
-    noticeSent   the notice was written to the streams of all pods of the gang
-    firstAck, lastAck                      the first, and all, acknowledged it
-    frozen, agreed, drained, written, durable, committed   as the primary process reports for the gang
-    exited       every pod of the gang has ended
-    podsBack     as many new pods are running
-    restored, training                     the new gang has restored; has passed its first step
+    noticeSent            the notice was sent to all pods of the gang
+    firstAck, lastAck     the first receipt came; all receipts came
+    frozen, agreed, drained, written, durable, committed
+                          reported by the primary process for the gang
+    exited                every pod of the gang has ended
+    podsBack              as many new pods are running
+    restored, training    the restarted gang has restored a checkpoint; has passed its first step
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Iterable
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption
+from gracepoint_operator.decisions.phase_messages import phase_message, signal_message
 from gracepoint_operator.model import missing_acks
 from gracepoint_operator.model.preemption import CONDITION_ENDED, EndReason, PreemptionRecord, joined_status
 from gracepoint_operator.resources import (
@@ -31,106 +31,43 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
 
-#: Who writes the Events.
-EVENT_CONTROLLER = "gracepoint.dev/operator"
-
-REASON_RESUMED = "Resumed"
-REASON_MOVED = "DeadlineMoved"
-#: False: the gang is not told to leave, for the reason that stands there.
+#: False: the gang is not told to exit. Its reason says why.
 CONDITION_EXITS = "Exits"
 REASON_EXIT_BREAKER = "ExitBreakerOpen"
 REASON_TIME_LIMIT = "TimeLimit"
-_REASONS = {
-    Phase.NOTICED: "PreemptionNoticed",
-    Phase.AGREED: "SaveAgreed",
-    Phase.COMMITTED: "CheckpointCommitted",
-    Phase.PROMOTED: "SnapshotPromoted",
-    Phase.RETRACTED: "PreemptionRetracted",
-    Phase.EXPIRED: "PreemptionExpired",
-    Phase.FAILED: "PreemptionFailed",
-}
-#: The reasons of all Events, in the order of the story.
-STORY = (
-    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_MOVED, "SaveAgreed"),
-    *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
-    REASON_RESUMED,
-)
-_WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
-
-
-@dataclasses.dataclass(frozen=True)
-class Note:
-    """An Event to be."""
-
-    reason: str
-    message: str
-    warning: bool = False
 
 
 def is_told(epoch: PreemptionRecord) -> bool:
-    """True if the operator tells the gang: it does not only watch, and did not hear of it from the gang."""
+    """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
     return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
 
 
-def note_of_phase(epoch: PreemptionRecord, phase: Phase) -> Note | None:
-    """The Event of having reached ``phase``; None where that is no news for people."""
-    reason = _REASONS.get(phase)
-    if reason is None:
-        return None
-    spec, status = epoch.spec, epoch.status
-    if phase is Phase.NOTICED:
-        text = _seen(spec)
-    elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
-        text = _reached(phase, status)
-    else:
-        text = status.message or str(phase)
-    return Note(reason, f"{epoch.name}: {text}", phase in _WARNINGS)
-
-
-def note_of_breaker(epoch: PreemptionRecord) -> Note:
-    """The Event of the gang's being told to save and to train on."""
-    exits = _exits(epoch.spec)
-    return Note(exits.reason, f"{epoch.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
-
-
-def note_of_move(epoch: PreemptionRecord) -> Note:
-    """The Event of a deadline that moved."""
-    seconds = (epoch.spec.deadline - epoch.spec.observed_at).total_seconds()
-    said = f"the deadline is now {seconds:.0f} s after the first signal: {epoch.spec.signal}"
-    return Note(REASON_MOVED, f"{epoch.name}: {said}")
-
-
-def note_of_resumption(epoch: PreemptionRecord) -> Note:
-    """The Event of having restored."""
-    return Note(REASON_RESUMED, f"{epoch.name}: training goes on from step {epoch.status.restored_step}")
-
-
 def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
-    """A new epoch's status."""
+    """Returns the status of a new epoch."""
     return PreemptionStatus(
         phase=Phase.NOTICED,
-        message=_seen(spec),
+        message=signal_message(spec),
         acknowledgements=Acknowledgements(expected=expected, received=0),
-        conditions=None if spec.exits else [_exits(spec)],
+        conditions=None if spec.exits else [exits_condition(spec)],
     )
 
 
 def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
-    """The status after the operator itself ended the epoch; unchanged where it had ended."""
+    """Returns the status after the operator ended the epoch. Unchanged if it had ended before."""
     after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
     return joined_status(after, status)
 
 
 def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
-    """The status after a report of the primary process; unchanged where it is further on already.
+    """Returns the status after a report of the primary process. Unchanged if it is further on already.
 
     Args:
-        epoch: As it was.
-        report: Its stages are in seconds after the reporting process had the notice.
-        notice_s: Seconds from the signal until that process was sent the notice.
-        now: When the report came.
+        epoch: The epoch before the report.
+        report: The report. Its stages are in seconds after the reporting process received the notice.
+        notice_s: Seconds from the signal until the notice was sent to that process.
+        now: When the report came, in seconds since the epoch.
     """
-    message = (report.message or _reached(report.phase, report))[:1024]
+    message = (report.message or phase_message(report.phase, report))[:1024]
     after = PreemptionStatus(
         phase=report.phase,
         message=message,
@@ -158,26 +95,32 @@ def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: floa
 
 
 def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: float) -> PreemptionStatus:
-    """The status with a stage that was reached at ``at``; unchanged where the stage is there."""
+    """Returns the status with a stage that was reached at ``at``. Unchanged if it has the stage."""
     timing = StageTime(stage=stage, seconds=_seconds(at - observed_at), time=_time(at))
     return joined_status(PreemptionStatus(timings=[timing]), status)
 
 
 def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
-    """The status after the new gang restored or trained again. The first to say so counts."""
+    """Returns the status after the restarted gang has restored or trains again. The first report wins.
+
+    Raises:
+        pydantic.ValidationError: The restored step does not fit into a record.
+    """
     stage = "training" if resumption.training else "restored"
     observed_at = epoch.spec.observed_at.timestamp()
     # A process may say any age; nothing came back before the signal.
     status = with_stage(epoch.status, stage, observed_at, max(observed_at, now - max(0.0, resumption.age_s)))
-    if status.restored_step is None and resumption.restored_step is not None:
-        status = status.model_copy(update={"restored_step": resumption.restored_step})
+    # Validated, since a pod may report any number: the API server would refuse the record with a larger one forever.
+    restored = PreemptionStatus(restored_step=resumption.restored_step)
+    if status.restored_step is None:
+        status = status.model_copy(update={"restored_step": restored.restored_step})
     return status
 
 
 def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
-    """A replica's entry as it is to be: never less than what stands there.
+    """Returns the entry that a replica writes. Its numbers never decrease.
 
-    A replica whose container was started again has its old name and has forgotten what it heard before.
+    A replica whose container was restarted has the same name, but does not know its earlier receipts.
     """
     before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
     if before is None:
@@ -196,23 +139,23 @@ def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
 
 
 def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: float) -> PreemptionStatus:
-    """The status with the receipts of all replicas, as their entries in it have them.
+    """Returns the status with the receipts of all replicas, computed from their entries.
 
-    From nothing but the entries, and from what was there: as each writes its own first and then what they come to, of
-    one version, the last one to write sees them all, and no count is less than one before. A process that was
-    told by two replicas, and has acknowledged to both, is one.
+    Each replica first writes its own entry, and then this sum for the same version of the object. So the last replica
+    that writes sees all entries, and no count decreases. A process that got the notice from two replicas, and sent a
+    receipt to both, counts once.
 
     Args:
-        status: As the API has it.
-        names: The pods of the gang as far as they are known; none where nobody is told.
-        observed_at: When the signal was first observed.
+        status: The status in the API.
+        names: The known pods of the gang. Empty if no notice is sent.
+        observed_at: When the signal was first observed, in seconds since the epoch.
     """
     entries = status.replicas or []
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
     told = missing_acks.unpacked(line for entry in entries for line in entry.told_pods)
     heard = missing_acks.unpacked(line for entry in entries for line in entry.acknowledged_pods)
     received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
-    # Who lagged once is kept until it is heard of: a pod that is gone has sent no receipt either.
+    # A pod stays listed until its receipt comes, even if it does not exist any more.
     known = [*names, *(laggard.pod for laggard in before.laggards)]
     after = Acknowledgements(
         expected=max(before.expected, received),
@@ -229,48 +172,7 @@ def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: fl
     return status
 
 
-def _seen(spec: PreemptionSpec) -> str:
-    """What the signal is, and what follows, in a sentence."""
-    seconds = (spec.deadline - spec.observed_at).total_seconds()
-    where = f" on {', '.join(spec.nodes[:5])}" if spec.nodes else ""
-    return f"{spec.cause}: {spec.signal}{where}, {seconds:.0f} s ahead; {_asked(spec)}"
-
-
-def _reached(phase: Phase, at: PreemptionStatus | Report) -> str:
-    """A phase that the gang has reached, in a sentence."""
-    step, spare_s = at.step, at.seconds_to_spare
-    match phase:
-        case Phase.FROZEN:
-            return "every process is held at its next sync point"
-        case Phase.AGREED:
-            # The step at that point is known when the processes have come there.
-            return f"all processes save at their sync point {at.ordinal}"
-        case Phase.DRAINED:
-            return f"all processes have reached step {step}, and their devices are idle"
-        case Phase.WRITTEN:
-            return f"every process has written its part of step {step}"
-        case Phase.DURABLE:
-            return f"all parts of step {step} are on stable storage"
-        case Phase.COMMITTED | Phase.PROMOTED:
-            lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
-            spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
-            return f"step {step} is saved{lost}{spare}"
-        case _:
-            return str(phase)
-
-
-def _asked(spec: PreemptionSpec) -> str:
-    """What the gang is asked for, in words."""
-    match spec.mode:
-        case Mode.OBSERVE:
-            return "observed only"
-        case Mode.DRILL:
-            return "a drill: the gang saves and trains on"
-        case Mode.ENFORCE:
-            return "the gang is told" if spec.exits else "the gang saves and trains on"
-
-
-def _exits(spec: PreemptionSpec) -> Condition:
+def exits_condition(spec: PreemptionSpec) -> Condition:
     breaker = spec.policy.spec.exit_breaker
     if spec.cause == Cause.TIME_LIMIT:
         reason = REASON_TIME_LIMIT

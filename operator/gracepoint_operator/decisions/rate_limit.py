@@ -1,12 +1,12 @@
-"""A limit on gangs told per minute for signals that are not sure. Pure.
+"""Limits how many gangs per minute get a notice for signals that are not sure. Pure.
 
-A network partition, say, makes many nodes unreachable at once, most of which come back. Without a limit every gang in
-the cluster would save and leave for it.
+For example, a network partition makes many nodes unreachable at once, and most of them come back. Without a limit every
+gang in the cluster would save and exit.
 
-The records are what all replicas see, but a moment late: at one and the same moment each of two replicas might tell as
-many gangs as the limit allows, and each others. So each has a share of the limit, against which counts what it began
-itself: the records that it made, and those that it is about to make. Each record is made by one replica, which is
-why all together tell no more than the limit; and what two replicas begin alike is of one share as soon as it is made.
+All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole limit
+at the same moment for different gangs. So each replica has a share of the limit, against which only the records count
+that it created or is about to create. Each record is created by one replica, so all replicas together stay within the
+limit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DEFAULT_LIKELY_GANGS_PER_MINUTE = 10
 def holds_back(
     spec: PreemptionSpec, epochs: Iterable[PreemptionRecord], own: Container[tuple[str, str]], limit: int, replicas: int
 ) -> bool:
-    """True if this epoch must wait, as enough gangs were told of what is not sure within the last ``WINDOW_S``.
+    """Returns True if an epoch must wait because the limit was reached within the last ``WINDOW_S`` seconds.
 
     Args:
-        spec: Of the epoch that would begin.
-        epochs: Those that were made within that time, or are not made yet.
-        own: Namespaces and names of the records that this replica made.
-        limit: Gangs a minute, told by all replicas together.
-        replicas: How many there are. Each tells one at least, also where ``limit`` is less than this.
+        spec: Spec of the epoch that would begin.
+        epochs: The epochs that were created within that time, or are not created yet.
+        own: Namespaces and names of the records that this replica created.
+        limit: Number of gangs a minute, for all replicas together.
+        replicas: Number of replicas. Each may begin at least one epoch, even if ``limit`` is smaller than this number.
     """
 
     def counts(of: PreemptionSpec) -> bool:

@@ -1,4 +1,4 @@
-"""What becomes of requests: the status of each, from the gang and its epochs. Pure, and level-based."""
+"""The status of each request, from the gang and its epochs. Pure. It depends on the state only, not on events."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Iterable, Iterator
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import WORKLOAD_FIELD, RequestPhase, RequestStatus, SignalKind
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A request's status is to be this."""
+    """The new status of a request."""
 
-    request: PreemptionAsk
+    request: RequestRecord
     status: RequestStatus
 
 
 def answers(gang: GangSnapshot) -> Iterator[Answer]:
-    """For each request about which there is something new to say."""
+    """Yields an answer for each request whose status changes."""
     for request in gang.requests:
         status = _status(gang, request)
         if status is not None and status != request.status and not _is_final(request.status):
             yield Answer(request, status)
 
 
-def without_workload(request: PreemptionAsk) -> Answer:
-    """For a request whose workload does not exist."""
+def without_workload(request: RequestRecord) -> Answer:
+    """Returns the answer to a request whose workload does not exist."""
     workload = request.spec.workload
     message = (
         f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
@@ -39,12 +39,12 @@ def without_workload(request: PreemptionAsk) -> Answer:
 
 
 def _is_final(status: RequestStatus) -> bool:
-    """Expired is the only end that another one may follow."""
+    """A final phase never changes, except Expired."""
     return status.phase is not None and status.phase.ended and status.phase is not RequestPhase.EXPIRED
 
 
-def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
-    """None: not decided yet."""
+def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
+    """Returns None if nothing is decided yet."""
     epoch = next((epoch for epoch in reversed(gang.epochs) if request.reference in epoch.spec.requests), None)
     if epoch is not None:
         phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
@@ -56,8 +56,8 @@ def _status(gang: GangSnapshot, request: PreemptionAsk) -> RequestStatus | None:
     return None if reason is None else _superseded(reason)
 
 
-def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
-    """Why nothing comes of it; None where something does, or may yet."""
+def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
+    """Returns why the request has no effect. None if it has one, or may still have one."""
     kind = request.spec.workload.kind
     if not request.is_for(gang.workload_uid):
         found, expected = request.spec.workload.uid, gang.workload_uid
@@ -73,7 +73,7 @@ def _why_not(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
     return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
 
 
-def _why_not_now(gang: GangSnapshot, request: PreemptionAsk) -> str | None:
+def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
     pods, since_at = gang.members, gang.since[request.mark]
     if not pods:
         return f"no pod of the {request.spec.workload.kind} runs"

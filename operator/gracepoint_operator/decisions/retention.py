@@ -1,12 +1,12 @@
-"""Which Preemptions are to be deleted, by age and by count. Pure.
+"""Which Preemptions to delete, by age and by number. Pure.
 
-Records and requests that have ended are kept for a time, and only a limited number for one workload name;
-a request goes with its record. What is under way stays, and what the operator still decides by:
+Records and requests that have ended are kept for some time, and only a limited number for one workload name. A request
+is deleted with its record. Preemptions that are under way are kept, and those that the operator still needs:
 
 * of each workload that exists the highest record, from which the number of the next one follows, and the highest one
   that was no rehearsal, which says to which signals the gang has answered;
-* what ended so recently that the gang may yet report, or that the policy's exit breaker counts it;
-* a record whose request is not told yet how it ended.
+* those that ended recently: the gang may still report, or the exit breaker of the policy counts them;
+* a record whose request does not have its final status yet.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from enum import StrEnum
 from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.workloads import WorkloadIdentity
 
-#: Whatever the limits: what ended more recently stays.
+#: Preemptions that ended less than this number of seconds ago are kept, whatever the limits are.
 SHORTEST_S = 3600.0
 
 Key = tuple[str, str]
@@ -30,7 +30,7 @@ _ByName = dict[Key, list[tuple[float, _T]]]  # by namespace and name of the work
 
 
 class DeletionReason(StrEnum):
-    """Why it is to be deleted; a label of the metric."""
+    """Why a Preemption is deleted: a label of the metric."""
 
     AGE = "age"
     COUNT = "count"
@@ -38,11 +38,11 @@ class DeletionReason(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What is kept.
+    """How many Preemptions are kept, and for how long.
 
     Attributes:
-        ttl_s: How long after its end.
-        history: How many that have ended, records and requests each, of one workload name.
+        ttl_s: Seconds after the end for which a Preemption is kept.
+        history: Number of ended records, and of ended requests, that are kept for one workload name.
     """
 
     ttl_s: float = 30 * 86_400.0
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Due:
-    """A Preemption that is to be deleted.
+    """A Preemption to delete.
 
     Attributes:
         unless_lives: Delete only if this workload does not exist any more. None: delete in any case.
@@ -64,19 +64,19 @@ class Due:
 
 def due(
     epochs: Iterable[PreemptionRecord],
-    requests: Iterable[PreemptionAsk],
+    requests: Iterable[RequestRecord],
     living: Container[str],
     now: float,
     limits: Limits,
 ) -> list[Due]:
-    """The Preemptions that are to be deleted, those of one workload name oldest first, requests before their record.
+    """Returns the Preemptions to delete: for one workload name oldest first, and requests before their record.
 
     Args:
-        epochs: All records that are known.
-        requests: All requests that are known.
+        epochs: All known records.
+        requests: All known requests.
         living: UIDs of the workloads that are known to exist.
         now: Seconds since the epoch.
-        limits: What is kept.
+        limits: How many are kept, and for how long.
     """
     epochs, by_uid = list(epochs), {request.uid: request for request in requests}
     decisive = _decisive(epochs)
@@ -113,7 +113,7 @@ def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
 def _beyond(
     epochs: Iterable[PreemptionRecord], now: float, limits: Limits
 ) -> Iterator[tuple[PreemptionRecord, DeletionReason]]:
-    """The records that ended long ago, or that are more than are kept, oldest first."""
+    """Yields the records that are older than the limit, or beyond the number to keep, oldest first."""
     by_name: _ByName[PreemptionRecord] = collections.defaultdict(list)
     for epoch in epochs:
         if (ended_at := epoch.ended_at) is not None:
@@ -124,10 +124,10 @@ def _beyond(
 
 
 def _left_alone(
-    requests: Iterable[PreemptionAsk], now: float, limits: Limits
-) -> Iterator[tuple[PreemptionAsk, DeletionReason]]:
-    """The requests of which no record is known, likewise. When they were answered is told nowhere: soon."""
-    by_name: _ByName[PreemptionAsk] = collections.defaultdict(list)
+    requests: Iterable[RequestRecord], now: float, limits: Limits
+) -> Iterator[tuple[RequestRecord, DeletionReason]]:
+    """Yields such requests that have no known record. Their age counts from their creation: they are answered soon."""
+    by_name: _ByName[RequestRecord] = collections.defaultdict(list)
     for request in requests:
         if request.has_ended:
             by_name[request.namespace, request.spec.workload.name].append((request.created_at, request))
@@ -136,7 +136,7 @@ def _left_alone(
 
 
 def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, DeletionReason]]:
-    """What is beyond the limits, with its age in seconds: of each workload name, oldest first."""
+    """Yields the items beyond the limits with their age in seconds, for each workload name oldest first."""
     for ended in by_name.values():
         ended.sort(key=lambda item: item[0])
         for place, (at, item) in enumerate(ended):

@@ -1,4 +1,4 @@
-"""Pauses between attempts, without end."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 

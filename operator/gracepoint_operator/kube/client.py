@@ -1,12 +1,11 @@
-"""The Kubernetes API as the operator uses it: a few verbs on JSON objects.
+"""A client of the Kubernetes API: a few verbs on JSON objects.
 
-This is the one border to the ``kubernetes`` package. Its client is synchronous, so every call runs in a
-thread of a small pool that this class owns, with a timeout of its own; the caller's event loop never waits
-longer than that. Objects go in and come out as plain dicts. The package's exceptions, and urllib3's below
-it, leave this module only as the tree here:
+Only this module uses the ``kubernetes`` package. The client of that package is synchronous. So every call runs in a
+thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. Objects are
+plain dicts. Exceptions of the package and of urllib3 are turned into these:
 
     KubeError
-    ├── NotFound        404: the object, or its whole kind, is not there
+    ├── NotFound        404: the object, or its whole kind, does not exist
     ├── Conflict        409 on a write: somebody else wrote in between
     │   └── AlreadyExists   409 on a create
     ├── Refused         any other 4xx: trying again does not help
@@ -44,25 +43,25 @@ _THREADS = 8
 _WRITES = frozenset({"POST", "PATCH"})
 
 
-#: Who asks, in the API server's audit log; what stands before the slash owns the fields that are written.
+#: Names the operator in the audit log of the API server. The part before the slash owns the written fields.
 FIELD_MANAGER = "gracepoint-operator"
 USER_AGENT = f"{FIELD_MANAGER}/{importlib.metadata.version('gracepoint')}"
 
 
 class KubeError(Exception):
-    """The API server did not do what it was asked to."""
+    """A request to the API server failed."""
 
 
 class NotFound(KubeError):
-    """The object, or its whole kind, is not there."""
+    """The object, or its whole kind, does not exist."""
 
 
 class Conflict(KubeError):
-    """Somebody else wrote the object in between."""
+    """Another client wrote the object in between."""
 
 
 class AlreadyExists(Conflict):
-    """An object of that name is there already."""
+    """An object of that name already exists."""
 
 
 class Refused(KubeError):
@@ -87,7 +86,7 @@ class Credentials:
 
 
 @dataclasses.dataclass(frozen=True)
-class Listing:
+class ObjectList:
     """Every object of a kind.
 
     Attributes:
@@ -166,7 +165,7 @@ class KubeClient:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> Listing:
+    async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> ObjectList:
         """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
         if kind.any_version:
             group = await self._call("GET", kind.prefix)
@@ -181,7 +180,7 @@ class KubeClient:
             metadata = page.get("metadata") or {}
             query["continue"] = metadata.get("continue") or ""
             if not query["continue"]:
-                return Listing(items, metadata)
+                return ObjectList(items, metadata)
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:

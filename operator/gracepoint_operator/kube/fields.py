@@ -32,6 +32,9 @@ def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise Unreadable(f"expected a text, found {value!r:.80}")
+    # JSON can hold half of a surrogate pair. It cannot be written to any other object.
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise Unreadable(f"expected Unicode text, found {value!r:.80}")
     return value
 
 

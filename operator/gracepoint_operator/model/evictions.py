@@ -1,9 +1,8 @@
-"""What an attempt to evict a pod means, and how long it waits for the save. Pure.
+"""The signal of an attempt to evict a pod, and how long the eviction waits for the save. Pure.
 
-An eviction is asked for before anything happens to the pod, again and again until it is let through. So the first
-attempt is a signal, and all of them are held while the gang saves. Two replicas are asked in turn, and each may be
-new: that is why the first attempt is recorded in the Preemption, and why whether one is held follows from the
-Preemption and the time alone.
+A client tries to evict a pod again and again until the eviction is allowed. The first attempt is a signal. All attempts
+are held while the gang saves. The API server asks any replica, and each may have just started. So the first attempt is
+recorded in the Preemption, and only the Preemption and the time decide whether an attempt is held.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class Hold:
     """An eviction that has to wait.
 
     Attributes:
-        until_at: When it is let through in any case, in seconds since the epoch.
-        message: For people: what is waited for.
+        until_at: When it is allowed at the latest, in seconds since the epoch.
+        message: Message for users: what it waits for.
     """
 
     until_at: float
@@ -33,12 +32,12 @@ class Hold:
 
 
 def mark(pod_uid: str) -> str:
-    """The mark under which the first attempt is remembered; see ``sightings``."""
+    """Returns the key under which ``cache.first_seen`` remembers the first attempt."""
     return f"{pod_uid}/eviction"
 
 
 def signal(pod: Pod, policy: PolicyInForce) -> Signal:
-    """The signal that an attempt is. Its lead is the bound; what is not held has the pod's own grace period."""
+    """Returns the signal of an attempt. Its lead is the longest hold, or the pod's grace period if it is not held."""
     bound_s = held_for_s(policy)
     return Signal(
         kind=SignalKind.EVICTION,
@@ -55,18 +54,18 @@ def signal(pod: Pod, policy: PolicyInForce) -> Signal:
 
 
 def held_for_s(policy: PolicyInForce) -> float | None:
-    """The longest that evictions are held under a policy; None where they are not."""
+    """Returns for how many seconds evictions are held at most under a policy. None if they are not held."""
     if policy.mode is not Mode.ENFORCE or not policy.eviction_hold.enabled:
         return None
     return float(policy.eviction_hold.bound_seconds)
 
 
 def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
-    """Whether an eviction of the pod has to wait, and for what; None: it goes through.
+    """Returns why and until when an eviction of the pod has to wait. None if it is allowed.
 
     Args:
-        epoch: The newest Preemption of the pod's workload that is not a rehearsal.
-        pod: Of the gang.
+        epoch: The newest Preemption of the pod's workload that is not a rehearsal. None if there is none.
+        pod: A pod of the gang.
         now: Seconds since the epoch.
     """
     if epoch is None or epoch.phase.ended or not epoch.includes(pod) or epoch.spec.mode is not Mode.ENFORCE:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import Mark
 from gracepoint_operator.workloads import Job, Workload
@@ -24,12 +24,14 @@ class GangSnapshot:
             namespace that is being deleted it counts as deleted.
         workload_gone: Whether the API server, when asked, said that the workload does not exist.
         jobs: Its Jobs by name.
-        pods: All its pods, older attempts' too. Only of its namespace: anybody may write any label.
+        pods: All its pods, including those of older attempts. Pods of other namespaces are left out, since anybody may
+            write any label.
         nodes: The nodes of those pods, by name.
-        epochs: Its Preemptions, oldest first.
-        requests: What somebody asked for it, oldest first.
-        marks: What may be a signal, by the UID of the pod that it concerns: on the pod, its node, Job, workload, ...
-        since: When each mark was first seen.
+        policy: Its CheckpointPolicy. None if there is none.
+        epochs: The records of its Preemptions, oldest first.
+        requests: The requests for it, oldest first.
+        marks: Possible signals, by the UID of the pod that they concern: on the pod, its node, Job, workload, ...
+        since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
     """
@@ -42,7 +44,7 @@ class GangSnapshot:
     nodes: Mapping[str, Node]
     policy: CheckpointPolicy | None
     epochs: tuple[PreemptionRecord, ...]
-    requests: tuple[PreemptionAsk, ...]
+    requests: tuple[RequestRecord, ...]
     marks: Mapping[str, Sequence[Mark]]
     since: Mapping[str, float]
     bound_at: Mapping[str, float]
@@ -50,9 +52,9 @@ class GangSnapshot:
 
     @functools.cached_property
     def members(self) -> tuple[Pod, ...]:
-        """The pods of the current attempt; none if the workload is not to go on.
+        """The pods of the current attempt. Empty if the workload is deleted or finished.
 
-        Ended ones too, but for those that their Job has put another pod in the place of.
+        A pod that has ended is included, unless its Job has replaced it by another pod.
         """
         workload = self.workload
         if workload is None or workload.deleted or workload.finished:
@@ -62,7 +64,7 @@ class GangSnapshot:
         return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
 
     def job_goes_on(self, pod: Pod) -> bool:
-        """True if the Job of this pod is there and is to go on, with this pod: it was not scaled down.
+        """True if the Job of this pod exists, has not ended, and was not scaled down below this pod.
 
         A Job of the same name that was made after this pod's own Job was deleted is another one.
         """
@@ -72,5 +74,5 @@ class GangSnapshot:
         return job.completions is None or pod.completion_index < job.completions
 
     def is_ordinary_life(self, pod: Pod) -> bool:
-        """True if the end of this pod is no disruption: its workload or Job is over, deleted or in a newer attempt."""
+        """True if the end of this pod is not a disruption: its workload or Job ended, was deleted or has restarted."""
         return all(pod.uid != member.uid for member in self.members) or not self.job_goes_on(pod)

@@ -1,8 +1,9 @@
-"""Who of a gang has sent no receipt, by what all replicas have written down. Pure.
+"""Which pods of a gang have sent no receipt, from the entries of all replicas. Pure.
 
-A receipt goes to any of the replicas, so none of them knows by itself who lags. Each writes into its own entry whom it
-told and who acknowledged to it, by their places: a pod's name without its random end, so that a thousand pods of one
-Job are a line such as ``train-workers-0-[0-499,501-999]``.
+A pod sends its receipt to one of the replicas, so no replica alone knows which receipts are missing. Each replica
+writes into its own entry to which pods it sent the notice and which pods sent a receipt. Pods are listed by their
+place: the name without its random end, so that a thousand pods of one Job fit into one line such as
+``train-workers-0-[0-499,501-999]``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _LINE = re.compile(r"(.+)-\[([0-9,-]+)\]")
 
 
 def place_of(pod: Pod) -> str:
-    """The pod's place in the gang: its name without the random end, if its Job gives it an index."""
+    """Returns the pod's place in the gang: its Job and completion index, or its name if it has no index."""
     return f"{pod.job_name}-{pod.completion_index}" if LABEL_COMPLETION_INDEX in pod.labels else pod.name
 
 
 def packed(places: Iterable[str]) -> list[str]:
-    """Places as lines of ranges, sorted."""
+    """Returns places as sorted lines of ranges."""
     lines, indices = [], collections.defaultdict(list)
     for place in set(places):
         head, _, tail = place.rpartition("-")
@@ -44,7 +45,7 @@ def packed(places: Iterable[str]) -> list[str]:
 
 
 def unpacked(lines: Iterable[str]) -> set[str]:
-    """The places that ``packed`` wrote."""
+    """Returns the places in lines that ``packed`` made."""
     places = set()
     for line in lines:
         match = _LINE.fullmatch(line)
@@ -58,12 +59,12 @@ def unpacked(lines: Iterable[str]) -> set[str]:
 
 
 def missing(names: Iterable[str], told: Set[str], heard: Set[str]) -> list[Laggard]:
-    """The first 50 of these pods that have not acknowledged, and what they lag in.
+    """Returns the first 50 of these pods that have sent no receipt.
 
     Args:
-        names: Pods of the gang.
-        told: Places of those that any replica has told.
-        heard: Places of those that have acknowledged to any replica.
+        names: Names of the pods of the gang.
+        told: Places of the pods to which any replica has sent the notice.
+        heard: Places of the pods that have sent a receipt to any replica.
     """
     lagging = sorted(name for name in set(names) if not _is_of(name, heard))[:_LAGGARDS_LIMIT]
     return [

@@ -1,4 +1,4 @@
-"""One epoch: one disruption of one workload, as a Preemption object records it. Immutable values, pure code."""
+"""One epoch: one disruption of one workload, as a Preemption object records it. Immutable values. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gracepoint_operator.workloads import WorkloadIdentity
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
 
-#: Ends after which every process of a gang leaves that was told to.
+#: Final phases after which every process exits, if the gang was told to exit.
 _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
-#: Ends that the operator decides by what it knows: a gang may have frozen meanwhile, or save late.
+#: Final phases that the operator sets by itself. A late report may correct them, because the gang may still save.
 _CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
 
 
 class EndReason(StrEnum):
-    """Why the operator itself ends an epoch: reason of its condition Ended. An end that the gang reports has its phase
-    there."""
+    """Why the operator itself ends an epoch: the reason of the condition Ended. If the gang reports the end, the reason
+    is the phase instead."""
 
     SIGNAL_WENT_AWAY = "SignalWentAway"
     GAVE_WAY = "GaveWay"  # to an epoch that asks for more
@@ -43,7 +43,7 @@ MOVABLE = (
     *("signal", "confidence", "cancelable", "nodes", "pods"),
     *("deadline", "eviction_attempted_at", "requests", "moves"),
 )
-#: What an eviction that joins changes even where the deadline stays.
+#: The fields that an eviction changes when it joins, even if the deadline stays.
 _EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
 
 _T = TypeVar("_T")
@@ -55,7 +55,7 @@ class PreemptionRecord:
     """A Preemption as this replica knows it.
 
     Attributes:
-        created_at: ``creationTimestamp``, by the API server's clock; None until the object was made.
+        created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
     """
 
     namespace: str
@@ -92,7 +92,7 @@ class PreemptionRecord:
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended; None while it is under way."""
+        """When it ended, in seconds since the epoch. None while it is under way."""
         if not self.phase.ended:
             return None
         ended = self._ended
@@ -100,32 +100,33 @@ class PreemptionRecord:
 
     @property
     def end_reason(self) -> str:
-        """Why it ended: an ``EndReason``, or the phase that the gang reported; empty while it is under way."""
+        """Why it ended: an ``EndReason``, or the phase that the gang reported. Empty while it is under way."""
         ended = self._ended
         return "" if ended is None else ended.reason
 
     @property
     def is_rehearsal(self) -> bool:
-        """True for a drill that somebody asked for, where disruptions are none."""
+        """True for a requested drill under a policy whose mode is not Drill."""
         return self.spec.mode is Mode.DRILL and self.spec.policy.spec.mode is not Mode.DRILL
 
     @property
     def asks_to_leave(self) -> bool:
-        """True if the gang is told to leave when it has saved."""
+        """True if the gang is told to exit after the save."""
         return self.spec.mode is Mode.ENFORCE and self.spec.exits
 
     @property
     def leaves(self) -> bool:
-        """True if every process of the gang leaves, or has left. Who is only observed leaves by a SIGTERM."""
+        """True if every process of the gang exits, or has exited. In Observe mode pods get no notice; they exit on
+        SIGTERM."""
         trains_on = self.spec.mode is Mode.DRILL or not self.spec.exits
         return self.phase in _LEAVING and not trains_on
 
     def includes(self, pod: Pod) -> bool:
-        """True if the pod was there when the epoch began; a later one is of the life after it.
+        """True if the pod existed when the epoch began.
 
-        That is told by what the record says of the gang, as the object may be made much later, or never. All times are
-        the API server's, so no clock is compared with another. They are whole seconds; a pod of the same second is of
-        the old life, as no gang saves, leaves and comes back within one.
+        The fields of the spec decide that, because the object may be created much later, or never. All times come from
+        the API server, so clocks of different machines are not compared. They are whole seconds. A pod of the same
+        second existed before: no gang saves, exits and starts again within one second.
         """
         attempt, newest_pod_at = self.spec.restart_attempt, self.spec.newest_pod_at
         if attempt is not None and pod.restart_attempt > attempt:
@@ -135,23 +136,23 @@ class PreemptionRecord:
 
     @property
     def knows_its_pods(self) -> bool:
-        """True if ``includes`` can tell the pods of the gang from those of its next life."""
+        """True if ``includes`` can distinguish the pods of the gang from those after its restart."""
         return self.created_at is not None or self.spec.newest_pod_at is not None
 
     def is_of_another_life(self, other: PreemptionRecord) -> bool:
-        """True if both have one name and are about different lives of the gang.
+        """True if both have the same name but are about different attempts of the gang.
 
-        A replica that was started while the API server refused the records counts from the beginning.
+        This happens if a replica starts while the API server refuses records: it starts to count from the beginning.
         """
         ours, theirs = self.spec.restart_attempt, other.spec.restart_attempt
         return ours is not None and theirs is not None and ours != theirs
 
     def joined(self, other: PreemptionRecord) -> PreemptionRecord:
-        """What this replica knows and what the API has, as one; ``other`` is the API's.
+        """Joins what this replica knows with ``other``, the record in the API.
 
-        Of two versions of the spec the one that was moved more often counts, then the one with the earlier deadline;
-        the first attempt to evict is the earlier one, the phase the one further on; see ``joined_status``. Where both
-        are of different lives of the gang, the API's alone counts.
+        Of two versions of the spec, the one with more moves wins, then the one with the earlier deadline. The earlier
+        attempt to evict wins. The status is joined by ``joined_status``. If the records are about different attempts of
+        the gang, ``other`` wins.
         """
         if self.is_of_another_life(other):
             return other
@@ -173,17 +174,16 @@ class PreemptionRecord:
         return next((item for item in self.status.conditions or () if item.type == CONDITION_ENDED), None)
 
     def timing(self, stage: str) -> float | None:
-        """Seconds from the signal until the stage was reached; None if it was not, or nobody said."""
+        """Seconds from the signal until the stage was reached. None if it was not reached or not reported."""
         return next((item.seconds for item in self.status.timings or () if item.stage == stage), None)
 
 
 def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
-    """Two replicas' knowledge of one epoch as one. Only ever adds, so that the order of joining is no matter.
+    """Joins what two replicas know of one epoch. It only adds, so the order of joining does not matter.
 
-    The phase moves forward only, and an end is never replaced by another end, but for those of the operator itself:
-    a Committed or Promoted that comes after Expired or Retracted corrects it. Figures come from whoever is
-    further on; a stage keeps the entry of ``theirs``, which was there first (of two first acknowledgements,
-    the earlier one is the first); receipts never become fewer.
+    The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
+    Expired or Retracted. The figures come from the status that is further on. A stage keeps the entry of ``theirs``,
+    which was written first; of two entries ``firstAck`` the earlier one wins. The number of receipts never decreases.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
@@ -224,6 +224,6 @@ def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable
 
 
 def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:
-    """The deterministic name: every replica that decides the same makes the same object."""
+    """Returns the name of a record. It is deterministic, so that two replicas create the same object."""
     short = re.sub(r"[^a-z0-9]+$", "", workload_name[:_NAME_LIMIT])
     return f"{short}-{workload_uid[:8]}-{epoch}"

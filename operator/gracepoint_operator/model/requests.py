@@ -1,8 +1,8 @@
-"""What a person or another controller asks for: a Preemption that is no record but a request. Pure.
+"""A request: a Preemption that a user or another controller created, instead of the operator. Pure.
 
-A request is a signal that somebody wrote. It starts an epoch of its own or joins the one under way, like every other
-signal, and the record of that keeps its deterministic name: so two replicas that see a request and a taint in
-different order still make one object. What became of a request stands in its own status (``answers``).
+A request is a signal. Like every other signal it starts an epoch of its own or joins the one under way. The record of
+that epoch has its usual deterministic name, so that two replicas which see a request and a taint in different order
+still create one object. The outcome of a request is written to its own status (``decisions.request_answers``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from gracepoint_operator.unreadable import reading
 
 
 @dataclasses.dataclass(frozen=True)
-class PreemptionAsk:
-    """A request as this replica knows it. ``created_at`` is by the API server's clock."""
+class RequestRecord:
+    """A request as this replica knows it.
+
+    Attributes:
+        created_at: ``creationTimestamp``, by the clock of the API server.
+    """
 
     namespace: str
     name: str
@@ -31,7 +35,7 @@ class PreemptionAsk:
     status: RequestStatus
 
     @staticmethod
-    def of(body: Mapping[str, Any]) -> PreemptionAsk:
+    def of(body: Mapping[str, Any]) -> RequestRecord:
         """Reads the object of the API server.
 
         Raises:
@@ -40,7 +44,7 @@ class PreemptionAsk:
         read = PreemptionRequest.of(body)
         with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
-        return PreemptionAsk(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
+        return RequestRecord(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -52,7 +56,7 @@ class PreemptionAsk:
 
     @property
     def mark(self) -> str:
-        """Under which it is remembered since when it was seen; see ``sightings``."""
+        """The key under which ``cache.first_seen`` remembers when it was first seen."""
         return f"{self.uid}/request"
 
     @property
@@ -63,24 +67,24 @@ class PreemptionAsk:
 
     @property
     def is_open(self) -> bool:
-        """False once it was taken back, or it is written how it ended."""
+        """False if it was withdrawn, or its status has a final phase."""
         return not (self.spec.retracted or self.has_ended)
 
     @property
     def has_ended(self) -> bool:
-        """True once it is written how it ended."""
+        """True if its status has a final phase."""
         return self.status.phase is not None and self.status.phase.ended
 
     def is_for(self, workload_uid: str) -> bool:
-        """True if it is for this workload, of those that may have had the name."""
+        """True if it is for this workload, and not for another one that had the same name."""
         return self.spec.workload.uid in (None, workload_uid)
 
     def is_drill(self, policy_mode: Mode) -> bool:
-        """True if it asks for a drill where disruptions are none."""
+        """True if it asks for a drill under a policy whose mode is not Drill."""
         return self.spec.mode is Mode.DRILL and policy_mode is not Mode.DRILL
 
     def signal(self, pod: Pod) -> Signal:
-        """What it means for a pod of the gang."""
+        """Returns the signal for a pod of the gang."""
         return Signal(
             kind=SignalKind.REQUEST,
             mark=self.mark,

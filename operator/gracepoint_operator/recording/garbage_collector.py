@@ -17,7 +17,7 @@ from gracepoint_operator.decisions.retention import Due, Key, Limits, due
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import Preemption, PreemptionRequest
@@ -129,6 +129,6 @@ class GarbageCollector:
 
 def _has_ended(body: JsonObject) -> bool:
     if PreemptionRequest.is_one(body["spec"]):
-        return PreemptionAsk.of(body).has_ended
+        return RequestRecord.of(body).has_ended
     # A phase that only a newer version knows is read as an end, which may be wrong. That version deletes it.
     return PreemptionRecord.of(body).phase.ended and not Preemption.of(body).unknown

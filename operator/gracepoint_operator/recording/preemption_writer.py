@@ -14,9 +14,9 @@ from collections.abc import Callable
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions import event_notes, preemption_status
+from gracepoint_operator.decisions.event_notes import Note
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
-from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
@@ -219,7 +219,7 @@ class PreemptionWriter:
     async def _announce_move(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
         moved_s = abs((after.spec.deadline - before.spec.deadline).total_seconds())
         if moved_s > DEADLINE_TOLERANCE_S and before.status.phase is not None:
-            await self._events.post(after, uid, preemption_status.note_of_move(after))
+            await self._events.post(after, uid, event_notes.note_of_move(after))
 
     def _pods_live(self, epoch: PreemptionRecord) -> bool:
         """True if a pod that the signals were about still runs."""
@@ -233,22 +233,22 @@ class PreemptionWriter:
     async def _announce(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
         notes: list[Note | None] = []
         if before.status.phase is None and after.phase is not Phase.NOTICED:
-            notes.append(preemption_status.note_of_phase(after, Phase.NOTICED))
+            notes.append(event_notes.note_of_phase(after, Phase.NOTICED))
         if before.phase.rank < Phase.AGREED.rank < after.phase.rank and after.status.ordinal is not None:
-            notes.append(preemption_status.note_of_phase(after, Phase.AGREED))
+            notes.append(event_notes.note_of_phase(after, Phase.AGREED))
         outcome_metrics.count_receipts(self._metrics, before, after)
         if before.status.phase is not after.status.phase:
             outcome_metrics.count(self._metrics, before, after, pods_live=self._pods_live(after))
-            notes.append(preemption_status.note_of_phase(after, after.phase))
+            notes.append(event_notes.note_of_phase(after, after.phase))
             log.info(
                 "preemption moved on",
                 extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self._policy_writer.touch(after.namespace, after.spec.policy.name)
         if before.status.phase is None and not after.spec.exits:
-            notes.append(preemption_status.note_of_breaker(after))
+            notes.append(event_notes.note_of_breaker(after))
         if before.status.restored_step is None and after.status.restored_step is not None:
-            notes.append(preemption_status.note_of_resumption(after))
+            notes.append(event_notes.note_of_resumption(after))
         for note in notes:
             if note is not None:
                 await self._events.post(after, uid, note)

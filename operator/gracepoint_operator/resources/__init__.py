@@ -25,17 +25,14 @@ from gracepoint_operator.resources.preemption import (
     Lags,
     PolicyCopy,
     Preemption,
-    PreemptionRequest,
     PreemptionSpec,
     PreemptionStatus,
     Replica,
-    RequestPhase,
     RequestReference,
-    RequestSpec,
-    RequestStatus,
     StageTime,
     WorkloadReference,
 )
+from gracepoint_operator.resources.request import PreemptionRequest, RequestPhase, RequestSpec, RequestStatus
 
 __all__ = [
     "WORKLOAD_FIELD",

@@ -1,7 +1,7 @@
-"""What the models of both resources share: their base, bounded types and the CEL helper.
+"""What the models of both resources share: their base class, bounded types and the CEL helper.
 
-The models are the single source of the CRDs (``crds.py``), so every string and list is bounded: the API
-server refuses a CRD whose CEL rules could cost too much, and it knows the cost only from the bounds.
+The CRDs are generated from the models (``crds.py``). Every string and list has a bound: the API server refuses a CRD
+whose CEL rules could cost too much, and it computes the cost from the bounds.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class Model(BaseModel):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """This part as the API server takes it: camelCase, plain JSON values, absent fields left out."""
+        """Returns this part as JSON for the API server: camelCase, plain values, without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def changes_since(self, before: Self) -> dict[str, Any]:
-        """The fields that have another value than in ``before``, as ``to_json`` gives them."""
+        """Returns the fields whose value differs from ``before``, as ``to_json`` gives them."""
         then = before.to_json()
         return {name: value for name, value in self.to_json().items() if value != then.get(name)}
 
@@ -118,18 +118,20 @@ class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs
 
 
 class Condition(Model):
-    """One fact about the object, as everywhere in Kubernetes. Absent means that it was not looked at yet."""
+    """A condition of the object, as in other Kubernetes APIs. A type without an entry in the list is not known yet."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Type of the condition."""
     status: ConditionStatus
+    """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
-    """One CamelCase word, for programs."""
+    """Reason for the status as one CamelCase word, for programs."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """For people: what was found, what was expected, what to do."""
+    """Message for users: what was found, what was expected, and what to do."""
     last_transition_time: Time
-    """When ``status`` last changed."""
+    """When the status last changed."""
     observed_generation: Count | None = None
-    """The object's generation that this was computed from."""
+    """The generation of the object from which the condition was computed. Absent: not recorded."""
 
 
 #: The list of conditions of a status.

@@ -7,7 +7,8 @@ from typing import Any
 from gracepoint.wire.names import API_VERSION, GROUP
 from gracepoint_operator.resources.base import Resource, cel, rules
 from gracepoint_operator.resources.policy import CheckpointPolicy
-from gracepoint_operator.resources.preemption import EITHER, NAMES, Preemption, PreemptionRequest
+from gracepoint_operator.resources.preemption import EITHER, NAMES, Preemption
+from gracepoint_operator.resources.request import PreemptionRequest
 from gracepoint_operator.resources.schema import either, structural
 
 

@@ -1,8 +1,8 @@
 """CheckpointPolicy: how the JobSets that name it by label are checkpointed.
 
-Two kinds of fields: what the operator decides with (``mode``, ``signals``) counts from the moment it is
-edited; what the processes of a gang must all have alike (everything else) is written into a JobSet when that
-is created and stays for its life, so that no gang ever runs with two versions of its policy.
+There are two kinds of fields. The operator uses ``PolicyInForce`` (``mode``, ``signals``, ...) for its decisions: an
+edit takes effect at the next disruption. All other fields must be the same for all processes of a gang: the webhook
+writes them into the JobSet when it is created, and they stay for its life.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the t
 
 
 class SignalKind(StrEnum):
-    """What can be seen of a disruption before it happens."""
+    """Kinds of signals that announce a disruption."""
 
     NODE_TAINT = "NodeTaint"
     NODE_LABEL = "NodeLabel"
@@ -59,7 +59,7 @@ class SignalKind(StrEnum):
 
 
 class CloudMetadata(StrEnum):
-    """A cloud whose metadata server the pods can watch themselves."""
+    """A cloud whose metadata server the pods can watch."""
 
     GCE = "GCE"
     AWS = "AWS"
@@ -71,9 +71,10 @@ class Training(Model):
     """Which part of the JobSet trains."""
 
     replicated_jobs: list[LabelName] = Field(default=[], max_length=64, json_schema_extra=LIST_SET)
-    """The replicatedJobs whose pods form the gang. Empty: all. A JobSet that lacks one of them is refused."""
+    """Names of the replicatedJobs whose pods form the gang. Empty: all of them. A JobSet that lacks one of these is
+    refused."""
     container: Annotated[str, Field(max_length=63)] = ""
-    """The container that calls gracepoint.attach(). Empty: the first of the pod template."""
+    """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Port of the JAX coordination service in process 0's pod."""
 
@@ -89,20 +90,20 @@ class Checkpoint(Model):
             json_schema_extra=rules(cel(f"self.matches(r'{_DIRECTORY}')", _DIRECTORY_MESSAGE, "self")),
         ),
     ]
-    """Directory below which a JobSet's steps are kept: an absolute path or file:// URI that every pod of the
-    gang has mounted. {namespace} and {jobset} become the JobSet's namespace and name. Without {jobset}, all
-    JobSets of the policy share one directory: only right when one runs at a time."""
+    """Directory in which the checkpoints of a JobSet are stored: an absolute path or a file:// URI. Every pod of the
+    gang must have it mounted. {namespace} and {jobset} are replaced by the namespace and the name of the JobSet.
+    Without {jobset}, all JobSets of the policy share one directory, which is only correct if one runs at a time."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
-    """Training steps between periodic saves. 0: none for that reason."""
+    """Number of training steps between periodic saves. 0: the number of steps starts no save."""
     every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Seconds after the last save at which the next periodic one is due. 0: none for that reason. With everySteps 0,
-    too, there is only the emergency save."""
+    """Seconds between the last save and the next periodic one. 0: time starts no save. If everySteps is 0 as well, only
+    emergency saves are made."""
     keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
+    """Number of complete checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Also kept, for good: checkpoints of steps that are a multiple of it. 0: none for that reason."""
+    """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
     keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Also kept: checkpoints that are younger than that. 0: none for that reason."""
+    """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
 
     @field_validator("directory")
     @classmethod
@@ -113,28 +114,29 @@ class Checkpoint(Model):
 
 
 class DeadlinePolicy(Model):
-    """How careful the plan for an emergency save is."""
+    """How early an emergency save starts."""
 
     margin: Annotated[float, Field(ge=1, le=10)] = 1.25
-    """Factor on the predicted duration of drain and save: the save starts that long before the deadline."""
+    """Factor by which the predicted duration of drain and save is multiplied. The save starts that long before the
+    deadline."""
     head_start_seconds: Annotated[float, Field(ge=0, le=86_400)] = DEFAULT_HEAD_START_S
-    """The save starts no later than so many seconds before the deadline, however short it is predicted to be. Up to
-    that much training time is given for safety; shorter notices are acted upon at once. 0: by the prediction alone."""
+    """The save starts at least this number of seconds before the deadline, even if it is predicted to be shorter. If
+    less time is left when the notice comes, the save starts at once. 0: only the prediction counts."""
 
 
 ExitCode = Annotated[int, Field(ge=3, le=125)]
 
 
 class AfterSave(Model):
-    """What the processes do when the emergency save is over: they exit, so that the JobSet moves elsewhere.
+    """How the processes exit after the emergency save, so that the JobSet starts again on other nodes.
 
-    A Job that fails by one of these codes restarts its JobSet without counting towards maxRestarts.
+    If a Job fails with one of these codes, its JobSet restarts and the restart does not count towards maxRestarts.
     """
 
     saved_exit_code: ExitCode = DEFAULT_SAVED_EXIT_CODE
-    """Exit code after a save that is complete. 0-2 and 126-255 belong to shells, Python and runtimes."""
+    """Exit code after a complete save. Shells, Python and container runtimes use 0-2 and 126-255."""
     unsaved_exit_code: ExitCode = DEFAULT_UNSAVED_EXIT_CODE
-    """Exit code where nothing could be saved in time; the restart goes on from the newest checkpoint."""
+    """Exit code if nothing could be saved in time. The restarted job continues from the newest checkpoint."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(cel("self.savedExitCode != self.unsavedExitCode", _CODES_MESSAGE))
@@ -148,66 +150,68 @@ class AfterSave(Model):
 
 
 class ExitBreaker(Model):
-    """What ends a circle of saving, leaving and being disrupted again where the job comes back."""
+    """Stops a loop in which a job saves, exits, starts again and is disrupted again."""
 
     saved_exits: Annotated[int, Field(ge=0, le=1000)] = 5
-    """A JobSet that has saved and left so often within withinSeconds saves at the next notice and trains on, until a
-    SIGTERM says that it must go. 0: it leaves always."""
+    """Number of times that a JobSet may save and exit within withinSeconds. After that it saves at the next notice and
+    continues to train until it gets a SIGTERM. 0: there is no limit."""
     within_seconds: Annotated[int, Field(ge=1, le=604_800)] = 1800
-    """The time within which those exits are counted."""
+    """Length in seconds of the period in which exits are counted."""
 
 
 class EvictionHoldPolicy(Model):
-    """How long an eviction waits for the save that it brings about."""
+    """How long an eviction waits for the save that it causes."""
 
     enabled: bool = True
-    """An eviction through the Eviction API (kubectl drain, autoscalers, the descheduler) of one of the gang's pods is
-    answered with 429, try again later, until the save is committed. False: it is let through at once."""
+    """True: an eviction of one of the gang's pods through the Eviction API (kubectl drain, autoscalers, the
+    descheduler) is answered with 429, try again later, until the save is committed. False: it is allowed at once."""
     bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
-    """Seconds after the first attempt at which evictions are let through in any case. It is the deadline of the save,
-    so it should be more than a save takes; what it is more than deadline.headStartSeconds, training goes on first."""
+    """Seconds after the first attempt at which evictions are allowed even if the save is not committed. This is the
+    deadline of the save, so set it to more than a save takes. If it is more than deadline.headStartSeconds, training
+    continues for the difference."""
 
 
 class PolicyInForce(Model):
-    """What the operator decides with. An edit counts for the next disruption: one that is under way goes by what was
-    there when it began."""
+    """The part of the policy that the operator uses for its decisions. An edit takes effect at the next disruption. A
+    disruption that is under way uses the policy as it was when it began."""
 
     mode: Mode = Mode.ENFORCE
-    """Enforce: a disrupted gang is told, saves and leaves. Observe: the Preemption is recorded and nobody is
-    told. Drill: the gang is told, saves and trains on, until a SIGTERM says that it must go. An edit counts for the
-    next disruption."""
+    """Enforce: a disrupted gang gets a notice, saves and exits. Observe: the Preemption is recorded and pods get no
+    notice. Drill: the gang gets a notice, saves and continues to train until it gets a SIGTERM. An edit takes effect
+    at the next disruption."""
     signals: list[SignalKind] | None = Field(default=None, max_length=16, json_schema_extra=LIST_SET)
-    """Kinds of signals that count; the others are not looked at. Absent: all, also those of later versions. Empty:
-    none. An edit counts for the next disruption."""
+    """Kinds of signals that are acted upon. Absent: all kinds, including those of later versions. Empty: none. An edit
+    takes effect at the next disruption."""
     eviction_hold: EvictionHoldPolicy = EvictionHoldPolicy()
-    """How long evictions wait for the save. Only in mode Enforce, and not where signals leaves Eviction out. An edit
-    counts for the next disruption."""
+    """How long evictions wait for the save. Used only in mode Enforce, and only if signals includes Eviction. An edit
+    takes effect at the next disruption."""
     exit_breaker: ExitBreaker = ExitBreaker()
-    """When a JobSet that leaves again and again is to leave no more. An edit counts for the next disruption."""
+    """When a JobSet that exits again and again stops exiting. An edit takes effect at the next disruption."""
 
     def counts(self, kind: SignalKind) -> bool:
-        """True if signals of that kind are looked at."""
+        """Returns True if signals of that kind are acted upon."""
         return self.signals is None or kind in self.signals
 
 
 class CheckpointPolicySpec(PolicyInForce):
-    """Written by users. The operator's webhooks read it at JobSet CREATE, the operator at every signal."""
+    """Written by users. The webhooks read it when a JobSet is created, the operator at every signal."""
 
     training: Training = Training()
-    """Which part of the JobSet trains. An edit counts for JobSets created later."""
+    """Which part of the JobSet trains. An edit applies to JobSets created afterwards."""
     checkpoint: Checkpoint
-    """Where and when checkpoints are made. An edit counts for JobSets created later."""
+    """Where and when checkpoints are made. An edit applies to JobSets created afterwards."""
     cloud_metadata: list[CloudMetadata] = Field(
         default=[],
         max_length=4,
         json_schema_extra=LIST_SET | rules(cel("self.size() < 2 || !('Auto' in self)", _AUTO_MESSAGE)),
     )
-    """Clouds whose metadata server each pod watches by itself, so that it hears of its machine's end while the
-    operator is down. Auto, alone: the pod finds out. Empty: none. An edit counts for JobSets created later."""
+    """Clouds whose metadata server each pod watches, so that it learns of the end of its machine even while the
+    operator is down. Auto, alone: the pod detects the cloud. Empty: none. An edit applies to JobSets created
+    afterwards."""
     deadline: DeadlinePolicy = DeadlinePolicy()
-    """How careful the emergency plan is. An edit counts for JobSets created later."""
+    """How early an emergency save starts. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
-    """How processes leave. An edit counts for JobSets created later."""
+    """How processes exit after a save. An edit applies to JobSets created afterwards."""
 
     @field_validator("cloud_metadata")
     @classmethod
@@ -218,7 +222,7 @@ class CheckpointPolicySpec(PolicyInForce):
 
     @property
     def in_force(self) -> PolicyInForce:
-        """The part that a disruption under way goes by, without the rest."""
+        """The part that the operator uses for its decisions, without the other fields."""
         return PolicyInForce(**{name: getattr(self, name) for name in PolicyInForce.model_fields})
 
 
@@ -226,8 +230,9 @@ class PolicyWorkloads(Model):
     """The JobSets that name the policy."""
 
     count: Count = 0
+    """Number of these JobSets."""
     names: list[ObjectName] = Field(default=[], max_length=50)
-    """At most 50 of them, sorted."""
+    """Names of these JobSets, sorted; at most 50."""
 
 
 class LastSave(Model):
@@ -236,46 +241,52 @@ class LastSave(Model):
     preemption: ObjectName
     """Name of its Preemption."""
     workload: ObjectName
+    """Name of the JobSet."""
     step: Count
+    """The training step that was saved."""
     time: Time
-    """When it was committed."""
+    """When the checkpoint was committed."""
 
 
 class WorkloadForecast(OfWorkload):
-    """What an emergency would take in one JobSet, by its newest report."""
+    """How long an emergency save of one JobSet is predicted to take, from its newest report."""
 
     name: ObjectName
+    """Name of the JobSet."""
     uid: Uid
+    """UID of the JobSet."""
     drain_seconds: Seconds
-    """For the steps in flight."""
+    """Seconds until the steps in flight are done."""
     save_seconds: Seconds
-    """From drained to committed, as measured by its last save."""
+    """Seconds from drained to committed, measured at its last save."""
     margin: Seconds
-    """The factor that it plans with."""
+    """The factor by which the sum is multiplied."""
     time: Time
-    """When it was reported."""
+    """When the JobSet reported it."""
 
 
 class CheckpointPolicyStatus(Model):
     """Written by the operator."""
 
     observed_generation: Count | None = None
-    """The generation that the rest of the status was computed from. Absent: the operator has not seen it."""
+    """The generation of the policy from which the rest of the status was computed. Absent: the operator has not seen
+    the policy."""
     workloads: PolicyWorkloads | None = None
     """The JobSets that name the policy by label."""
     conditions: Conditions | None = None
-    """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the pods' grace
-    period, by the newest figures of the JobSets; Unknown until one has reported. Injected: every JobSet was given
-    at its creation what its pods need to be told. Recorded: the API server takes the Preemptions; False, with its
-    words, where a quota or an admission policy refuses them: gangs are told all the same."""
+    """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the grace period of the
+    pods, from the newest reports of the JobSets; Unknown until one has reported. Injected: the webhook changed every
+    JobSet when it was created, so that its pods can get notices. Recorded: the API server accepts the Preemptions;
+    False with its message if a quota or an admission policy refuses them, and gangs get notices all the same."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
-    """What FitsGrace is made of: at most 50, the newest."""
+    """The newest predictions, at most 50. FitsGrace is computed from them."""
     last_save: LastSave | None = None
-    """Absent: no emergency save was committed yet."""
+    """The newest emergency save. Absent: none was committed yet."""
 
 
 class CheckpointPolicy(Resource):
-    """How the JobSets of its namespace that name it by the label gracepoint.dev/policy are checkpointed."""
+    """How JobSets are checkpointed. A JobSet of the same namespace uses the policy that its label gracepoint.dev/policy
+    names."""
 
     kind_name: ClassVar[str] = "CheckpointPolicy"
     plural: ClassVar[str] = "checkpointpolicies"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.resources.base import (
@@ -31,85 +31,91 @@ from gracepoint_operator.resources.policy import PolicyInForce
 
 
 class WorkloadReference(OfWorkload):
-    """The JobSet. Its UID, as one of the same name may come after it."""
+    """A JobSet."""
 
     name: ObjectName
+    """Name of the JobSet."""
     uid: Uid
+    """UID of the JobSet. It distinguishes the JobSet from a later one of the same name."""
 
 
 class PolicyCopy(Model):
-    """The policy as it was at the signal, as far as it is decided with: editing or deleting it in mid-flight changes
-    nothing. All else of it stands in the JobSet since that was created."""
+    """A copy of the policy as it was at the signal, so that an edit or a deletion does not change a preemption that is
+    under way. It has only the fields that the operator uses; the webhook wrote the others into the JobSet."""
 
     name: ObjectName
+    """Name of the policy."""
     spec: PolicyInForce
+    """The fields that the operator uses."""
 
 
 class RequestReference(Model):
-    """A request that was adopted. Its UID, as one of the same name may come after it."""
+    """A request that was adopted."""
 
     name: ObjectName
+    """Name of the request."""
     uid: Uid
+    """UID of the request. It distinguishes the request from a later one of the same name."""
 
 
 class PreemptionSpec(Model):
-    """Written by the operator replica that sees the signal first; read by all replicas.
+    """Written by the operator replica that sees the signal first, and read by all replicas.
 
     Signals that join later may move ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
-    ``evictionAttemptedAt``, ``requests`` and ``moves``; the rest never changes.
+    ``evictionAttemptedAt``, ``requests`` and ``moves``. The other fields never change.
 
-    A Preemption without ``epoch`` is a request of a person or a controller: it has ``jobSet`` (by name), ``deadline``
+    A Preemption without ``epoch`` is a request by a user or a controller. It has ``jobSet`` (by name), ``deadline``
     or ``deadlineSeconds``, ``cause``, ``mode`` (Enforce or Drill) and ``retracted``, and nothing else.
     """
 
     workload: Annotated[WorkloadReference, Field(json_schema_extra=IMMUTABLE)]
-    """Whom it is about."""
+    """The JobSet that is disrupted."""
     epoch: Annotated[Count, Field(json_schema_extra=IMMUTABLE)]
-    """Number of the disruption: one more than the highest of this JobSet UID before."""
+    """Number of the disruption: one more than the highest number of earlier Preemptions of the same JobSet UID."""
     restart_attempt: Annotated[Count, Field(json_schema_extra=IMMUTABLE)] | None = None
-    """The JobSet's restart attempt at the signal. Pods of a later attempt are of the gang's next life. Absent: an
-    operator from before this field made the record."""
+    """The restart attempt of the JobSet at the signal. Pods of a later attempt are not part of this disruption. Absent:
+    the record was made by an operator that did not have this field."""
     newest_pod_at: Annotated[Time, Field(json_schema_extra=IMMUTABLE)] | None = None
-    """When the newest pod of the gang was created, by the API server's clock. Pods of the same attempt that are created
-    later, as after a suspension, are of the gang's next life. Absent: an operator from before this field made the
-    record; then the time at which it was created takes its place."""
+    """When the newest pod of the gang was created, by the clock of the API server. Pods of the same attempt that are
+    created later, for example after a suspension, are not part of this disruption. Absent: the record was made by an
+    operator that did not have this field; then the creation time of the record is used."""
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
-    """Why, in one word: SpotTermination, Drain, ... as the first signal has it."""
+    """Cause of the first signal in one word, for example SpotTermination or Drain."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
-    """What was seen, in words; of several signals the one that the deadline comes from."""
+    """Description of the signal. If there are several, the one that sets the deadline."""
     confidence: Confidence
-    """How certain it is that pods die."""
+    """How certain it is that pods will be killed."""
     cancelable: bool
-    """True: when the signal goes away before the gang has frozen, the gang is told to go on."""
+    """True: if the signal goes away before the gang has frozen, the preemption is retracted and training continues."""
     nodes: list[ObjectName] = Field(default=[], max_length=1024, json_schema_extra=LIST_SET)
-    """Nodes that the signals are about."""
+    """Names of the nodes that have the signals."""
     pods: list[ObjectName] = Field(default=[], max_length=4096, json_schema_extra=LIST_SET)
-    """Pods of the gang that are going to be disrupted; all pods of the gang are told."""
+    """Names of the pods that will be disrupted. All pods of the gang get the notice."""
     observed_at: Annotated[Time, Field(json_schema_extra=IMMUTABLE)]
-    """When the first signal was first observed: zero of all timings."""
+    """When the first signal was first observed. All timings count from it."""
     deadline: Time
-    """When the first of the pods is expected to die. The earliest of all signals; it may move, to a later time only
-    where whoever set it says so and the gang has not frozen."""
+    """When the first of the pods is expected to be killed: the earliest time of all signals. It may move to an earlier
+    time. It moves to a later time only if its source says so and the gang has not frozen."""
     eviction_attempted_at: Time | None = None
-    """When an eviction of one of the pods was first asked for, by any of the replicas: the hold is counted from it.
-    Absent: no eviction was asked for."""
+    """When any replica first saw an attempt to evict one of the pods. The time for which evictions are held counts from
+    it. Absent: there was no attempt."""
     requests: list[RequestReference] = Field(default=[], max_length=64, json_schema_extra=list_map("uid"))
-    """Requests that this is about, or that joined it."""
+    """Requests that started this preemption or joined it."""
     moves: Count = 0
-    """How often joining signals have changed it. Of two versions the one with more moves counts, then the one with the
-    earlier deadline."""
+    """How often joining signals have changed the spec. Of two versions the one with more moves wins, then the one with
+    the earlier deadline."""
     mode: Annotated[Mode, Field(json_schema_extra=IMMUTABLE)]
-    """Enforce: the gang is told, saves and leaves. Observe: recorded only. Drill: the gang is told, saves and trains
-    on."""
+    """Enforce: the gang gets a notice, saves and exits. Observe: the preemption is only recorded. Drill: the gang gets
+    a notice, saves and continues to train."""
     exits: Annotated[bool, Field(json_schema_extra=IMMUTABLE)] = True
-    """False: the gang saves and trains on, since it has left too often (the policy's exitBreaker), or since its own
-    time is over, which leaving would begin anew."""
+    """False: the gang saves and continues to train, because it has exited too often (exitBreaker of the policy), or
+    because it reached its own time limit, which an exit would start again."""
     policy: Annotated[PolicyCopy, Field(json_schema_extra=IMMUTABLE)]
-    """What the gang was told by."""
+    """The policy that applies to this preemption."""
 
 
 class Lags(StrEnum):
-    """What a pod has not done yet."""
+    """Why the receipt of a pod is missing."""
 
     NOT_CONNECTED = "NotConnected"
     NOT_ACKNOWLEDGED = "NotAcknowledged"
@@ -119,182 +125,96 @@ class Laggard(Model):
     """A pod whose receipt is missing."""
 
     pod: ObjectName
+    """Name of the pod."""
     lags: Lags
-    """NotConnected: no replica has told it, as it was connected to none since the signal. NotAcknowledged: it was told,
-    and has sent no receipt."""
+    """NotConnected: the pod was not connected to any replica since the signal, so no notice was sent to it.
+    NotAcknowledged: a notice was sent to the pod, and it has sent no receipt."""
 
 
 class Acknowledgements(Model):
-    """Receipts of the notice: processes that have it in their mailbox."""
+    """Receipts of the notice. A process sends one when it has received the notice."""
 
     expected: Count
-    """Pods of the gang at the signal."""
+    """Number of pods of the gang at the signal."""
     received: Count
+    """Number of pods that have sent a receipt."""
     laggards: list[Laggard] = Field(default=[], max_length=50)
-    """At most 50 of the pods that have not acknowledged to any replica, sorted; also those that are gone since."""
+    """Pods that have sent no receipt to any replica, sorted; at most 50. They include pods that do not exist any
+    more."""
 
 
 class StageTime(Model):
-    """When a stage was reached. Absent stage: not reached, or nobody reported it."""
+    """When a stage was reached. If the list has no entry for a stage, it was not reached or not reported."""
 
     stage: Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z][A-Za-z]*$")]
+    """Name of the stage."""
     seconds: Seconds
     """Seconds from spec.observedAt until the last process reached the stage."""
     p50_seconds: Seconds | None = None
-    """The median over the processes, in seconds after the reporting process had the notice."""
+    """Median over the processes, in seconds after the reporting process received the notice. Absent: not reported."""
     max_seconds: Seconds | None = None
-    """The maximum over the processes, counted alike."""
+    """Maximum over the processes, in seconds after the reporting process received the notice. Absent: not reported."""
     time: Time | None = None
-    """When the operator learnt of it."""
+    """When the operator learned of it."""
 
 
 class Replica(Model):
-    """What one operator replica did; only that replica writes its entry."""
+    """What one operator replica did. Only that replica writes the entry."""
 
     name: ObjectName
     """The replica's pod name."""
     told: Count = 0
-    """Pods to whose stream this replica has written the notice."""
+    """Number of pods to which this replica has sent the notice."""
     acknowledged: Count = 0
-    """Pods that acknowledged to this replica."""
+    """Number of pods that have sent a receipt to this replica."""
     told_at: Time | None = None
-    """When the last of the notices was written."""
+    """When this replica sent the last of the notices. Absent: it sent none."""
     acknowledged_at: Time | None = None
-    """When the last of the acknowledgements arrived."""
+    """When the last receipt arrived at this replica. Absent: none arrived."""
     told_pods: list[Text] = Field(default=[], max_length=4096)
-    """Whom it told: pods by Job and completion index, such as train-workers-0-[0-499,501]."""
+    """Pods to which it has sent the notice, by Job and completion index, for example train-workers-0-[0-499,501]."""
     acknowledged_pods: list[Text] = Field(default=[], max_length=4096)
-    """Who acknowledged to it, likewise."""
+    """Pods that have sent a receipt to it, in the same form."""
 
 
 class PreemptionStatus(Model):
-    """Written by the operator's replicas, at most once a second; figures come from the primary process."""
+    """Written by the replicas of the operator, at most once a second. The figures come from the primary process."""
 
     phase: Phase | None = None
-    """How far it is; moves forward only. Committed, Promoted, Retracted, Expired and Failed are ends, of which only
-    Expired and Retracted may still change: to Committed or Promoted, by a report that came late. Absent: just
-    created."""
+    """The phase that was reached. It only moves forward. Committed, Promoted, Retracted, Expired and Failed are final,
+    with one exception: a late report changes Expired or Retracted to Committed or Promoted. Absent: the object was
+    just created."""
     message: Text | None = None
-    """The phase in words; at an end, why it ended so."""
+    """Description of the phase. In a final phase, the reason for it."""
     ordinal: Count | None = None
-    """The sync point at which all processes agreed to save. Absent until agreed."""
+    """Number of the sync point at which all processes agreed to save. Absent until they have agreed."""
     step: Count | None = None
-    """The training step that is, or was, saved. Absent until agreed."""
+    """The training step that is being saved, or was saved. Absent until the processes have agreed."""
     bytes: Count | None = None
-    """Bytes written by all processes."""
+    """Number of bytes written by all processes together."""
     processes: Count | None = None
-    """Processes that took part."""
+    """Number of processes that took part in the save."""
     acknowledgements: Acknowledgements | None = None
-    """Receipts of the notice over all replicas."""
+    """Receipts of the notice, counted over all replicas."""
     timings: Annotated[list[StageTime], Field(max_length=32, json_schema_extra=list_map("stage"))] | None = None
-    """When which stage was reached."""
+    """When each stage was reached."""
     choice: Annotated[str, Field(min_length=1, max_length=32)] | None = None
-    """What all processes chose to do with the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or
-    Impossible. Absent until agreed, and from libraries before there was a choice."""
+    """How all processes decided to use the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or
+    Impossible. Absent until they have agreed, and with library versions that do not report it."""
     choice_reason: Text | None = None
-    """Why, with the figures, in one sentence."""
+    """Reason for the choice, with the figures. Absent if there is no choice."""
     steps_lost: Count | None = None
-    """Completed steps that the checkpoint lacks. Absent until known."""
+    """Number of completed training steps that are not in the checkpoint. Absent until known."""
     seconds_to_spare: float | None = None
-    """Deadline minus commit, in seconds; negative: it was late, and lucky."""
+    """Seconds between the commit and the deadline. Negative if the commit came after the deadline. Absent until
+    known."""
     restored_step: Count | None = None
-    """The step that the restarted job went on from. Absent until it has restored."""
+    """The training step from which the restarted job continued. Absent until it has restored."""
     conditions: Conditions | None = None
-    """Ended: it is over; why, in one word, is the reason. Exits=False: the gang is told to save and to train on."""
+    """Ended: the preemption is over; the reason says why in one word. Exits=False: the gang is told to save and to
+    continue to train."""
     replicas: Annotated[list[Replica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
-    """One entry for each operator replica that took part."""
-
-
-_DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
-
-
-class RequestedWorkload(OfWorkload):
-    """The JobSet, in the request's namespace."""
-
-    name: ObjectName
-    uid: Uid | None = None
-    """Absent: whichever has the name."""
-
-
-class RequestSpec(Model):
-    """Written by a person or a controller: this JobSet is to save and leave, or to rehearse that.
-
-    Deleting the request takes it back, as ``retracted`` does, unless the gang has frozen.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel("has(self.epoch) || has(self.deadline) != has(self.deadlineSeconds)", _DEADLINE_MESSAGE)
-        )
-    )
-
-    workload: Annotated[RequestedWorkload, Field(json_schema_extra=IMMUTABLE)]
-    """Whom it is about."""
-    cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)] = "Requested"
-    """Why, in one word. The record and the notice carry it."""
-    deadline: Time | None = None
-    """When the pods are expected to die: the gang trains on until it must save. May be edited until it has frozen."""
-    deadline_seconds: Seconds | None = None
-    """In place of deadline: so many seconds after the request was created."""
-    mode: Annotated[Literal[Mode.ENFORCE, Mode.DRILL], Field(json_schema_extra=IMMUTABLE)] = Mode.ENFORCE
-    """Enforce: save and leave; under a policy of mode Observe or Drill, what that says. Drill: rehearse all but the
-    exit."""
-    retracted: bool = False
-    """True: taken back."""
-
-    @model_validator(mode="after")
-    def _one_deadline(self) -> RequestSpec:
-        if (self.deadline is None) == (self.deadline_seconds is None):
-            raise ValueError(_DEADLINE_MESSAGE)
-        return self
-
-
-class RequestPhase(StrEnum):
-    """What became of a request; once its Preemption has ended, how that ended."""
-
-    ADOPTED = "Adopted"
-    SUPERSEDED = "Superseded"
-    COMMITTED = "Committed"
-    PROMOTED = "Promoted"
-    RETRACTED = "Retracted"
-    EXPIRED = "Expired"
-    FAILED = "Failed"
-
-    @property
-    def ended(self) -> bool:
-        return self is not RequestPhase.ADOPTED
-
-
-class RequestStatus(Model):
-    """Written by the operator."""
-
-    phase: RequestPhase | None = None
-    """Adopted: the Preemption that is named is about it. Superseded: nothing came of it, the message says why. Then
-    how that Preemption ended. Absent: not decided yet."""
-    message: Text | None = None
-    """The phase in words."""
-    preemption: ObjectName | None = None
-    """The Preemption that was made of it, or that it joined."""
-
-
-class PreemptionRequest(Resource):
-    """A Preemption that somebody else than the operator made: it asks for one."""
-
-    kind_name: ClassVar[str] = "Preemption"
-    plural: ClassVar[str] = "preemptions"
-    #: A request that is not understood as a whole is not acted upon: what is passed over may be what limits it.
-    passes_over = frozenset({"status"})
-    #: Failed: nobody acts upon it, and nothing is written over the phase.
-    in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {("status", "phase"): "Failed"}
-
-    kind: Literal["Preemption"]
-    spec: RequestSpec
-    status: RequestStatus = RequestStatus()
-
-    @staticmethod
-    def is_one(spec: Any) -> bool:
-        """True if the spec of a Preemption is a request's: the operator's own have a number."""
-        return "epoch" not in spec
+    """One entry for each replica of the operator that took part."""
 
 
 #: What of a record stands in no request, and what stands in it beside that, in JSON. Either all is there, or nothing.
@@ -336,7 +256,8 @@ NAMES = rules(
 
 
 class Preemption(Resource):
-    """One disruption of one JobSet: what was seen, who was told, what was saved and how long it took."""
+    """One disruption of one JobSet: which signal was seen, which pods got the notice, what was saved, and how long it
+    took."""
 
     kind_name: ClassVar[str] = "Preemption"
     plural: ClassVar[str] = "preemptions"

@@ -12,8 +12,8 @@ Rows of confidence "hint" tell a gang to prepare, and start no epoch.
 
 from gracepoint_operator.signals.catalogue import BUILT_IN
 from gracepoint_operator.signals.clouds import GKE_SPOT_GRACE_S
+from gracepoint_operator.signals.matching import Mark, marks
 from gracepoint_operator.signals.own_rows import OwnRowsError, read_own_rows
-from gracepoint_operator.signals.reading import Mark, marks
 from gracepoint_operator.signals.rows import Cause, On, Row
 from gracepoint_operator.signals.signal import (
     HORIZON_S,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gracepoint.wire.messages import Confidence
+from gracepoint_operator.signals.row_helpers import HINT, LIKELY, SURE, after, condition, field, taint
 from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, Time, TimeFormat, ValueMatch
-from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
 
 _NTH = "aws-node-termination-handler"
 

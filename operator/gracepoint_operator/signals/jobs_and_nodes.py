@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gracepoint_operator.signals.row_helpers import HINT, LIKELY, SURE, after, condition, field, taint
 from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, TaintMatch, Time, TimeFormat
-from gracepoint_operator.signals.short import HINT, LIKELY, SURE, after, condition, field, taint
 
 #: For pods that are not critical, when their kubelet shuts down gracefully.
 KUBELET_SHUTDOWN_S = 20.0

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import SignalKind
-from gracepoint_operator.signals.reading import Mark
+from gracepoint_operator.signals.matching import Mark
 from gracepoint_operator.signals.rows import Cause, On
 
-#: What is further ahead starts no epoch yet: until then it may be moved or called off without anybody's noticing.
+#: A signal further ahead than this number of seconds starts no epoch yet, since it may still move or be cancelled.
 HORIZON_S = 3600.0
 
-#: Texts of signals that the gang reported: one that only it had, and one of which this operator was told by nobody
-#: else any more, since all replicas that had seen it ended before one could record it.
+#: Texts of signals that the gang reported: a SIGTERM that only the gang saw, and a notice of which there is no record,
+#: because all replicas that had seen the signal ended before one of them could record it.
 TOLD_BY_GANG = "SIGTERM, as the gang reports"
 TOLD_BEFORE = "a notice without a record, as the gang reports"
-#: The gang knows of these already, so nobody is told of them.
+#: The gang knows of these signals already, so no notice is sent for them.
 KNOWN_TO_GANG = frozenset({TOLD_BY_GANG, TOLD_BEFORE})
 
 
@@ -27,16 +27,20 @@ class Signal:
     """A sign that a pod is going to be disrupted.
 
     Attributes:
-        mark: Which of the marks this is; see ``reading.Mark``.
-        cause: One of ``Cause``, or what somebody who asks for it calls it.
-        text: For people: what was seen, e.g. "taint cloud.google.com/impending-node-termination:NoSchedule".
-        cancelable: True if it may go away again, which retracts the notice.
-        lead_s: Seconds from its beginning to the deadline, where no time was told.
-        grace_s: The part of these that is the pod's grace period.
-        limit: It is a time limit, set before.
-        until_at: The time that was told, in seconds since the epoch; None where none was.
-        lasting: It may have been there when the pod was bound: then the pod was put there all the same, and would be
-            again.
+        kind: Its kind, as policies name it.
+        mark: The id of the mark; see ``matching.Mark``.
+        cause: One of ``Cause``, or the cause that a request names.
+        text: Description for users, e.g. "taint cloud.google.com/impending-node-termination:NoSchedule".
+        node: Name of the pod's node. Empty for a request.
+        pod: The pod that it concerns.
+        confidence: How certain it is that the pod will be killed.
+        cancelable: Whether it may go away again, which retracts the notice.
+        lead_s: Seconds from its beginning to the deadline, if ``until_at`` is None.
+        grace_s: The part of ``lead_s`` that is the pod's grace period.
+        limit: Whether it is a time limit that was set before.
+        until_at: The deadline that the object names, in seconds since the epoch. None if it names none.
+        lasting: Whether it may have existed when the pod was bound. Such a signal does not count: the scheduler chose
+            that node all the same, and would again.
     """
 
     kind: SignalKind
@@ -54,30 +58,30 @@ class Signal:
     limit: bool = False
 
     def deadline_at(self, since_at: float) -> float:
-        """When the pod will be gone; a told time that was over when the signal began tells nothing."""
+        """Returns when the pod will be gone. A named time before the beginning of the signal is ignored."""
         told = self.until_at is not None and self.until_at >= since_at
         return self.until_at if told and self.until_at is not None else since_at + self.lead_s
 
     @property
     def stays(self) -> bool:
-        """True if the gang is to save and train on: leaving would only begin its time anew."""
+        """True if the gang saves and continues to train: an exit would only start its time limit again."""
         return self.cause is Cause.TIME_LIMIT
 
     def is_far(self, since_at: float, now: float) -> bool:
-        """True if it is too far ahead to start an epoch.
+        """Returns True if it is too far ahead to start an epoch.
 
-        A grace period is no announcement: it may run already, or be cut short.
+        The grace period is not counted as lead: it may have begun already, or be cut short.
         """
         at = self.deadline_at(since_at)
         return (at if at == self.until_at else at - self.grace_s) > now + HORIZON_S
 
 
 def of_pod(pod: Pod, marks: Iterable[Mark]) -> list[Signal]:
-    """What these marks mean for the pod; nothing for a pod that has finished.
+    """Returns the signals that these marks are for a pod. Empty if the pod has finished.
 
     Args:
         pod: The pod.
-        marks: All that concern it: its own and those on its node, Job, JobSet, ...
+        marks: All marks that concern it: its own and those on its node, Job, JobSet, ...
     """
     if pod.finished:
         return []
@@ -87,13 +91,13 @@ def of_pod(pod: Pod, marks: Iterable[Mark]) -> list[Signal]:
 
 
 def told_by_gang(pod: Pod, cause: str, text: str = TOLD_BY_GANG) -> Signal:
-    """The signal of which only the gang itself knows: ``text`` is one of ``KNOWN_TO_GANG``."""
+    """Returns the signal that the gang itself reported. ``text`` is one of ``KNOWN_TO_GANG``."""
     known = Cause(cause) if cause in set(Cause) else Cause.POD_DELETION
     return Signal(SignalKind.POD_DELETION, "", known, text, pod.node, pod, Confidence.SURE, False, _grace_s(pod))
 
 
 def marks_node(mark: Mark) -> bool:
-    """True if the mark, of a node, says surely or likely that the node is going away, whoever tolerates it."""
+    """Returns True if a mark on a node says, surely or likely, that the node goes away for all pods."""
     matched = mark.row.match.taint
     for_some = matched is not None and matched.key is None  # a taint as any other: it keeps off whom it is to keep off
     return mark.row.confidence is not Confidence.HINT and not for_some
@@ -129,5 +133,5 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
 
 
 def _grace_s(pod: Pod) -> float:
-    """The grace period of the deletion that is under way, else the pod's own."""
+    """Returns the grace period of the deletion under way, or the pod's own."""
     return pod.grace_s if pod.deletion_grace_s is None else pod.deletion_grace_s

@@ -1,26 +1,26 @@
-"""The webhooks: what a labelled JobSet and its pods are given when they are created, and evictions that wait.
+"""The webhooks: they change a labelled JobSet and its pods when they are created, and delay evictions.
 
-Pure functions on plain dicts (``contract``, ``injection``, ``placement``), and thin routes (``routes``) that
-read an AdmissionReview, call them and answer, the mutating ones with a JSON patch. Nothing here keeps state or
-writes to the API, so dry runs and repeated calls are harmless. Whether an eviction waits is the operator's to say.
+``release_contract``, ``injection`` and ``node_affinity`` are pure functions on plain dicts. ``routes`` reads an
+AdmissionReview, calls them and answers with a JSON patch. Nothing here keeps state or writes to the API, so dry runs
+and repeated calls have no effect. ``eviction_hold`` decides whether an eviction waits.
 """
 
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, refresh_pod
-from gracepoint_operator.webhooks.placement import avoid_nodes
+from gracepoint_operator.webhooks.installed_api import InstalledApi, read_installed_api
+from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.routes import AdmissionContext, add_routes
-from gracepoint_operator.webhooks.served import Served, served
 
 __all__ = [
     "AdmissionContext",
     "AdmissionSettings",
     "ContractViolation",
+    "InstalledApi",
     "Patched",
-    "Served",
     "add_routes",
     "avoid_nodes",
     "inject_jobset",
+    "read_installed_api",
     "refresh_pod",
     "release_contract",
-    "served",
 ]

@@ -1,12 +1,12 @@
 """Answers whether an eviction may go on now; asked by the API server through the webhook.
 
-Each call is a task of the core's event loop, without state of its own; it ends with its answer. A pod that is of no
-gang by what is watched, and by its name of no JobSet that is, is answered without waiting for anything. For a pod of a
-gang the API is asked for the newest
-Preemption, as the twin may know of it first, and where none is under way for the budgets that may refuse the
-eviction anyway. All that is bounded by ``LOOK_WITHIN_S``; what is not known by then is decided by what the watches
-have brought. From there on nothing is waited for: the attempt is noted, decided about like every signal (``react``
-starts or moves the epoch and tells the gang), and held if that epoch is under way (``evictions.hold``).
+Each call is a task on the core's event loop. It has no state of its own and ends with its answer. If the watches have
+not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without waiting. For
+a pod of a gang the API is asked for the newest Preemption, because the other replica may have made it, and if none is
+under way for the budgets that may refuse the eviction anyway. All of that takes at most ``LOOK_WITHIN_S``; afterwards
+the decision uses what the watches have shown. The rest does not wait: the attempt is recorded, decided about like every
+signal (``react`` starts or moves the epoch and sends the notices), and held if that epoch is under way
+(``evictions.hold``).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class EvictionHold:
 
     Args:
         api: The API server.
-        world: What is known; gets the attempt.
+        world: The known objects. Records the attempt.
         take: Takes in an object as the watches do.
-        react: Decides about these JobSets, by UID, and carries the decisions out.
-        ready: Whether decisions are made yet.
+        react: Decides about the workloads with these UIDs, and carries the decisions out.
+        ready: Returns whether decisions are made yet.
         metrics: Counts the answers.
         clock: Seconds since the epoch.
     """
@@ -68,15 +68,15 @@ class EvictionHold:
         self._clock = clock
 
     async def attempted(self, namespace: str, name: str, uid: str | None) -> Hold | None:
-        """Somebody asks to evict a pod, and means it.
+        """Records an attempt to evict a pod that is not a dry run.
 
         Args:
-            namespace: The pod's.
-            name: The pod's.
-            uid: The only UID that the eviction is for; None: whichever.
+            namespace: Namespace of the pod.
+            name: Name of the pod.
+            uid: UID in the preconditions of the eviction. None if there is none.
 
         Returns:
-            Why and until when it has to wait; None: it goes on.
+            Why and until when the eviction has to wait. None if it is allowed.
         """
         if not self._ready():
             return None
@@ -90,7 +90,7 @@ class EvictionHold:
                 extra=about(namespace=namespace, pod=name, error=repr(error)),
             )
         pod = self._world.pod_named(namespace, name)
-        if forbidden or pod is None or uid not in (None, pod.uid) or self._jobset(pod) is None:
+        if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
         self._world.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._react([pod.workload_uid])
@@ -101,17 +101,17 @@ class EvictionHold:
         return held
 
     async def _look(self, namespace: str, name: str) -> bool:
-        """Asks the API for what has to be known; True if a budget is going to refuse the eviction."""
+        """Asks the API for the newest Preemption and the budgets. Returns True if a budget will refuse the eviction."""
         pod = self._world.pod_named(namespace, name)
         if pod is None and self._world.may_be_of_workload(namespace, name):
             pod = await self._unknown(namespace, name)
-        jobset = self._jobset(pod)
-        if pod is None or jobset is None:
+        workload = self._workload(pod)
+        if pod is None or workload is None:
             return False
         latest = self._latest(pod)
         under_way = latest is not None and not latest.phase.ended
         number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
-        wanted = latest.name if latest and under_way else epoch_name(jobset.name, jobset.uid, number)
+        wanted = latest.name if latest and under_way else epoch_name(workload.name, workload.uid, number)
         try:
             self._take(kinds.PREEMPTIONS, "MODIFIED", await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
             return False
@@ -122,7 +122,7 @@ class EvictionHold:
         return budgets.forbid(found.items, pod.labels, ready=pod.ready)
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
-        """A pod that the watches have not brought, and whose name is like a JobSet's: just made, or of none."""
+        """Reads a pod that the watches have not shown and whose name fits a workload: it may just have been created."""
         try:
             body = await self._api.get(kinds.PODS, namespace, name)
         except client.NotFound:
@@ -131,8 +131,8 @@ class EvictionHold:
             self._take(kinds.PODS, "MODIFIED", body)
         return self._world.pod_named(namespace, name)
 
-    def _jobset(self, pod: Pod | None) -> Workload | None:
-        """The JobSet of a pod whose end would be a disruption of a gang that evictions count for."""
+    def _workload(self, pod: Pod | None) -> Workload | None:
+        """Returns the workload of a pod if evictions count for it and the end of the pod would disrupt its gang."""
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
         gang = self._world.gang(pod.workload_uid)

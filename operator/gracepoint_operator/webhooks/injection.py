@@ -18,8 +18,8 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks.members import Json, Problems, TrainingJob, gang
-from gracepoint_operator.webhooks.template import TOKEN_VOLUME
+from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
 
 #: Lifetime of a projected token; the kubelet renews it after 80 %.
 TOKEN_LIFETIME_S = 3600

@@ -21,8 +21,8 @@ import dataclasses
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks.members import Json, Problems, TrainingJob, gang
-from gracepoint_operator.webhooks.template import check_template
+from gracepoint_operator.webhooks.pod_template import check_template
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
 
 #: Seconds between SIGTERM and SIGKILL where the pod template names none; Kubernetes' own 30 are few.
 DEFAULT_GRACE_PERIOD_S = 120

@@ -1,11 +1,11 @@
 """The webhooks' HTTP routes, on a port of their own.
 
-Each request is one task on the server's event loop, without state of its own; it ends with its answer. What it
-waits for is bounded: its body and its turn by ``bodies``, the rest by ``AdmissionContext``; the API server gives
-up after the timeout of the webhook's configuration, which cancels the task.
+Each request is one task on the server's event loop. It has no state of its own and ends with its answer. All waiting
+is bounded: for the body and the turn by ``request_bodies``, for everything else by ``AdmissionContext``. When the
+timeout of the webhook's configuration is over, the API server closes the connection, which cancels the task.
 
-API servers show nothing of who they are. So each webhook is at a path that nobody else knows (``path_of``), and
-whatever comes for another path is refused before its body is read.
+API servers do not authenticate to webhooks. So each webhook has a path that nobody else knows (``path_of``), and a
+request for any other path is refused before its body is read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from aiohttp import web
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.unreadable import CAUSES, Unreadable, said
-from gracepoint_operator.webhooks.bodies import Bodies
+from gracepoint_operator.webhooks.admission_review import (
+    AdmissionRequest,
+    NotAnAdmissionReview,
+    allowed,
+    later,
+    refused,
+    unknown,
+)
+from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, is_injected, refresh_pod
-from gracepoint_operator.webhooks.members import Json
-from gracepoint_operator.webhooks.placement import avoid_nodes
+from gracepoint_operator.webhooks.installed_api import InstalledApi
+from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
-from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview, allowed, later, refused, unknown
-from gracepoint_operator.webhooks.served import Served
-from gracepoint_operator.webhooks.shown import not_understood, overruled, shown
+from gracepoint_operator.webhooks.request_bodies import RequestBodies
+from gracepoint_operator.webhooks.training_jobs import Json
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_PODS = "/mutate/pods"
@@ -41,52 +48,55 @@ logger = logging.getLogger(__name__)
 
 
 class AdmissionContext(Protocol):
-    """What the webhooks need of the operator."""
+    """What the webhooks need from the operator."""
 
     @property
     def settings(self) -> AdmissionSettings:
-        """Where pods reach the operator, as of now."""
+        """How pods reach the operator, as of now."""
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """The policy, or None where the API server knows none. Bounded in time.
+        """Returns the policy, or None if it does not exist. Bounded in time.
 
         Raises:
-            Unreadable: It is there, and cannot be used.
-            Exception: Whatever says that one cannot know; the request is then refused with 503.
+            Unreadable: The policy exists and cannot be used.
+            Exception: It could not be read. The request is then refused with 503.
         """
 
-    async def served_workload_api(self, *, afresh: bool = False) -> Served:
-        """What the installed JobSet API lacks; ``afresh``: as of now. Bounded in time.
+    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
+        """Returns what the installed JobSet API lacks. Bounded in time.
+
+        Args:
+            afresh: Reads it now instead of using a result of the last minute.
 
         Raises:
-            Exception: Whatever says that one cannot know.
+            Exception: It could not be read.
         """
 
     def disrupted_nodes(self) -> frozenset[str]:
-        """Names of the nodes that new pods should keep off."""
+        """Returns the names of the nodes that new pods should avoid."""
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
-        """Notes that somebody asks to evict the pod. Bounded in time.
+        """Records an attempt to evict a pod. Bounded in time.
 
         Args:
-            namespace: The pod's.
-            pod: Its name.
-            uid: The only UID that the eviction is for; None: whichever.
+            namespace: Namespace of the pod.
+            pod: Name of the pod.
+            uid: UID in the preconditions of the eviction. None if there is none.
 
         Returns:
-            For people, why it has to wait; None: it may go on.
+            A message that says why the eviction has to wait. None if it is allowed.
         """
 
 
 def path_of(webhook: str, token: str) -> str:
-    """Where the API server reaches a webhook.
+    """Returns the path of a webhook.
 
-    The API server tells whoever creates a JobSet the path of a webhook that does not answer. From one path, neither
-    the token nor the other paths can be found.
+    If a webhook does not answer, the API server shows its path to the user who creates a JobSet. Neither the token nor
+    the other paths can be computed from one path.
 
     Args:
-        webhook: Which one: ``PATH_JOBSETS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
-        token: The secret that the chart makes. It makes the paths in the same way.
+        webhook: ``PATH_JOBSETS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
+        token: The secret that the chart makes. The chart computes the paths in the same way.
     """
     return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
 
@@ -97,12 +107,12 @@ def add_routes(
     """Adds the webhooks to ``app``.
 
     Args:
-        app: Has no other routes.
-        context: What they ask of the operator.
-        token: What their paths are made of.
-        count_refused: Called with the reason, where a request is refused without looking at it.
+        app: An application without other routes.
+        context: The operator.
+        token: The secret from which the paths are computed.
+        count_refused: Called with the reason when a request is refused before its object is read.
     """
-    bodies = Bodies(count_refused)
+    bodies = RequestBodies(count_refused)
 
     async def mutate_pods(request: AdmissionRequest, context: AdmissionContext) -> Json:
         return mutate_pod(request, context)
@@ -114,7 +124,7 @@ def add_routes(
             async with bodies.read(http, at_most_bytes) as body:
                 try:
                     request = AdmissionRequest.read(body)
-                except NoReview as error:
+                except NotAnAdmissionReview as error:
                     count_refused("no_review")
                     raise web.HTTPBadRequest(text=str(error)) from error
                 return web.json_response(await answer(request, context))
@@ -133,7 +143,7 @@ def add_routes(
 
 
 async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """JobSet CREATE: release contract and injection."""
+    """A JobSet is created: applies the release contract and the injection."""
     if LABEL_POLICY not in request.labels:
         return allowed(request, request.object)
     name = request.labels[LABEL_POLICY]
@@ -170,11 +180,11 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
 
 
 async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
-    """Why the installed JobSet API cannot keep the contract, or None and what is warned of."""
+    """Returns why the installed JobSet API cannot keep the contract, or None; and warnings."""
     try:
-        found = await context.served_workload_api()
-        if found != Served():
-            found = await context.served_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
+        found = await context.installed_workload_api()
+        if found != InstalledApi():
+            found = await context.installed_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
     except Exception as error:
         logger.warning("the JobSet API that is installed cannot be read", exc_info=True)
         return None, [f"whether JobSet is v0.10 or newer, as Gracepoint needs, could not be read just now ({error})"]
@@ -182,7 +192,7 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
 
 
 def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """Pod CREATE: the operator's present address, and away from nodes that go. Never refuses."""
+    """A pod is created: sets the current address of the operator and avoids disrupted nodes. Never refuses."""
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
@@ -194,9 +204,9 @@ def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
 
 
 async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """Eviction CREATE: 429 while the pod's gang saves.
+    """A pod is to be evicted: answers 429 while its gang saves.
 
-    Whatever goes wrong here, the answer is to let it through: at anything but 429 drains give up.
+    If anything fails here, the eviction is allowed: a drain gives up at any answer but 429.
     """
     given = request.object.get("deleteOptions")
     options: Json = given if isinstance(given, dict) else {}

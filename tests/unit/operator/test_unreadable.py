@@ -36,12 +36,12 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk as Asked
+from gracepoint_operator.model.requests import RequestRecord as Asked
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, On
 from gracepoint_operator.unreadable import Unreadable
-from gracepoint_operator.webhooks import AdmissionSettings, Served, routes
-from gracepoint_operator.webhooks.review import AdmissionRequest, NoReview
+from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
+from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import read_job, read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
 from tests.unit.operator.fakes import objects
@@ -244,7 +244,10 @@ REVIEW: Body = {
 def test_a_webhooks_body_is_a_review_or_none(data: st.DataObject) -> None:
     body = data.draw(odd((REVIEW,)))
     text = data.draw(st.sampled_from(["[" * 100_000, '{"a":' * 100_000, ""]) | st.just(json.dumps(body)))
-    assert len(refusal(NoReview, lambda: AdmissionRequest.read(text.encode("utf-8", "surrogatepass")).labels)) < 2000
+    assert (
+        len(refusal(NotAnAdmissionReview, lambda: AdmissionRequest.read(text.encode("utf-8", "surrogatepass")).labels))
+        < 2000
+    )
 
 
 @QUICK
@@ -272,8 +275,8 @@ class Operator:
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         return CheckpointPolicy.of(objects.policy())
 
-    async def served_workload_api(self, *, afresh: bool = False) -> Served:
-        return Served()
+    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
+        return InstalledApi()
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})

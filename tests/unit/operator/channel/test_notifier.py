@@ -10,7 +10,7 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions import event_notes, preemption_status
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
@@ -100,7 +100,7 @@ async def test_an_event_that_is_posted_again_is_the_same_event(api: MemoryApi, c
         before = len(api.of(kinds.EVENTS))
         uid = str(first.preemptions[0]["metadata"]["uid"])
         for name in ("replica-a", "replica-b"):
-            note = preemption_status.note_of_phase(epoch, Phase.NOTICED)
+            note = event_notes.note_of_phase(epoch, Phase.NOTICED)
             assert note is not None
             await EventRecorder(api, clock, name).post(epoch, uid, note)
         assert len(api.of(kinds.EVENTS)) == before
@@ -174,7 +174,7 @@ async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: Memory
         await replica.phase("Noticed")
         epoch = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
         await EventRecorder(api, clock, "replica-a").post(
-            epoch, "uid", preemption_status.Note("PreemptionFailed", "ä" * 1000)
+            epoch, "uid", event_notes.Note("PreemptionFailed", "ä" * 1000)
         )
         (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
         assert len(body["note"].encode()) == 1024
@@ -241,9 +241,9 @@ def test_the_page_lists_every_metric_and_no_other() -> None:
 
 def test_the_page_names_every_reason_of_an_event() -> None:
     reasons = {
-        *preemption_status._REASONS.values(),
-        *(value for name, value in vars(preemption_status).items() if name.startswith("REASON")),
+        *event_notes.PHASE_REASONS.values(),
+        *(value for name, value in vars(event_notes).items() if name.startswith("REASON")),
     }
-    assert set(preemption_status.STORY) == reasons
+    assert set(event_notes.STORY) == reasons
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     assert listed == reasons

@@ -326,3 +326,12 @@ def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:
     scene = Scene()
     scene.seen(kinds.PREEMPTIONS, objects.request(deadlineSeconds=1e13))
     assert scene.start().spec.deadline.year == 9999
+
+
+@pytest.mark.parametrize("reason", ["x" * 1000, "xxx\ud800"], ids=["longer than a record takes", "no Unicode"])
+def test_a_gang_is_told_of_a_condition_whatever_its_reason_is(reason: str) -> None:
+    scene = Scene()
+    message = "Preempt Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
+    condition = objects.condition("VMEventScheduled", reason=reason, message=message)
+    scene.seen(kinds.NODES, objects.node(conditions=[condition]))
+    assert scene.start().spec.signal.startswith("Node condition VMEventScheduled (xxx")

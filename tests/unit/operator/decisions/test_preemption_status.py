@@ -7,10 +7,11 @@ import datetime
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gracepoint.wire.messages import Phase, Resumption
-from gracepoint_operator.decisions import preemption_status
-from gracepoint_operator.decisions.preemption_status import Note
+from gracepoint_operator.decisions import event_notes, preemption_status
+from gracepoint_operator.decisions.event_notes import Note
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.resources import Acknowledgements, PreemptionStatus, Replica
 from gracepoint_operator.signals import KNOWN_TO_GANG
@@ -83,7 +84,7 @@ SIGNAL = "SpotTermination: taint cloud.google.com/impending-node-termination:NoS
 def test_the_event_of_a_phase_says_what_has_happened(
     phase: Phase, state: dict[str, Any], expected: Note | None
 ) -> None:
-    assert preemption_status.note_of_phase(epoch(state, phase=str(phase)), phase) == expected
+    assert event_notes.note_of_phase(epoch(state, phase=str(phase)), phase) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_the_event_of_a_phase_says_what_has_happened(
     ],
 )
 def test_notice_event_says_the_cause_and_the_request(spec: dict[str, Any], said: str) -> None:
-    note = preemption_status.note_of_phase(epoch(**spec), Phase.NOTICED)
+    note = event_notes.note_of_phase(epoch(**spec), Phase.NOTICED)
     assert note is not None
     assert note.message == f"{NAME}: {said}"
 
@@ -116,19 +117,19 @@ def test_notice_event_says_the_cause_and_the_request(spec: dict[str, Any], said:
 def test_event_of_a_training_gang_has_the_reason_or_the_limit(
     cause: str, reason: str, warning: bool, said: str
 ) -> None:
-    note = preemption_status.note_of_breaker(epoch(cause=cause, exits=False))
+    note = event_notes.note_of_breaker(epoch(cause=cause, exits=False))
     assert (note.reason, note.warning) == (reason, warning)
     assert said in note.message
 
 
 def test_the_event_of_a_moved_deadline_counts_from_the_first_signal() -> None:
-    note = preemption_status.note_of_move(epoch(deadline=objects.stamp(NOW + 45)))
+    note = event_notes.note_of_move(epoch(deadline=objects.stamp(NOW + 45)))
     assert note.message.startswith(f"{NAME}: the deadline is now 45 s after the first signal: taint ")
     assert not note.warning
 
 
 def test_the_event_of_a_resumption_names_the_step() -> None:
-    note = preemption_status.note_of_resumption(epoch({"restoredStep": 40}, phase="Committed"))
+    note = event_notes.note_of_resumption(epoch({"restoredStep": 40}, phase="Committed"))
     assert note == Note("Resumed", f"{NAME}: training goes on from step 40")
 
 
@@ -377,3 +378,9 @@ def test_a_stage_is_reached_when_all_were_told_or_have_acknowledged(
     entries: list[Replica], expected: dict[str, float]
 ) -> None:
     assert stages(acknowledged(*entries)) == expected
+
+
+@pytest.mark.parametrize("step", [2**63, -1], ids=["more than 64 bits", "negative"])
+def test_a_restored_step_that_no_record_takes_is_refused(step: int) -> None:
+    with pytest.raises(ValidationError):
+        preemption_status.resumed(epoch(phase="Committed"), resumption(step), NOW + 30)

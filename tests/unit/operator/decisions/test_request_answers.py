@@ -9,7 +9,7 @@ from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Sta
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import EndReason
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -365,4 +365,4 @@ def test_a_pod_that_a_job_was_scaled_down_by_is_no_disruption() -> None:
 )
 def test_a_request_that_says_what_none_can_is_refused(spec: Body) -> None:
     with pytest.raises(Unreadable):
-        PreemptionAsk.of(objects.request(**spec))
+        RequestRecord.of(objects.request(**spec))

@@ -9,7 +9,7 @@ import pytest
 from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import PreemptionAsk
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
 from gracepoint_operator.workloads import WorkloadIdentity
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -50,7 +50,7 @@ def names(found: Iterable[Due]) -> list[str]:
 
 def found(*bodies: Body, living: Iterable[str] = (JOBSET_UID,), limits: Limits = LIMITS) -> list[Due]:
     epochs = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
-    requests = [PreemptionAsk.of(body) for body in bodies if "epoch" not in body["spec"]]
+    requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
     return due(epochs, requests, set(living), NOW, limits)
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from gracepoint.wire.names import LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings, Served, add_routes, bodies
-from gracepoint_operator.webhooks.review import AdmissionRequest, allowed
+from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
+from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
+from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
-from gracepoint_operator.webhooks.shown import ANNOTATION
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]
@@ -40,7 +40,7 @@ class Operator:
         self.evictions: list[tuple[str, str, str | None]] = []
         self.waits_for: str | None = None
         self.refused: list[str] = []
-        self.jobset_api: list[Served | Exception] = [Served()]  # as it is read, one reading after another
+        self.jobset_api: list[InstalledApi | Exception] = [InstalledApi()]  # as it is read, one reading after another
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
@@ -51,7 +51,7 @@ class Operator:
             raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))
 
-    async def served_workload_api(self, *, afresh: bool = False) -> Served:
+    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         found = self.jobset_api[0]
         if afresh and len(self.jobset_api) > 1:
             found = self.jobset_api[1]
@@ -125,26 +125,26 @@ async def test_whoever_creates_a_jobset_is_warned_of_what_is_set_in_vain(client:
 
 
 async def test_a_jobset_that_the_installed_api_would_cut_is_refused(client: Client, operator: Operator) -> None:
-    operator.jobset_api = [Served(missing=("spec.failurePolicy.rules",))]
+    operator.jobset_api = [InstalledApi(missing=("spec.failurePolicy.rules",))]
     response = await call(client, PATH_JOBSETS, jobset())
     assert response["allowed"] is False
     assert "Upgrade JobSet to v0.10 or newer" in response["status"]["message"]
 
 
 async def test_before_it_is_refused_the_installed_api_is_read_again(client: Client, operator: Operator) -> None:
-    operator.jobset_api = [Served(missing=("spec.failurePolicy.rules",)), Served()]
+    operator.jobset_api = [InstalledApi(missing=("spec.failurePolicy.rules",)), InstalledApi()]
     assert (await call(client, PATH_JOBSETS, jobset()))["allowed"] is True
 
 
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        pytest.param(Served(by_message=False), "onJobFailureMessagePatterns", id="rules without messages"),
+        pytest.param(InstalledApi(by_message=False), "onJobFailureMessagePatterns", id="rules without messages"),
         pytest.param(kube.Refused("HTTP 403"), "HTTP 403", id="an API that cannot be read"),
     ],
 )
 async def test_a_jobset_is_allowed_with_a_warning_of_the_installed_api(
-    client: Client, operator: Operator, found: Served | Exception, says: str
+    client: Client, operator: Operator, found: InstalledApi | Exception, says: str
 ) -> None:
     operator.jobset_api = [found]
     response = await call(client, PATH_JOBSETS, jobset())
@@ -380,7 +380,7 @@ async def test_large_objects_are_limited_and_small_ones_do_not_wait(client: Clie
 async def test_a_body_that_does_not_come_ends_its_call(
     client: Client, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "_WITHIN_S", 0.05)
+    monkeypatch.setattr(request_bodies, "_WITHIN_S", 0.05)
     reader, writer = await asyncio.open_connection(client.host, client.port)
     head = f"POST {path_of(PATH_JOBSETS, TOKEN)} HTTP/1.1\r\nHost: o\r\nContent-Length: 400000\r\n\r\n"
     writer.write(head.encode())

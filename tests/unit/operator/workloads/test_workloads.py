@@ -7,6 +7,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint_operator import workloads
 from gracepoint_operator.kube.objects import Membership
+from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.registry import membership_of
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID
@@ -43,3 +44,10 @@ def test_a_kind_knows_its_place_in_the_api() -> None:
     kind = workloads.BY_NAME["JobSet"].kind
     assert (kind.group, kind.version, kind.api_version) == ("jobset.x-k8s.io", "v1alpha2", "jobset.x-k8s.io/v1alpha2")
     assert workloads.BY_PLACE[kind].name == "JobSet"
+
+
+def test_a_name_that_no_record_takes_makes_a_pod_unreadable() -> None:
+    body = objects.pod()
+    body["metadata"]["name"] = "\ud800"  # half of a pair, which JSON can hold and UTF-8 cannot
+    with pytest.raises(Unreadable, match="Unicode"):
+        workloads.read_pod(body)

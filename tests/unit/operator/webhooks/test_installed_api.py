@@ -13,7 +13,7 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Admission, Certificates
-from gracepoint_operator.webhooks import Patched, Served, release_contract, served
+from gracepoint_operator.webhooks import InstalledApi, Patched, read_installed_api, release_contract
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 from tests.unit.operator.fakes.samples import Json, job_of, jobset, policy_spec
@@ -65,8 +65,8 @@ def contracted(body: Json) -> Json:
     ],
 )
 def test_where_all_is_served_nothing_is_said(rule: Json) -> None:
-    found = served(crd(rule))
-    assert found == Served()
+    found = read_installed_api(crd(rule))
+    assert found == InstalledApi()
     assert (found.refusal(contracted(jobset()), POLICY), found.warning) == (None, None)
 
 
@@ -84,14 +84,14 @@ def test_where_all_is_served_nothing_is_said(rule: Json) -> None:
     ],
 )
 def test_jobset_that_would_not_restart_is_refused_with_the_needed_version(rule: Json | None, says: str) -> None:
-    refusal = served(crd(rule)).refusal(contracted(jobset()), POLICY)
+    refusal = read_installed_api(crd(rule)).refusal(contracted(jobset()), POLICY)
     assert refusal is not None
     assert says in refusal
     assert "Upgrade JobSet to v0.10 or newer" in refusal
 
 
 def test_jobset_without_messages_is_warned_of_and_other_rules_are_refused() -> None:
-    found = served(crd(without("onJobFailureMessagePatterns")))
+    found = read_installed_api(crd(without("onJobFailureMessagePatterns")))
     body = jobset()
     assert found.refusal(contracted(body), POLICY) is None
     assert found.warning is not None
@@ -101,7 +101,7 @@ def test_jobset_without_messages_is_warned_of_and_other_rules_are_refused() -> N
     refusal = found.refusal(contracted(body), POLICY)
     assert refusal is not None
     assert "spec.replicatedJobs[0].template.spec.podFailurePolicy.rules[2] would restart the JobSet" in refusal
-    assert served(crd()).refusal(contracted(body), POLICY) is None
+    assert read_installed_api(crd()).refusal(contracted(body), POLICY) is None
 
 
 @pytest.mark.parametrize("action", ["RestartJob", "RestartJobAndIgnoreMaxRestarts"])
@@ -113,7 +113,7 @@ def test_actions_of_newer_jobsets_in_rules_of_the_users_own_are_accepted(action:
 
 def test_unserved_version_does_not_count_as_empty() -> None:
     with pytest.raises(LookupError, match="v1alpha2"):
-        served(crd(served=False))
+        read_installed_api(crd(served=False))
 
 
 @pytest.fixture
@@ -134,12 +134,12 @@ def api() -> MemoryApi:
 async def test_api_is_read_once_for_many_jobsets_and_again_on_request(api: MemoryApi, admission: Admission) -> None:
     api.add(kinds.CRDS, crd(without("onJobFailureReasons")))
     for _ in range(3):
-        assert (await admission.served_workload_api()).missing
+        assert (await admission.installed_workload_api()).missing
     assert len(api.calls) == 1
     api.add(kinds.CRDS, copy.deepcopy(crd()))  # JobSet was upgraded
-    assert await admission.served_workload_api(afresh=True) == Served()
+    assert await admission.installed_workload_api(afresh=True) == InstalledApi()
 
 
 async def test_an_api_that_cannot_be_read_raises(admission: Admission) -> None:
     with pytest.raises(client.NotFound):
-        await admission.served_workload_api()
+        await admission.installed_workload_api()

@@ -1,4 +1,4 @@
-"""Shows people what a JobSet was given: an annotation on it and on its pods, and words at its creation. Pure."""
+"""Shows users how a JobSet was changed: annotations on it and on its pods, and warnings at its creation. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gracepoint.wire.names import ENV_PREFIX
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks.members import Json, Problems, gang
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
 
 #: On a JobSet: policy, its generation, and the fields that were filled in or changed. On its pods: the first two and
 #: the container.
@@ -19,9 +19,9 @@ _NAMED = ("replicatedJobs", "containers")
 
 
 def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
-    """``made``, with the annotations that tell how it differs from ``before``; unchanged where it doesn't.
+    """Returns ``made`` with annotations that say how it differs from ``before``. Unchanged if it does not differ.
 
-    What an earlier call has shown stays: the API server may call twice, for what another webhook has changed.
+    Fields from an earlier call stay listed: the API server may call twice if another webhook changes the object.
     """
     fields = [path for key in ("metadata", "spec") for path in _changed(before.get(key), made.get(key), key)]
     if not fields:
@@ -36,7 +36,7 @@ def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
 
 
 def not_understood(policy: CheckpointPolicy) -> list[str]:
-    """For whoever creates the JobSet: what of its policy has no effect."""
+    """Returns warnings about parts of the policy that have no effect."""
     return [
         f"CheckpointPolicy {policy.name}: found {item}, which this version of Gracepoint does not know and passes over"
         for item in policy.unknown
@@ -45,7 +45,7 @@ def not_understood(policy: CheckpointPolicy) -> list[str]:
 
 
 def overruled(before: Json, made: Json, policy: CheckpointPolicy) -> list[str]:
-    """For whoever creates the JobSet: the variables that the manifest sets and Gracepoint sets otherwise."""
+    """Returns warnings about variables of the manifest that Gracepoint overrides."""
     warnings = []
     theirs = gang(copy.deepcopy(before), policy.spec.training, Problems())
     for member, ours in zip(theirs, gang(copy.deepcopy(made), policy.spec.training, Problems()), strict=True):
@@ -77,7 +77,7 @@ def _earlier(metadata: Json) -> list[str]:
 
 
 def _changed(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Paths of what is new or different in ``after``."""
+    """Yields the paths of fields that are new or different in ``after``."""
     if before == after:
         return
     if isinstance(before, dict) and isinstance(after, dict):

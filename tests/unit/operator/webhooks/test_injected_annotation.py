@@ -8,7 +8,7 @@ from typing import Any
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import Patched, inject_jobset, release_contract
-from gracepoint_operator.webhooks.shown import ANNOTATION, overruled, shown
+from gracepoint_operator.webhooks.injected_annotation import ANNOTATION, overruled, shown
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,

@@ -1,19 +1,17 @@
-"""Which rows match an object, and what the object tells of when. Pure.
+"""Finds the rows of the catalogue that match an object. Pure.
 
-A ``Mark`` is what a row has matched on one object. What it means for a pod, and by when, depends on the pod as well
-(``signal.of_pod``).
+A ``Mark`` is a match of a row on one object. Whether it is a signal for a pod, and with which deadline, depends on the
+pod as well (``signal.of_pod``).
 
-Anybody who may write an object may write anything into an annotation, and controllers write what they like into
-conditions. So each taint, label, annotation, condition and field is read for itself, and what cannot be read is named.
+Users may write anything into annotations, and controllers into conditions. So each taint, label, annotation, condition
+and field is read separately. One that cannot be read is reported, and the others still count.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import email.utils
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,31 +24,29 @@ from gracepoint_operator.signals.rows import (
     Row,
     TaintMatch,
     Time,
-    TimeFormat,
     ValueMatch,
 )
+from gracepoint_operator.signals.told_times import Body, at, told_time
 from gracepoint_operator.unreadable import CAUSES, Unreadable, reading, said
 
-Body = Mapping[str, Any]
-
-_HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT")
-#: Times that a date can hold, with room for what is added to them.
-_FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+#: Length of the field ``signal`` of a Preemption. Reasons of conditions have no limit of their own.
+_TEXT_LIMIT = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What a row has matched on one object.
+    """A match of a row on one object.
 
     Attributes:
-        id: Equal for the same thing seen again, different for a new one: a taint that is put again with another
-            value or time, a condition that came again, a maintenance that was moved.
-        text: For people: what was seen, as "taint cloud.google.com/impending-node-termination:NoSchedule".
-        since_at: When it began, where the API tells that; else the latest time at which it can have, or None.
-        is_exact: It tells that.
-        until_at: When the pod is gone, where the object tells that.
-        taint: The taint, where it is one.
+        id: The same for the same signal seen again, and different for a new one: a taint that was set again with
+            another value or time, a condition that came again, a maintenance that was moved.
+        row: The row that matched.
+        text: Description for users, e.g. "taint cloud.google.com/impending-node-termination:NoSchedule".
+        since_at: When it began, in seconds since the epoch. If the object does not say, the latest time at which it can
+            have begun. None if that is not known either.
+        is_exact: Whether the object says when it began.
+        until_at: When the pod will be gone, in seconds since the epoch. None if the object does not say.
+        taint: The taint. None if it is not a taint.
     """
 
     id: str
@@ -64,7 +60,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class _Feature:
-    """One thing on an object that rows may match."""
+    """A taint, label, annotation, condition or field of an object that a row matches."""
 
     key: str  # which taint, label, ...; the first row that matches it counts
     text: str
@@ -77,13 +73,13 @@ class _Feature:
 
 
 def marks(rows: Iterable[Row], on: On, body: Body, left_out: dict[str, None] | None = None) -> tuple[Mark, ...]:
-    """What the rows match on an object of the API server, in the rows' order.
+    """Returns the marks of the rows on an object, in the order of the rows.
 
     Args:
         rows: The catalogue.
-        on: What the object is.
-        body: It has a name and a UID.
-        left_out: Gets what on the object could not be read, each named once.
+        on: The kind of the object.
+        body: The object as the API server gives it.
+        left_out: Gets the parts of the object that could not be read.
 
     Raises:
         Unreadable: It has no UID.
@@ -109,7 +105,7 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str,
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
-        text=feature.text,
+        text=_shortened(feature.text.encode(errors="replace").decode(), _TEXT_LIMIT),  # JSON can hold half a pair
         since_at=feature.since_at,
         until_at=until_at,
         is_exact=feature.is_exact and feature.since_at is not None,
@@ -125,55 +121,8 @@ def _told_time(time: Time, feature: _Feature, body: Body, left_out: dict[str, No
         return None
 
 
-def told_time(time: Time, value: str, body: Body) -> float | None:
-    """The time that an object tells, in seconds since the epoch; None where it tells none.
-
-    Raises:
-        Unreadable: JSON is expected, and it is none.
-    """
-    if time.format is TimeFormat.JSON:
-        with reading("expected JSON that tells a time"):
-            told = json.loads(value)
-    try:
-        at = _time_in(told, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
-    except (ValueError, TypeError, AttributeError, OverflowError):  # whatever stands there, it is no time
-        return None
-    return at if at is not None and _FIRST_AT <= at <= _LAST_AT else None
-
-
-def _plain_time(time: Time, value: str, body: Body) -> float | None:
-    match time.format:
-        case TimeFormat.EPOCH_SECONDS:
-            return float(value)
-        case TimeFormat.RFC3339:
-            return parse_time(value)
-        case TimeFormat.HTTP_DATE:
-            found = _HTTP_DATE.search(value)
-            return None if found is None else email.utils.parsedate_to_datetime(found[0]).timestamp()
-        case TimeFormat.SECONDS:
-            used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
-            return _after(time, float(value) - float(used_s), body)
-        case TimeFormat.DURATION:
-            length_s = _duration_s(value)
-            return None if length_s is None else _after(time, length_s, body)
-        case TimeFormat.JSON:
-            return None
-
-
-def at(body: Any, path: str) -> Any:
-    """The value at a path; entries of lists are named by their type. None where there is nothing."""
-    for part in path.split("."):
-        if isinstance(body, list):
-            body = next((item for item in body if isinstance(item, Mapping) and item.get("type") == part), None)
-        elif isinstance(body, Mapping):
-            body = body.get(part)
-        else:
-            return None
-    return body
-
-
 def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]:
-    """The things on the object that the row matches."""
+    """Returns the parts of the object that the row matches."""
     match, found = row.match, []
 
     def see(what: str, read: Callable[[], _Feature | None]) -> None:
@@ -212,7 +161,9 @@ def _matched_value(name: str, wanted: ValueMatch, body: Body) -> _Feature | None
     if not wanted.matches(value):
         return None
     since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{wanted.key}")
-    return _Feature(f"{name}/{wanted.key}", f"{name} {wanted.key}={_short(value)}", value, since_at, untold=f"={value}")
+    return _Feature(
+        f"{name}/{wanted.key}", f"{name} {wanted.key}={_shortened(value)}", value, since_at, untold=f"={value}"
+    )
 
 
 def _matched_condition(row: Row, wanted: ConditionMatch, condition: Any) -> _Feature | None:
@@ -261,55 +212,23 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         since_at = None if deleted_at is None else deleted_at - grace_s
         return _Feature(f"field/{path}", f"deletion of the {row.match.kind}".lower(), "", since_at, is_exact=True)
     since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
-    text = f"{row.match.kind} {path}={_short(value)}"
+    text = f"{row.match.kind} {path}={_shortened(value)}"
     return _Feature(f"field/{path}", text, value, since_at, untold=f"={value}")
 
 
-def _after(time: Time, length_s: float, body: Body) -> float | None:
-    since_at = parse_time(at(body, time.since))
-    return None if since_at is None else since_at + length_s
-
-
-def _time_in(value: Any, fields: Iterable[str]) -> float | None:
-    """The first of the fields that is there; names are compared without underscores and case."""
-    for path in fields:
-        found = value
-        for part in path.split("."):
-            names = {_bare(name): item for name, item in found.items()} if isinstance(found, Mapping) else {}
-            found = names.get(_bare(part))
-        if isinstance(found, str):
-            return parse_time(found)
-        if isinstance(found, int | float):
-            return float(found)
-    return None
-
-
-def _bare(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-def _duration_s(text: str) -> float | None:
-    """Seconds of 720h, 1h30m or 90s; None for what is no duration, as Never."""
-    found = _DURATION.fullmatch(text)
-    if found is None or not any(found.groups()):
-        return None
-    hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return hours * 3600 + minutes * 60 + seconds
-
-
 def _plain(value: Any) -> str | None:
-    """A field as rows name its values."""
+    """Returns the value of a field in the form that rows use."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= 64 else f"{value[:61]}..."
+def _shortened(text: str, limit: int = 64) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _written_at(body: Body, *path: str) -> float | None:
-    """When the owner of a field last wrote the object: what is in the field was there by then."""
+    """Returns when the owner of a field last wrote the object: the field had its value by then."""
     times = []
     for entry in _entries(body, "metadata.managedFields"):
         owned: Any = entry.get("fieldsV1") or {}

@@ -11,12 +11,12 @@ from typing import Any
 import jsonpatch
 
 from gracepoint_operator.unreadable import CAUSES, said, shortened
-from gracepoint_operator.webhooks.members import Json
+from gracepoint_operator.webhooks.training_jobs import Json
 
 API_VERSION = "admission.k8s.io/v1"
 
 
-class NoReview(ValueError):
+class NotAnAdmissionReview(ValueError):
     """The request's body is no AdmissionReview of this version."""
 
 
@@ -35,7 +35,7 @@ class AdmissionRequest:
         """Reads the body of a webhook call.
 
         Raises:
-            NoReview: It is none of ``admission.k8s.io/v1``, or has no object.
+            NotAnAdmissionReview: It is none of ``admission.k8s.io/v1``, or has no object.
         """
         try:
             review: Any = json.loads(body)
@@ -49,13 +49,13 @@ class AdmissionRequest:
                 request.get("dryRun") is True,
             )
         except CAUSES as error:
-            raise NoReview(f"expected an AdmissionReview, found {body[:80]!r} ({said(error)})") from error
+            raise NotAnAdmissionReview(f"expected an AdmissionReview, found {body[:80]!r} ({said(error)})") from error
         if found != (API_VERSION, "AdmissionReview"):
-            raise NoReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(found))}")
+            raise NotAnAdmissionReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(found))}")
         if not all(isinstance(text, str) for text in (read.uid, read.namespace, read.name)):
-            raise NoReview("request: expected texts as uid, namespace and name")
+            raise NotAnAdmissionReview("request: expected texts as uid, namespace and name")
         if not isinstance(read.object, dict):
-            raise NoReview(f"request.object: expected an object, found {shortened(repr(read.object))}")
+            raise NotAnAdmissionReview(f"request.object: expected an object, found {shortened(repr(read.object))}")
         return read
 
     @property

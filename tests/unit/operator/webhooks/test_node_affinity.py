@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gracepoint_operator.webhooks import avoid_nodes
-from gracepoint_operator.webhooks.placement import MOST_NODES
+from gracepoint_operator.webhooks.node_affinity import MOST_NODES
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

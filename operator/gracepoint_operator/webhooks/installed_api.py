@@ -1,7 +1,7 @@
-"""What the JobSet API that is installed lacks of what the release contract relies on. Pure.
+"""Which fields that the release contract needs are missing in the installed JobSet API. Pure.
 
-The API server takes fields that a CRD does not name out of an object without a word. A rule that lost a field matches
-more than was meant, or nothing. So the contract is held against the schema of the CRD that is served.
+The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much, or
+nothing. So the contract is compared with the schema of the served CRD.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks.members import Json, Problems, gang
 from gracepoint_operator.webhooks.release_contract import RULE_ACTION, RULE_REASON, RULES, own_pod_rules
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
 
 CRD_NAME = "jobsets.jobset.x-k8s.io"
 VERSION = "v1alpha2"
@@ -21,7 +21,7 @@ _PATTERNS = "onJobFailureMessagePatterns"
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class InstalledApi:
     """What is missing.
 
     Attributes:
@@ -34,10 +34,10 @@ class Served:
     by_message: bool = True
 
     def refusal(self, jobset: Json, policy: CheckpointPolicySpec) -> str | None:
-        """Why the JobSet cannot have the contract here; None: it can.
+        """Returns why the contract does not work here for a JobSet. None if it does.
 
         Args:
-            jobset: As the contract has made it.
+            jobset: The JobSet with the contract applied.
             policy: Its policy.
         """
         if self.missing:
@@ -55,7 +55,7 @@ class Served:
 
     @property
     def warning(self) -> str | None:
-        """For whoever creates a JobSet that is allowed."""
+        """A warning for the user who creates an allowed JobSet. None if there is none."""
         if self.by_message:
             return None
         return (
@@ -64,7 +64,7 @@ class Served:
         )
 
 
-def served(crd: Json) -> Served:
+def read_installed_api(crd: Json) -> InstalledApi:
     """Reads a CustomResourceDefinition of JobSets.
 
     Raises:
@@ -79,7 +79,7 @@ def served(crd: Json) -> Served:
         rule = _field(rule, name)
     rule = None if rule is None else rule.get("items", {})
     if rule is None:
-        return Served(missing=(RULES,), by_message=False)
+        return InstalledApi(missing=(RULES,), by_message=False)
     needs: tuple[tuple[str, str | None], ...] = (
         ("name", None),
         ("action", RULE_ACTION),
@@ -91,11 +91,11 @@ def served(crd: Json) -> Served:
         for name, value in needs
         if not _has(_field(rule, name), value)
     )
-    return Served(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
+    return InstalledApi(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
 
 
 def _field(node: Any, name: str) -> Any:
-    """The schema of a field; None where it would be pruned."""
+    """Returns the schema of a field. None if the API server would remove the field."""
     if node is None:
         return None
     if node.get("x-kubernetes-preserve-unknown-fields"):
@@ -111,7 +111,7 @@ def _has(node: Any, value: str | None) -> bool:
 
 
 def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
-    """Rules of the gang's Jobs, beside the contract's, that make a Job fail."""
+    """Returns the paths of other rules that make a Job of the gang fail."""
     return [
         f"{member.path}.podFailurePolicy.rules[{i}]"
         for member in gang(jobset, policy.training, Problems())

@@ -1,11 +1,11 @@
-"""What in a pod template stands against leaving and coming back, or against what will be injected. Pure."""
+"""Checks a pod template for conflicts with the release contract and with the injected parts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from gracepoint.wire.names import TOKEN_AUDIENCE, TOKEN_DIRECTORY
-from gracepoint_operator.webhooks.members import Json, Problems, TrainingJob
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
 
 #: The volume of the projected token; the name is reserved.
 TOKEN_VOLUME = "gracepoint-token"
@@ -13,12 +13,12 @@ _CLUSTER_DNS = "ClusterFirstWithHostNet"
 
 
 def check_template(member: TrainingJob, codes: Collection[int], problems: Problems) -> None:
-    """Fills in what the pod template lacks, and adds what contradicts to ``problems``.
+    """Fills in missing fields of the pod template, and adds conflicts to ``problems``.
 
     Args:
-        member: Whose template.
-        codes: Exit codes by which the training container leaves.
-        problems: Gets what is found.
+        member: The replicatedJob of the template.
+        codes: Exit codes of the training container after a save.
+        problems: Gets the conflicts.
     """
     _stays_ended(member, codes, problems)
     _finds_names(member, problems)
@@ -26,7 +26,7 @@ def check_template(member: TrainingJob, codes: Collection[int], problems: Proble
 
 
 def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems) -> None:
-    """A container that has left is not started again in its place, by rules of its own."""
+    """The container must not restart in place by a rule of its own."""
     container = member.container
     path = f"{member.path}.template.spec.containers[{container['name']}]"
     why = "as a container restarted in place stays on the node that is going away"
@@ -51,7 +51,7 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
 
 
 def _finds_names(member: TrainingJob, problems: Problems) -> None:
-    """On the host's network a pod asks the node's own resolver, which knows neither process 0 nor the operator."""
+    """On the host network a pod uses the node's resolver, which knows neither process 0 nor the operator."""
     pod = member.template["spec"]
     if not pod.get("hostNetwork"):
         return

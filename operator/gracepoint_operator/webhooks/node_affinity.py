@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 
-from gracepoint_operator.webhooks.members import Json
+from gracepoint_operator.webhooks.training_jobs import Json
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 #: The most that the API server takes.

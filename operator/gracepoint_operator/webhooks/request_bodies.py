@@ -1,7 +1,7 @@
-"""The bodies of webhook calls: each of a bounded size, here in a bounded time, and few large ones at a time.
+"""Reads the bodies of webhook calls with limits on size, time, and the number of large bodies at once.
 
-Lives on the server's event loop. A call that waits for its turn holds up nobody else's; its turn ends with its answer,
-as the object that was read is kept until then.
+Runs on the server's event loop. A call that waits for its turn does not delay other calls. Its turn ends with its
+answer, because the object is in memory until then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
 
 
-class Bodies:
+class RequestBodies:
     """Reads bodies.
 
     Args:
@@ -32,7 +32,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def read(self, http: web.Request, at_most_bytes: int) -> AsyncIterator[bytes]:
-        """The body, for as long as it is looked at.
+        """Reads the body. The turn of a large body lasts until the context ends.
 
         Raises:
             web.HTTPRequestEntityTooLarge: It has more than ``at_most_bytes``.

@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 class Problems(list[str]):
-    """What contradicts the contract, each with field path, found, expected and the fix."""
+    """Violations of the contract. Each names the field, what was found, what was expected, and the fix."""
 
     def add(self, path: str, *, found: object, expected: str, fix: str) -> None:
         self.append(f"{path}: found {found}, expected {expected}. {fix}")
@@ -19,7 +19,7 @@ class Problems(list[str]):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingJob:
-    """One replicatedJob of the gang. The dicts are the JobSet's own parts: changing them changes it."""
+    """One replicatedJob of the gang. The dicts are parts of the JobSet: a change to them changes the JobSet."""
 
     path: str  # spec.replicatedJobs[i].template.spec
     name: str
@@ -31,7 +31,7 @@ class TrainingJob:
 
     @property
     def pods_per_job(self) -> int:
-        """Pods of one Job: under the contract parallelism and completions are the same."""
+        """Number of pods of one Job. Under the contract parallelism and completions are equal."""
         return int(self.job.get("parallelism") or 1)
 
     @property
@@ -40,7 +40,7 @@ class TrainingJob:
 
 
 def gang(jobset: Json, training: Training, problems: Problems) -> list[TrainingJob]:
-    """The members in the JobSet's order, which is the order of the process ids."""
+    """Returns the members in the order of the JobSet, which is the order of the process ids."""
     jobs: list[Json] = jobset.get("spec", {}).get("replicatedJobs") or []
     names = [job.get("name", "") for job in jobs]
     for missing in sorted(set(training.replicated_jobs) - set(names)):
