@@ -84,7 +84,7 @@ def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
     assert end.codes[0][0] == 78
 
 
-def test_the_watchdog_ends_a_process_that_is_stuck_with_the_logs_lock_in_its_hand() -> None:
+def test_watchdog_ends_a_process_stuck_with_the_log_lock() -> None:
     end, handler = End(), logging.StreamHandler(io.StringIO())
     log = logging.getLogger("gracepoint.preemption.process_exit")
     log.addHandler(handler)
@@ -111,7 +111,7 @@ def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
     assert end.codes[0][0] == 78
 
 
-def test_the_watchdog_ends_a_process_with_the_code_that_its_last_word_decides() -> None:
+def test_watchdog_exit_code_is_what_its_last_callback_decides() -> None:
     end = End()
     member = leaving(InMemoryStore(), 1, 2, end)
     member.watch(lambda: 0.0, 78, on_overdue=lambda: member.decide(77))

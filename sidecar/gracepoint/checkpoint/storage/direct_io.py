@@ -91,11 +91,11 @@ def has_direct_io(folder: Path) -> bool:
             probe.unlink()  # Linux makes the file before it refuses the flag
 
 
-def write_file(path: Path, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
-    """Writes ``data`` as the whole of ``path`` and syncs it, but not its folder.
+def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
+    """Writes ``data`` as the whole of the file ``key`` and syncs it, but not its folder.
 
     Args:
-        path: Of the file; its folder exists.
+        key: Path of the file. Its folder exists.
         data: Its bytes.
         buffer: For data that cannot be written as it lies.
         go_on: Called before each block; what it raises ends the writing.
@@ -109,7 +109,7 @@ def write_file(path: Path, data: ArrayBytes, buffer: Buffer, go_on: Callable[[],
     """
     direct = direct and len(data) > _SMALL_BYTES
     try:
-        descriptor = os.open(path, _OPEN_NEW | (os.O_DIRECT if direct else 0), 0o644)
+        descriptor = os.open(key, _OPEN_NEW | (os.O_DIRECT if direct else 0), 0o644)
         try:
             write = _write_directly if direct else _write_through_cache
             checksum = write(descriptor, data, buffer, go_on)
@@ -118,7 +118,7 @@ def write_file(path: Path, data: ArrayBytes, buffer: Buffer, go_on: Callable[[],
             os.close(descriptor)
     except OSError as error:
         if error.filename is None:
-            error.filename = str(path)
+            error.filename = key
         raise
     return checksum
 

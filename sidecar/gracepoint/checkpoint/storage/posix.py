@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
-from gracepoint.checkpoint.storage.direct_io import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +91,7 @@ class PosixBackend:
     def touch(self, key: str) -> None:
         Path(key).write_bytes(b"")
 
-    def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
-    ) -> int:
-        return direct_io.write_file(Path(key), data, buffer, go_on, direct=direct)
+    write_large = staticmethod(direct_io.write_file)
 
     def has_direct_io(self, key: str) -> bool:
         return direct_io.has_direct_io(Path(key))

@@ -19,8 +19,7 @@ from gracepoint.errors import SettingsError
 from gracepoint.machine import LocalPath as LocalPath
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-    from gracepoint.checkpoint.storage.direct_io import Buffer
+    pass
 
 #: What users give as a location.
 UserPath = str | os.PathLike[str]
@@ -130,9 +129,6 @@ class StoragePath:
 
     def touch(self) -> None:
         self.backend.touch(self.key)
-
-    def write_large(self, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
-        return self.backend.write_large(self.key, data, buffer, go_on, direct=direct)
 
     def has_direct_io(self) -> bool:
         return self.backend.has_direct_io(self.key)

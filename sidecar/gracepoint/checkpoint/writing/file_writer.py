@@ -131,7 +131,8 @@ def _bytes_of(data: bytes) -> ArrayBytes:
 
 
 def _write(folders: _Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: _Crew, buffer: Buffer) -> None:
-    checksum = folders.place(path).write_large(data, buffer, crew.go_on, direct=folders.direct)
+    place = folders.place(path)
+    checksum = place.backend.write_large(place.key, data, buffer, crew.go_on, direct=folders.direct)
     written.files[path] = StoredFile(len(data), checksum)
 
 

@@ -162,8 +162,8 @@ def test_several_put_one_value_at_once(top: StoragePath) -> None:
 @pytest.mark.parametrize("size", [0, 1, 4096, BLOCK_BYTES + 77])
 def test_a_large_value_is_written_with_its_checksum_and_read_in_ranges(top: StoragePath, size: int) -> None:
     data = np.random.default_rng(7).integers(0, 256, size, np.uint8)
-    checksum = (top / "v").write_large(
-        ArrayBytes(data, np.dtype(np.uint8)), Buffer(), lambda: None, direct=top.has_direct_io()
+    checksum = top.backend.write_large(
+        (top / "v").key, ArrayBytes(data, np.dtype(np.uint8)), Buffer(), lambda: None, direct=top.has_direct_io()
     )
     sync_folders([top])
     assert checksum == crc32(data.tobytes())
@@ -193,7 +193,9 @@ def test_a_write_that_is_to_stop_stops(top: StoragePath) -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        (top / "v").write_large(ArrayBytes(np.zeros(10, np.uint8), np.dtype(np.uint8)), Buffer(), stop, direct=False)
+        top.backend.write_large(
+            (top / "v").key, ArrayBytes(np.zeros(10, np.uint8), np.dtype(np.uint8)), Buffer(), stop, direct=False
+        )
 
 
 def test_many_values_are_read_in_order_or_none_if_one_is_missing(top: StoragePath) -> None:

@@ -99,7 +99,7 @@ def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(
     path.write_bytes(b"longer than that, and in its place" * 100)
     if direct and not direct_io.has_direct_io(folder):
         direct = False
-    checksum = direct_io.write_file(path, as_they_are(data), Buffer(), lambda: None, direct=direct)
+    checksum = direct_io.write_file(str(path), as_they_are(data), Buffer(), lambda: None, direct=direct)
     assert path.read_bytes() == data.tobytes()
     assert checksum == zlib.crc32(data.data)
 
@@ -110,7 +110,7 @@ def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
         data = aligned_empty((past_alignment + BLOCK_BYTES,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
         data[:] = 1
         buffer = Buffer()
-        direct_io.write_file(tmp_path / "file", as_they_are(data), buffer, lambda: None, direct=True)
+        direct_io.write_file(str(tmp_path / "file"), as_they_are(data), buffer, lambda: None, direct=True)
         taken[past_alignment] = buffer.is_ready
     assert taken == {0: False, 64: True}
 
@@ -122,7 +122,7 @@ def test_file_size_limit_fails_with_the_system_error_and_path(tmp_path: Path, li
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(OSError, match=re.escape(str(path))) as raised:
-            direct_io.write_file(path, as_they_are(data), Buffer(), lambda: None, direct=True)
+            direct_io.write_file(str(path), as_they_are(data), Buffer(), lambda: None, direct=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG
@@ -140,7 +140,7 @@ def test_large_values_bypass_the_page_cache_where_supported(tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(os, "open", noting)
     for name, size in (("large", 1 << 20), ("small", 100)):
-        direct_io.write_file(tmp_path / name, as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
+        direct_io.write_file(str(tmp_path / name), as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
     assert {name: bool(flags & os.O_DIRECT) for name, flags in opened.items()} == {"large": True, "small": False}
 
 
