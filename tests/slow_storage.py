@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage.posix import PosixBackend
 
 _LOOK_EVERY_S = 0.005
 
@@ -40,8 +40,8 @@ class SlowStorage:
         self.only = ""
         self.asked = threading.Event()
         self._gate = threading.Lock()
-        self._write: Callable[..., int] = direct_io.write_file
-        set_attribute(direct_io, "write_file", self._write_slowly)
+        self._write: Callable[..., int] = PosixBackend.write_large
+        set_attribute(PosixBackend, "write_large", staticmethod(self._write_slowly))
 
     def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], *, direct: bool) -> int:
         if self.only not in str(path):
