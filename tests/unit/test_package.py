@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import gracepoint
 
 NAMES_OF_OTHERS = ("jax", "jaxlib", "numpy", "tensorstore", "kopf", "kubernetes", "pydantic", "aiohttp")
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(code: str) -> str:
@@ -152,3 +156,13 @@ def test_preempted_ends_a_script_with_the_policys_code_and_passes_except_excepti
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 77
+
+
+def test_no_class_name_occurs_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for package in ("sidecar/gracepoint", "operator/gracepoint_operator"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

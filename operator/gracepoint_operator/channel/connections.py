@@ -62,7 +62,7 @@ class ConnectionLimits:
     at_once_of_address: int = 256
 
 
-class Closed(StrEnum):
+class CloseReason(StrEnum):
     """Why the operator closed a connection whose caller was not authenticated. A label of the metric."""
 
     ADDRESS_FULL = "address_full"
@@ -221,7 +221,7 @@ class Connections:
             raise
         if room is _Room.REFUSED:
             accepted.close()
-            self._closed(address, Closed.ADDRESS_FULL)
+            self._closed(address, CloseReason.ADDRESS_FULL)
             return
         loop = asyncio.get_running_loop()
         connection = _Connection(accepted, address, self._make(), self._ended)
@@ -229,7 +229,7 @@ class Connections:
         self._all_closed.clear()
         self._pending.setdefault(address, {})[connection] = None
         self._by_protocol[connection.inner] = connection
-        connection.timer = loop.call_later(self._limits.pending_s, self._end, connection, Closed.TOO_SLOW)
+        connection.timer = loop.call_later(self._limits.pending_s, self._end, connection, CloseReason.TOO_SLOW)
         handshake = asyncio.create_task(self._shake_hands(connection, accepted), name="handshake")
         self._handshakes.add(handshake)
         handshake.add_done_callback(self._handshakes.discard)
@@ -244,7 +244,7 @@ class Connections:
         most = max(self._pending.values(), key=len)
         if len(most) <= own + 1:
             return _Room.WAITS
-        self._end(next(iter(most)), Closed.CROWDED)
+        self._end(next(iter(most)), CloseReason.CROWDED)
         return _Room.HELD
 
     async def _shake_hands(self, connection: _Connection, accepted: socket.socket) -> None:
@@ -261,9 +261,9 @@ class Connections:
             was_pending = connection.inner in self._by_protocol
             self._ended(connection)  # asyncio tells a protocol only of the end of a connection that was made
             if was_pending:
-                self._closed(connection.address, Closed.HANDSHAKE)
+                self._closed(connection.address, CloseReason.HANDSHAKE)
 
-    def _end(self, connection: _Connection, why: Closed) -> None:
+    def _end(self, connection: _Connection, why: CloseReason) -> None:
         self._forget(connection)
         connection.abort()
         self._closed(connection.address, why)
@@ -287,10 +287,10 @@ class Connections:
             del self._pending[connection.address]
         self._place_free.set()
 
-    def _closed(self, address: str, why: Closed) -> None:
+    def _closed(self, address: str, why: CloseReason) -> None:
         self._count_closed(why)
         now = time.monotonic()
-        if why is not Closed.HANDSHAKE and now >= self._say_after:
+        if why is not CloseReason.HANDSHAKE and now >= self._say_after:
             self._say_after = now + _SAY_EVERY_S
             log.warning(
                 "connections are closed whose callers have not shown who they are",
