@@ -41,6 +41,10 @@ class BackgroundThread:
                 function()
             except Exception as error:  # noqa: BLE001 - kept for the training thread
                 self._error, self._failed = error, name
+            except BaseException as error:  # noqa: BLE001 - a callback that calls sys.exit() must not count as success
+                ended = SaveFailed(f"{name} was ended by {error!r}")
+                ended.__cause__ = error
+                self._error, self._failed = ended, name
 
         thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
         thread.start()

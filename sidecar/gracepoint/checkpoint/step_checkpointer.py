@@ -122,6 +122,8 @@ class StepCheckpointer:
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._lease: Lease | None = None
         self._restores = 0
+        self._shared_checks = 0
+        self._claims = 0
         self._retired = 0  # saves up to this one; written where one was committed, never by two threads at a time
         self._due = DueSaves(gang, f"{self._key}/due")
         self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
@@ -192,7 +194,8 @@ class StepCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         deadline = Deadline.after(timeout_s, self._clock)
-        key = f"{self._key}/shared"
+        self._shared_checks += 1  # a key is good for one barrier, and a check that failed may be made again
+        key = f"{self._key}/shared/{self._shared_checks}"
         directory_checks.check_shared(self._paths, self._gang, key=key, attempt=self._attempt, deadline=deadline)
 
     def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
@@ -208,10 +211,11 @@ class StepCheckpointer:
             CheckpointError: Another job uses it, or another cluster of the same start.
             BarrierError: Process 0 did not tell in time.
         """
+        self._claims += 1
         self._lease = directory_checks.claim(
             self._paths,
             self._gang,
-            key=f"{self._key}/lease",
+            key=f"{self._key}/lease/{self._claims}",
             job=job,
             attempt=self._attempt,
             start=start,

@@ -96,7 +96,11 @@ class Coordinator:
             group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
         )
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
-        self._receivers.listen(session, group, tell_jax)
+        try:
+            self._receivers.listen(session, group, tell_jax)
+        except BaseException:
+            self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
+            raise
 
     # What is going on.
 

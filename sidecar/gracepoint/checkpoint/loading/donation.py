@@ -47,11 +47,17 @@ def take(given: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -
         staying: Leaves that are not restored, with their names.
 
     Raises:
-        CheckpointError: An array is both; nothing is deleted.
+        CheckpointError: An array is both, or a leaf that stays has a deleted array. Nothing more is deleted.
     """
     donated = {id(leaf.array): (name, leaf.array) for name, leaf in given if isinstance(leaf, Donated)}
     for name, leaf in staying:
         array = kept(leaf)
+        if isinstance(array, jax.Array) and array.is_deleted():
+            raise CheckpointError(
+                f"leaf {name!r} is not in the checkpoint and keeps its array, which was deleted: a newer step has the "
+                "leaf, and could not be read. Expected a state that is there: restore again with a new one, or with "
+                "donate=False"
+            )
         if isinstance(array, jax.Array) and id(array) in donated:
             raise CheckpointError(
                 f"leaf {name!r} is not in the checkpoint and keeps its array, and leaf {donated[id(array)][0]!r}, "

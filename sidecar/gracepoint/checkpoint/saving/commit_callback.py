@@ -24,7 +24,7 @@ def call_back(callback: Callable[[], None] | None, *, gang: ProcessGroup, key: s
     if callback is not None:
         try:
             callback()
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: the other processes wait
             gang.fail(key, error)
             raise SaveFailed(f"the checkpoint is committed, but post_finalization_callback failed: {error}") from error
     gang.barrier(key, timeout_s=timeout_s)

@@ -170,8 +170,13 @@ class SaveExecutor:
             chunks = sum(chunk.mine for chunk in prepared.plan.chunks)
             metrics.tell_background(stats, save.temporary.target, chunks=chunks, total_s=total_s)
 
+        name = f"the save of {save.temporary.what}"
+        with save.failing_together():
+            try:
+                self._background.start(name, run)
+            except RuntimeError as error:
+                raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
         self._newest, self._told_hanging = newest, False
-        self._background.start(f"the save of {save.temporary.what}", run)
         metrics.tell_blocked(blocked_s)
 
     def now(

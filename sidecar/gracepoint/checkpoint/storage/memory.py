@@ -168,7 +168,8 @@ class MemoryBackend:
     def _publish(self, source: str, target: str) -> bool:
         """Moves all values in one transaction; False if another writer changed one of them meanwhile."""
         mark = self._store.read(f"{target}/").result(timeout=_TIMEOUT_S).stamp.generation
-        if any(self._keys(target)):
+        is_value = self._store.read(target).result(timeout=_TIMEOUT_S).state == "value"
+        if is_value or any(self._keys(target)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(target))
         keys = self._keys(source)
         if not keys:

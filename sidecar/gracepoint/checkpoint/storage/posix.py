@@ -40,8 +40,10 @@ class PosixBackend:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
             partial.write_bytes(data)
+            # Before it has its name: another process may replace it right after. Its inode stays the same.
+            generation = _generation(os.stat(partial))
             _put_first(partial, path)
-            return _generation(os.stat(path))
+            return generation
         finally:
             partial.unlink(missing_ok=True)
 
@@ -176,6 +178,8 @@ class PosixBackend:
             os.rename(source, target)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # Linux says so on some file systems, and EEXIST on others
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
+            if error.errno == errno.ENOTDIR and os.path.lexists(target):  # a file or a symbolic link has the name
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
             raise
 

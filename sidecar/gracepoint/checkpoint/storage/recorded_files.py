@@ -27,5 +27,7 @@ def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, 
         finally:
             os.close(descriptor)
         yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(storage_path(file))
-    folders = {path.parent, *(file.parent for file in files), *(f for f in path.rglob("*") if f.is_dir())}
+    above_it = {folder for folder in path.parents if folder == top or top in folder.parents}
+    inside = {path, *(found for found in path.rglob("*") if found.is_dir())} if path.is_dir() else set()
+    folders = above_it | inside
     sync_folders(storage_path(folder) for folder in folders)

@@ -11,6 +11,7 @@ import pytest
 
 from gracepoint.checkpoint import RestoreOptions
 from gracepoint.checkpoint.api import restore, save
+from gracepoint.checkpoint.loading import donation
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import assert_same, rich_state, small_state
 
@@ -66,3 +67,11 @@ def test_an_error_after_like_was_given_up_says_so(tmp_path: Path) -> None:
         restore(tmp_path / "a", like, options=DONATE)
     assert all(array.is_deleted() for array in arrays(like))
     assert "make the state anew" in caught.value.__notes__[0]
+
+
+def test_a_kept_leaf_whose_array_is_gone_is_refused_by_name() -> None:
+    array = jnp.zeros(3)
+    (leaf,) = jax.tree.leaves(donation.marked({"b": array}))
+    array.delete()  # as for a newer step, which then could not be read
+    with pytest.raises(CheckpointError, match="leaf 'b' is not in the checkpoint and keeps its array, which was"):
+        donation.take([], [("b", leaf)])

@@ -295,6 +295,14 @@ def test_an_empty_folder_gives_way(top: StoragePath) -> None:
     assert set(contents_of(top / "final").values()) == {b"new"}
 
 
+def test_nothing_is_published_over_a_value(top: StoragePath) -> None:
+    filled(top / "tmp", b"new")
+    (top / "final").put(b"a value of that name")
+    with pytest.raises(FileExistsError):
+        (top / "tmp").publish(top / "final")
+    assert (top / "final").read().data == b"a value of that name"
+
+
 def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(top: StoragePath) -> None:
     for number in range(ROUNDS):
         target = top / f"final{number}"
