@@ -9,6 +9,7 @@ than 0. No answer or failure of the API server ends it. It writes no files.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import platform
 import signal
@@ -92,9 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("ended by a failure", extra=about(error=str(error)))
         failed.set()
     finally:
-        watching.close(_WATCHES_END_S)
-        server.stop()
-        api.close()
+        with contextlib.ExitStack() as cleanup:  # each of them, whatever happens to the others
+            cleanup.callback(api.close)
+            cleanup.callback(server.stop)
+            cleanup.callback(watching.close, _WATCHES_END_S)
     log.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 

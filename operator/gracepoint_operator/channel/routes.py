@@ -105,7 +105,7 @@ class Channel:
         except RequestRefused as refusal:
             return self._refuse(request, refusal)
         finally:
-            # Also if the request ended while it was being admitted. The controller's loop does this after that.
+            # Also if the request ended while it was being admitted, or before.
             if subscriber is not None:
                 self._post(functools.partial(self._leave, subscriber))
 
@@ -193,11 +193,14 @@ class Channel:
         ):
             if found != expected:
                 raise _mismatch(field, found, expected)
+        if subscriber.left:
+            return  # the request was cancelled before this ran
         self._subscribers.connect(subscriber)
         self._metrics.subscriptions.set(len(self._subscribers))
 
     def _leave(self, subscriber: Subscriber) -> None:
         """On the controller's loop."""
+        subscriber.left = True
         self._subscribers.remove(subscriber)
         self._metrics.subscriptions.set(len(self._subscribers))
 

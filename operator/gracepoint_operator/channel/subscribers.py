@@ -46,6 +46,7 @@ class Subscriber:
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
         closed: True once the stream must end.
+        left: True once its request has ended. It is not connected after that. Only the controller's loop sets it.
     """
 
     def __init__(self, hello: Subscription) -> None:
@@ -54,6 +55,7 @@ class Subscriber:
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
         self.closed = False
+        self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # the stream's, once it takes frames

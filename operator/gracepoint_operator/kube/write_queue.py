@@ -17,6 +17,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from enum import Enum
 
 import tenacity
 
@@ -34,6 +35,12 @@ _REFUSED_AGAIN_AT_MOST_S = 60.0
 _SAY_AFTER_S = 120.0
 
 
+class _Undecided(Enum):
+    """Nobody said whether the API server accepts the object."""
+
+    UNDECIDED = "undecided"
+
+
 class WriteQueue:
     """Keyed writing.
 
@@ -42,7 +49,8 @@ class WriteQueue:
         write: Writes one key as it now is.
         metrics: Counts what could not be written.
         interval_s: Pause between two writes of one key; before a refused one is tried again it doubles each time.
-        refused: Called after each attempt with the key and why the API server refused it; None: it did not.
+        refused: Called with the key and the reason if the API server refuses the object, and with None once it is
+            written. Not called if the API server could not be asked.
     """
 
     def __init__(
@@ -102,28 +110,35 @@ class WriteQueue:
                 self._marked.discard(key)
                 self._urgent[key].clear()
                 awaited = self._awaited.pop(key, [])
-                why = await self._attempt(key, said)
-                self._refused(key, why)
+                outcome = await self._attempt(key, said)
+                if not isinstance(outcome, _Undecided):
+                    self._refused(key, outcome)
                 for written in awaited:
                     written.set()
-                if why is None:
-                    said, pause_s = "", self._interval_s
-                elif not self._closing:
-                    said = why
+                wait_s = self._interval_s
+                if isinstance(outcome, str):
+                    if self._closing:
+                        break
+                    said = outcome
                     self._marked.add(key)
                     pause_s = min(2 * pause_s, _REFUSED_AGAIN_AT_MOST_S)
-                else:
-                    break
+                    wait_s = random.uniform(0.5, 1.0) * pause_s
+                elif outcome is None:
+                    said, pause_s = "", self._interval_s
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s if why is None else random.uniform(0.5, 1.0) * pause_s):
+                    async with asyncio.timeout(wait_s):
                         await self._urgent[key].wait()
         finally:
             # No await between the last look at _marked and here: a touch after it starts a new task.
             del self._tasks[key], self._urgent[key]
 
-    async def _attempt(self, key: Key, said: str) -> str | None:
-        """Writes, for as long as that may succeed; returns why the API server refuses it, if it does.
+    async def _attempt(self, key: Key, said: str) -> str | _Undecided | None:
+        """Writes, for as long as that may succeed.
+
+        Returns:
+            None if it is written, the reason if the API server refuses it, ``_Undecided`` if the API server could not
+            be asked.
 
         Args:
             key: What is written.
@@ -150,4 +165,5 @@ class WriteQueue:
             log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
             if isinstance(error, client.Unavailable | client.Conflict):
                 self._marked.add(key)
+            return _Undecided.UNDECIDED
         return None

@@ -95,6 +95,7 @@ class PolicyWriter:
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
+        mended = key in self._mended  # what comes during the writes below is for the next one
         try:
             body = await self._api.get(kinds.POLICIES, namespace, name)
         except client.NotFound:
@@ -109,7 +110,7 @@ class PolicyWriter:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
-        if key not in self._unrecorded:
+        if mended and key not in self._unrecorded:
             self._mended.discard(key)
 
     def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:

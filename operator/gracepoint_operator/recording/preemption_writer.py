@@ -141,7 +141,9 @@ class PreemptionWriter:
             entry = self._own_entry(found)
             if entry is not None:
                 body = await self._apply(key, entry)
-        except client.NotFound:
+        except client.NotFound as error:
+            if epoch.created_at is None:  # the kind is not served just now
+                raise client.Unavailable(str(error)) from error
             return  # it was deleted; the watch will bring that
         current = PreemptionRecord.of(body)
         joined = self._joined(current)

@@ -77,6 +77,8 @@ class Watches:
             thread.stop()
         until = time.monotonic() + timeout_s
         for thread in self._threads:
+            if thread.ident is None:
+                continue  # never started
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 log.error("watches did not end", extra=about(thread=thread.name, waited_s=timeout_s))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gracepoint_operator.kube import client
+from gracepoint_operator.kube import client, write_queue
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.observability.metrics import Metrics
 from tests.unit.operator.fakes.replica import until
@@ -90,3 +90,24 @@ async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
     scribe.touch(("team-a", "two"))
     await until(lambda: written, "the other key")
     await scribe.close(0.01)
+
+
+async def test_an_api_that_cannot_be_asked_ends_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_queue, "_SAY_AFTER_S", 0.01)
+    refusals: list[str | None] = []
+    calls = 0
+
+    async def write(key: Key) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise client.Refused("the quota is used up")
+        if calls < 8:
+            raise client.Unavailable("down")
+
+    queue = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
+    queue.touch(KEY)
+    await until(lambda: None in refusals, "the write")
+    await queue.close(5)
+    assert calls == 8
+    assert refusals == ["the quota is used up", None]

@@ -1,0 +1,13 @@
+"""The threads that watch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gracepoint_operator.watches.threads import Watches
+
+
+def test_watches_that_never_started_can_be_closed() -> None:
+    controller = cast(Any, SimpleNamespace(watches=SimpleNamespace()))
+    Watches(controller, cast(Any, None), cast(Any, None), replica="replica-a").close(1.0)
