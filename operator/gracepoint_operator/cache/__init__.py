@@ -1,5 +1,5 @@
-"""What this replica knows of the cluster: the one place of state, rebuilt from the watches.
+"""What this replica knows about the cluster. All of its state can be rebuilt from the watches.
 
-Owned by the controller's event loop. The rooms that decide, tell and record read it; it calls ``model``, ``signals``
-and ``kube``.
+The controller's event loop owns it. The packages that decide, send notices and write records read it. It calls
+``model``, ``signals`` and ``kube``.
 """

@@ -1,9 +1,9 @@
-"""What this replica knows of the cluster. All of it can be rebuilt from the watches.
+"""What this replica knows about the cluster. All of it can be rebuilt from the watches.
 
 The controller's event loop owns the cache: every method is called there, so there is no lock and no await. kopf's
 handlers run in other threads and only hand objects over (``Controller.feed``).
 
-Beside the objects, the cache keeps when possible signals were first seen (``first_seen``), the version of each object
+Besides the objects, the cache keeps when possible signals were first seen (``first_seen``), the version of each object
 (``versions``), the preemptions and requests (``preemptions``), and what cannot be read (``left_out``). Callers use
 these parts themselves.
 """
@@ -39,7 +39,7 @@ class ClusterCache:
     Args:
         clock: Seconds since the epoch.
         rows: The disruption catalogue, in the order in which its rows are tried.
-        left_out: Keeps what cannot be read. None: a new one, which counts nothing.
+        left_out: Keeps what cannot be read. None: a new one, without metrics.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ClusterCache:
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self) -> dict[str, float]:
-        """When the marks that concern a pod were first seen, for those whose time the API server does not tell."""
+        """When the marks that concern a pod were first seen. Only for marks whose time the API server does not tell."""
         nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.workloads.keys()
         about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
         about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
@@ -202,12 +202,12 @@ class ClusterCache:
         return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
 
     def doom(self, workload_uid: str) -> None:
-        """The workload's namespace is being deleted, and everything in it is going to be, in any order."""
+        """Notes that the workload's namespace is being deleted. Everything in it will be deleted, in any order."""
         if workload_uid in self.workloads:
             self._doomed.add(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
-        """Job and workload of these deleted pods were read from the API server."""
+        """Notes that the Job and the workload of these deleted pods were read from the API server."""
         self._checked |= set(pod_uids) & self.pods.keys()
 
     def workload_uids(self) -> set[str]:
@@ -224,10 +224,12 @@ class ClusterCache:
         return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
-        """The epochs of known workloads that were made within so many seconds, or began within these and are not made.
+        """The epochs of known workloads whose records were made in the last ``within_s`` seconds.
+
+        Also the epochs that began in that time and have no record in the API yet.
 
         Args:
-            within_s: The same in every call.
+            within_s: Seconds. The same in every call.
         """
         found = self.preemptions.latest(self._clock(), within_s)
         return [epoch for epoch in found if self._is_of_known_workload(epoch)]
@@ -359,7 +361,7 @@ class ClusterCache:
         """The marks on everything that the pod depends on."""
         node = self.nodes.get(pod.node)
         attached = self._signal_index.attached_to([pod.node, pod.workload_uid])
-        # Only of the pod's namespace or of none, because anybody may write any owner.
+        # Only objects in the pod's namespace or in none, because anybody may write any owner.
         attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
         uids = [pod.uid, pod.workload_uid, *sorted(attached)]
         uids += [] if node is None else [node.uid]

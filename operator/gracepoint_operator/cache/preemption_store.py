@@ -1,4 +1,4 @@
-"""The known preemptions and requests, by the workloads that they are about. The only writer of either.
+"""The known preemptions and requests, by workload. Only this module changes them.
 
 The controller's event loop owns it; there are no locks.
 """
@@ -31,12 +31,12 @@ class PreemptionStore:
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
-        self._latest: set[Key] = set()  # at least those of the last period that ``latest`` was asked for
-        self._unmade_since: dict[Key, float] = {}  # when those of ``_latest`` that are not made were first asked for
-        self._without_workload: set[str] = set()  # UIDs of workloads of which the API says that they are not there
+        self._latest: set[Key] = set()  # at least the epochs of the last period for which ``latest`` was called
+        self._unmade_since: dict[Key, float] = {}  # when epochs in ``_latest`` without a record were first asked for
+        self._without_workload: set[str] = set()  # UIDs of workloads that do not exist, as the API says
 
     def put(self, epoch: PreemptionRecord) -> None:
-        """Keeps a record. It replaces what was known under its name."""
+        """Keeps a record. It replaces the record that was known under its name."""
         self.epochs[epoch.key] = epoch
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
         self._latest.add(epoch.key)
@@ -92,7 +92,7 @@ class PreemptionStore:
         )
 
     def requests_for(self, workload: Key) -> tuple[RequestRecord, ...]:
-        """What somebody asked for the workload of that namespace and name, oldest first."""
+        """The requests for the workload of that namespace and name, oldest first."""
         found = (self.requests[key] for key in self._requests_for.get(workload, ()))
         return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
 
@@ -101,11 +101,13 @@ class PreemptionStore:
         return {self.epochs[key].spec.workload.uid for key in self._under_way}
 
     def latest(self, now: float, within_s: float) -> list[PreemptionRecord]:
-        """The epochs that were made within so many seconds, or are not made yet and began within these.
+        """The epochs whose records were made in the last ``within_s`` seconds.
+
+        Also the epochs that began in that time and have no record in the API yet.
 
         Args:
             now: Seconds since the epoch. It must not decrease from call to call.
-            within_s: The same in every call.
+            within_s: Seconds. The same in every call.
         """
         for key in list(self._latest):
             at = self.epochs[key].created_at
@@ -116,7 +118,7 @@ class PreemptionStore:
         return [self.epochs[key] for key in self._latest]
 
     def mark_gone(self, workload_uid: str) -> None:
-        """The API was asked for this workload, and it is not there."""
+        """Notes that this workload does not exist, as the API says."""
         if workload_uid in self._epochs_of:
             self._without_workload.add(workload_uid)
 

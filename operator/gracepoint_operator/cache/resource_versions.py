@@ -1,4 +1,4 @@
-"""The known version of each object, and which objects were deleted, so that old news can be told from new.
+"""The known version of each object, and which objects were deleted. It tells whether a version that arrives is new.
 
 A direct read may be newer than the watch, and the watch must not undo it. The controller's event loop owns it; there
 are no locks.

@@ -24,7 +24,7 @@ from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, Workl
 
 log = logging.getLogger(__name__)
 
-#: What is watched, each with the label that its objects must have. Preemptions come before what they explain.
+#: The watched kinds, each with the label that its objects must have. Preemptions come before what they explain.
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
     kinds.POLICIES: None,
@@ -46,7 +46,7 @@ class Swept:
     """The result of a sweep.
 
     Attributes:
-        left_out: The optional kinds that could not be listed. What is known of them stays.
+        left_out: The optional kinds that could not be listed. Their known objects stay.
         rewound: True if the API server has gone back to an older state.
     """
 
@@ -107,9 +107,9 @@ async def sweep(
 
 
 def _is_older(found: client.ObjectList, before: Mapping[str, int], seen_version: int) -> bool:
-    """True if the list is older than what was known when it was asked for: versions never fall but by a restore.
+    """True if the list is older than what was known at the time of the request. Versions fall only by a restore.
 
-    ``before`` is what was known of the objects, by UID; ``seen_version`` the highest one of which is known.
+    ``before`` has the known versions of the objects, by UID. ``seen_version`` is the highest known version.
     """
     version = version_of(found.metadata)
     if 0 < version < max([seen_version, *before.values()]):
@@ -122,13 +122,13 @@ async def look_afresh(
 ) -> None:
     """Reads the workload and these of its Jobs into ``cache``, and notes the deleted pods as checked.
 
-    A workload that lost the label by which it is watched is known again then, until the next sweep.
+    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
 
-    The namespace too: one that is being deleted takes its pods, Jobs and workloads with it in any order, but says so
-    before the first of them goes.
+    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
+    namespace shows this before the first of them is deleted.
 
     Raises:
-        kube.KubeError: The API server cannot be asked; nothing was noted then.
+        kube.KubeError: The request to the API server failed. Then nothing was noted.
     """
     kind = BY_NAME[workload.kind].kind
     try:

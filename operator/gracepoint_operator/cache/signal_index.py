@@ -1,4 +1,4 @@
-"""The marks of the disruption catalogue on the objects that are known.
+"""The marks of the disruption catalogue on the known objects.
 
 Some objects matter only because of the object that they belong to: Karpenter's NodeClaim for a node, Kueue's Workload
 for a workload. Only their marks and their owner are kept. The controller's event loop owns the index; there are no
@@ -24,7 +24,7 @@ class SignalIndex:
     """
 
     def __init__(self, rows: Sequence[Row], first_seen: FirstSeen) -> None:
-        self.left_out: dict[str, None] = {}  # the parts that could not be read of the object that was seen last
+        self.left_out: dict[str, None] = {}  # the parts of the object seen last that could not be read
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._first_seen = first_seen
         self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
@@ -44,7 +44,7 @@ class SignalIndex:
         return found
 
     def attach(self, uid: str, to: str) -> str:
-        """Notes that an object belongs to a node, by name, or a workload, by UID; returns its owner before."""
+        """Notes that an object belongs to a node (by name) or a workload (by UID). Returns its previous owner."""
         before = self._detach(uid)
         self._attached_to[uid] = to
         self._attached.setdefault(to, set()).add(uid)
@@ -60,7 +60,7 @@ class SignalIndex:
         return tuple(mark for uid in uids for mark in self._marks.get(uid, ()))
 
     def attached_to(self, owners: Iterable[str]) -> set[str]:
-        """The UIDs of what is attached to these nodes, by name, and workloads, by UID."""
+        """The UIDs of the objects that belong to these nodes (by name) and workloads (by UID)."""
         if not self._attached_to:  # most clusters have neither kind
             return set()
         return {uid for owner in owners if owner for uid in self._attached.get(owner, ())}

@@ -1,6 +1,6 @@
-"""When the cluster is listed: at start until that succeeded, every five minutes, and a kind that missed events.
+"""Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
 
-No watch repeats a deletion, so a watch that may have missed one is followed by a list.
+No watch repeats a deletion. So after a watch may have missed one, its kind is listed.
 
 One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
 left out and tried again. Nothing else waits for it.

@@ -1,4 +1,4 @@
-"""What a policy's status says: conditions, forecasts, the last save; all reasons and messages in one place. Pure."""
+"""The status of a policy: its conditions with all reasons and messages, its forecasts and the last save. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CONDITION_FITS_GRACE = "FitsGrace"
 CONDITION_INJECTED = "Injected"
 CONDITION_RECORDED = "Recorded"
 
-_FORECASTS = 50  # as many as the resource's schema allows
+_FORECASTS = 50  # the limit in the schema of the resource
 
 
 def readiness(policy: CheckpointPolicy, now: float) -> Condition:
-    """The condition Ready of a policy that could be read."""
+    """Returns the condition Ready of a policy that could be read."""
     message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
         message = "signals are recorded and nobody is told (mode Observe)"
@@ -38,7 +38,7 @@ def readiness(policy: CheckpointPolicy, now: float) -> Condition:
 
 
 def unreadable(generation: int, why: str, now: float) -> Condition:
-    """The condition Ready of a policy that cannot be read."""
+    """Returns the condition Ready of a policy that cannot be read."""
     message = (
         "the policy cannot be read: gangs are told by the version that could be read last, if there was one, and new "
         f"{ANY_PLURAL} that name it are refused. Correct it: {why}"
@@ -54,7 +54,7 @@ def unreadable(generation: int, why: str, now: float) -> Condition:
 
 
 def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: float) -> Condition:
-    """The condition Injected."""
+    """Returns the condition Injected."""
     bare = [workload.name for workload in workloads if not workload.injected]
     if not bare:
         message = f"every {ANY_NAME} was given at its creation what its pods need to be told"
@@ -75,18 +75,18 @@ def recording(
     *,
     mended: bool,
 ) -> Condition | None:
-    """The condition Recorded; None where it stays as it is.
+    """Returns the condition Recorded. None if it does not change.
 
-    Both replicas come to say the same: whoever is refused nothing takes back what the other said only when a record
-    was made since.
+    In the end, both replicas report the same. If the condition is False and no record of this replica is refused, this
+    replica changes it to True only after a record was created since then, or if ``mended``.
 
     Args:
-        policy: Whose condition it is.
-        refused: Why the API server refuses this replica's records, by the Preemption's name.
-        epochs: The policy's records, as far as they are known.
-        before: The condition as it stands there.
+        policy: The policy.
+        refused: Why the API server refuses this replica's records, by the name of the Preemption.
+        epochs: The known records of the policy.
+        before: The current condition. None if there is none.
         now: Seconds since the epoch.
-        mended: This replica was refused some, and is no more.
+        mended: True if records of this replica were refused before, and none is refused any more.
     """
     if refused:
         names = sorted(refused)
@@ -107,7 +107,10 @@ def recording(
 def newest_forecasts(
     ours: Iterable[WorkloadForecast], theirs: Iterable[WorkloadForecast], workload_uids: Set[str]
 ) -> list[WorkloadForecast]:
-    """What two replicas were told as one, so that both say the same: the newest of each workload that exists."""
+    """Merges the forecasts that two replicas were told, so that both report the same.
+
+    Returns the newest forecast of each workload that exists.
+    """
     newest: dict[str, WorkloadForecast] = {}
     for item in sorted((*theirs, *ours), key=lambda item: item.time):
         if item.uid in workload_uids:
@@ -117,12 +120,12 @@ def newest_forecasts(
 
 
 def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, now: float) -> Condition:
-    """The condition FitsGrace.
+    """Returns the condition FitsGrace.
 
     Args:
-        policy: Whose condition it is.
-        worst: Forecast and grace period of the gang with the least time to spare; None where no gang has sent a
-            forecast.
+        policy: The policy.
+        worst: Forecast and grace period, in seconds, of the gang with the least time to spare. None if no gang has sent
+            a forecast.
         now: Seconds since the epoch.
     """
     if worst is None:
@@ -141,12 +144,12 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
 
 
 def needed_s(forecast: WorkloadForecast) -> float:
-    """Seconds that an emergency would take."""
+    """Returns the seconds that an emergency save would take, with the margin."""
     return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
 
 
 def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
-    """The shortest grace period that any of the pods gets; None for no pods."""
+    """Returns the shortest grace period of the pods, in seconds. None if there are no pods."""
     graces = []
     for pod in pods:
         node = nodes.get(pod.node)
@@ -156,7 +159,10 @@ def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
 
 
 def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> LastSave | None:
-    """The newest epoch that ended with a checkpoint; ``known``, where that one was newer and is not kept any more."""
+    """Returns the newest epoch that ended with a checkpoint.
+
+    Returns ``known`` if it is newer, as its record may have been deleted. None if there is neither.
+    """
     ends = (Phase.COMMITTED, Phase.PROMOTED)
     saved = [
         LastSave(
@@ -172,7 +178,10 @@ def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> Las
 
 
 def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:
-    """Our conditions over theirs; the time of one whose status did not change stays."""
+    """Returns their conditions, replaced by ours of the same type.
+
+    If the status of a condition does not change, its transition time stays.
+    """
     joined = {condition.type: condition for condition in theirs}
     for condition in ours:
         known = joined.get(condition.type)

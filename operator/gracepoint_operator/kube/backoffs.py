@@ -9,12 +9,12 @@ from collections.abc import Iterator
 class Backoffs:
     """An endless series of pauses in seconds: each twice as long as the one before, up to a limit.
 
-    Each ``iter()`` begins with the shortest again. Up to half of a pause is left out by chance, so that replicas which
-    failed together do not try again together.
+    Each ``iter()`` begins with the shortest pause. Each pause is shortened at random by up to half, so that replicas
+    which failed together do not try again together.
 
     Args:
-        first_s: The first pause.
-        most_s: The longest one.
+        first_s: The first pause, in seconds.
+        most_s: The longest pause, in seconds.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:

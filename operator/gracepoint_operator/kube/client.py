@@ -74,7 +74,7 @@ class Unavailable(KubeError):
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """What another client needs to reach the same API server. Paths may be of temporary files."""
+    """What another client needs to reach the same API server. The files may be temporary."""
 
     server: str
     ca_path: str | None
@@ -91,7 +91,7 @@ class ObjectList:
 
     Attributes:
         items: The objects.
-        metadata: The list's own, with the resourceVersion at which that was so.
+        metadata: The metadata of the list, with the resourceVersion at which it was read.
     """
 
     items: list[JsonObject]
@@ -99,12 +99,12 @@ class ObjectList:
 
 
 class KubeClient:
-    """Asynchronous calls to one API server; ``close`` ends its threads.
+    """Asynchronous calls to one API server. ``close`` ends the threads.
 
     Args:
         client: A configured client of the ``kubernetes`` package.
-        count: Called after each call with its method and its outcome: ``ok``, or the name of the error. From the
-            caller's thread.
+        count: Called in the caller's thread after each call with its method and its outcome: ``ok``, or the name of the
+            error.
     """
 
     def __init__(
@@ -121,10 +121,15 @@ class KubeClient:
         context: str | None = None,
         count: Callable[[str, str], None] = lambda method, outcome: None,
     ) -> KubeClient:
-        """Connects from inside the cluster, or by a kubeconfig file where one is named; ``count`` as above.
+        """Connects with a kubeconfig file, or from inside the cluster if neither a file nor a context is given.
+
+        Args:
+            kubeconfig: Path of the kubeconfig file. None: the default file, if there is a ``context``.
+            context: Name of a context in the file. None: its current context.
+            count: See ``KubeClient``.
 
         Raises:
-            KubeError: Neither gives a configuration.
+            KubeError: There is no configuration.
         """
         configuration = type.__call__(kubernetes.client.Configuration)
         try:
@@ -144,7 +149,7 @@ class KubeClient:
         return KubeClient(kubernetes.client.ApiClient(configuration), count)
 
     def credentials(self) -> Credentials:
-        """As of now: a service account's token is renewed on disk every hour."""
+        """The current credentials. They change: the token of a service account is renewed on disk every hour."""
         configuration = self._client.configuration
         header = configuration.get_api_key_with_prefix("authorization") or ""
         scheme, _, token = header.rpartition(" ")
@@ -159,14 +164,17 @@ class KubeClient:
         )
 
     def close(self) -> None:
-        """Ends the threads; calls that have not begun are dropped."""
+        """Ends the threads. Calls that have not begun are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
         return await self._call("GET", kind.path(namespace, name))
 
     async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> ObjectList:
-        """Every object of the kind in the cluster, or in one namespace, as one consistent list read in chunks."""
+        """Returns every object of the kind in the cluster, or in one namespace.
+
+        The list is read in chunks, which together are consistent.
+        """
         if kind.any_version:
             group = await self._call("GET", kind.prefix)
             kind = kind.of_version(group["preferredVersion"]["groupVersion"])
@@ -189,11 +197,11 @@ class KubeClient:
             raise AlreadyExists(str(error)) from error
 
     async def delete(self, kind: Kind, body: JsonObject) -> None:
-        """Deletes this very object, in the version that ``body`` is.
+        """Deletes exactly this object, in the version of ``body``.
 
         Raises:
-            NotFound: It is gone.
-            Conflict: There is another one, or another version.
+            NotFound: The object does not exist.
+            Conflict: There is another object of that name, or another version.
         """
         meta = body["metadata"]
         version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
@@ -206,20 +214,20 @@ class KubeClient:
         return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def merge_status(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
-        """Merge-patches the status; with ``metadata.resourceVersion`` in ``body``, only that version."""
+        """Merge-patches the status. If ``body`` has ``metadata.resourceVersion``, only that version is changed."""
         path = kind.path(namespace, name, "status")
         return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def apply_status(
         self, kind: Kind, namespace: str, name: str, body: JsonObject, *, manager: str
     ) -> JsonObject:
-        """Server-side apply of the status fields that ``manager`` owns."""
+        """Server-side applies the status fields that ``manager`` owns."""
         path = kind.path(namespace, name, "status")
         query = {"fieldManager": manager, "force": "true"}
         return await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
 
     async def review_token(self, token: str, audience: str) -> JsonObject:
-        """The status of a TokenReview: who the token is, or why it is none."""
+        """Returns the status of a TokenReview: whose token it is, or why it is not valid."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -266,7 +274,7 @@ class KubeClient:
 
 
 def _translated(what: str, call: functools.partial[Any]) -> JsonObject:
-    """Runs in a thread of the pool."""
+    """Makes the call and translates its errors. Runs in a thread of the pool."""
     try:
         return cast(JsonObject, json.loads(call().data))
     except ApiException as error:
@@ -288,7 +296,7 @@ def _of_status(what: str, error: ApiException) -> KubeError:
 
 
 def _message(body: str | bytes | None) -> str:
-    """The API server's own words, where it sent a Status object."""
+    """Returns the API server's own message if the body is a Status object, or else the body itself."""
     try:
         return str(json.loads(body or "")["message"])
     except (ValueError, KeyError, TypeError):

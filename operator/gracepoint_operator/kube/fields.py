@@ -1,6 +1,6 @@
 """Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
 
-Each function raises ``Unreadable``, or an error of which ``unreadable.reading`` makes one, if a field has a wrong type.
+If a field has a wrong type, each function raises ``Unreadable``, or an error that ``unreadable.reading`` turns into it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from gracepoint_operator.unreadable import Unreadable
 
 
 def parse_time(text: str | None) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None for none."""
+    """Returns the seconds since the epoch of an RFC 3339 time. None if there is no time."""
     return None if not text else datetime.datetime.fromisoformat(text).timestamp()
 
 
 def format_time(at: float) -> str:
-    """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
+    """Returns a time as RFC 3339 in UTC with microseconds, as the API's MicroTime."""
     moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions that are True, by type."""
+    """Returns the conditions that are True, by type."""
     return {text(item["type"]): item for item in status.get("conditions") or () if item.get("status") == "True"}
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise Unreadable(f"expected a text, found {value!r:.80}")
-    # JSON can hold half of a surrogate pair. It cannot be written to any other object.
+    # JSON can hold half of a surrogate pair, which cannot be written to another object.
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise Unreadable(f"expected Unicode text, found {value!r:.80}")
     return value
@@ -51,5 +51,5 @@ def optional_number(value: Any, default: Any) -> Any:
 
 
 def label_number(label: str, default: int) -> int:
-    """The number in a label, which has 63 characters at most."""
+    """Returns the number in a label, which has at most 63 characters."""
     return int(label) if label.isdecimal() and len(label) < 64 else default

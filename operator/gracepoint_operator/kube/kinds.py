@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator deals with, and where they live in the API. Pure."""
+"""The kinds of objects that the operator uses, and their paths in the API. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gracepoint.wire import names
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Where the objects of one kind live in the API."""
+    """The place of one kind of objects in the API."""
 
-    prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version where any will do
+    prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version if any version will do
     plural: str
-    any_version: bool = False  # the one that the cluster prefers is read
+    any_version: bool = False  # True: the version that the cluster prefers is read
 
     @property
     def group(self) -> str:
@@ -27,11 +27,11 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """Group and version, as objects and references to them say it."""
+        """Group and version, as in ``apiVersion`` of objects and references."""
         return self.prefix.removeprefix("/apis/").removeprefix("/api/")
 
     def of_version(self, group_version: str) -> Kind:
-        """The same kind in a version of its group."""
+        """Returns the same kind in a version of its group."""
         return dataclasses.replace(self, prefix=f"/apis/{group_version}", any_version=False)
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
@@ -51,8 +51,8 @@ PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")
 CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
-#: Karpenter's and Kueue's; a cluster may have them or not, and get them later. What is read of Kueue's is the same in
-#: v1beta1 and v1beta2 but for one name.
+#: Kinds of Karpenter and Kueue. A cluster may lack them, or get them later. The fields that are read from Kueue's kind
+#: are the same in v1beta1 and v1beta2 except for one name.
 NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims")
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")

@@ -1,4 +1,4 @@
-"""What the operator needs to know of nodes and pods: small frozen records read from the API. Pure.
+"""What the operator needs to know about nodes and pods: small frozen records read from the API. Pure.
 
 Decisions use these records, so that no rule depends on the shape of API objects. Times are seconds since the epoch
 (``_at``), durations are seconds (``_s``). Workloads and their Jobs are read in ``workloads``.
@@ -24,7 +24,7 @@ from gracepoint_operator.unreadable import reading
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
 LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds where the API server filled in nothing
+DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds if the API server has not set it
 
 _SPOT_LABELS = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
 
@@ -34,7 +34,7 @@ class Taint:
     """A taint of a node.
 
     Attributes:
-        added_at: ``timeAdded``; only NoExecute taints usually have it.
+        added_at: ``timeAdded``. Usually only NoExecute taints have it. None if it is missing.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Toleration:
-    """A toleration of a pod; ``seconds`` None means forever."""
+    """A toleration of a pod. If ``seconds`` is None, the taint is tolerated forever."""
 
     key: str
     operator: str
@@ -67,7 +67,7 @@ class Toleration:
     seconds: float | None
 
     def tolerates(self, taint: Taint) -> bool:
-        """As ``Toleration.ToleratesTaint`` of k8s.io/api/core/v1."""
+        """Returns whether it tolerates a taint, as ``Toleration.ToleratesTaint`` of k8s.io/api/core/v1."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         return self.operator == "Exists" or self.value == taint.value
@@ -95,7 +95,7 @@ class Pod:
         node: Name of its node. Empty while it has none.
         created_at: When it was created. 0 if the object does not say.
         bound_at: When the scheduler bound it to ``node``. None while it is not bound, or if the object does not say.
-        grace_s: Its own grace period.
+        grace_s: Its own grace period, in seconds.
         deletion_at: When it will have been killed (``deletionTimestamp``, which includes the grace period). None if it
             is not being deleted.
         deletion_grace_s: The grace period of that deletion. None if it is not being deleted.
@@ -121,7 +121,7 @@ class Pod:
 
     @property
     def finished(self) -> bool:
-        """True once all its containers have ended for good."""
+        """True if all its containers have ended for good."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -138,7 +138,7 @@ class Pod:
 
     @property
     def job_uid(self) -> str:
-        """Empty where it does not say."""
+        """UID of its Job. Empty if the pod does not say."""
         return self.labels.get(LABEL_JOB_UID, "")
 
     @property
@@ -147,15 +147,15 @@ class Pod:
 
     @property
     def completion_index(self) -> int:
-        """Its place in its Job; 0 where it has none."""
+        """The completion index of the pod in its Job. 0 if it has none."""
         return label_number(self.labels.get(LABEL_COMPLETION_INDEX, "0"), 0)
 
 
 def read_taint(entry: Mapping[str, Any]) -> Taint:
-    """An entry of a node's ``spec.taints``.
+    """Reads an entry of a node's ``spec.taints``.
 
     Raises:
-        Unreadable: It is none.
+        Unreadable: It is not a taint.
     """
     with reading("a taint"):
         return Taint(
@@ -170,7 +170,7 @@ def read_node(body: Mapping[str, Any]) -> Node:
     """Reads a node.
 
     Raises:
-        Unreadable: It is none.
+        Unreadable: It is not a node.
     """
     with reading("a node"):
         meta = body["metadata"]

@@ -1,13 +1,13 @@
-"""Writes to the API behind everybody's back: coalesced, at most so often, tried again, never waited for.
+"""Writes to the API in the background: coalesced, limited in rate, and retried. The callers do not wait.
 
-One task for each key that has something to be written. ``touch`` only marks the key; its task calls
-``write``, which reads what is to be written at that moment, so that a hundred touches become one write. The
-task pauses between writes (an urgent touch ends the pause), tries again where the API server is unavailable
-or somebody wrote in between, for as long as that takes, and ends when there is nothing more to do. What the API
-server refuses is tried again too, less and less often: a quota is raised, a policy is mended, a role is given back.
-``close`` lets what is marked be written for a bounded time, then cancels.
+There is one task for each key that has something to be written. ``touch`` only marks the key. Its task calls ``write``,
+which reads what is to be written at that moment, so many touches become one write. The task pauses between writes; an
+urgent touch ends the pause. If the API server is unavailable, or another client wrote in between, the task tries again
+until it succeeds. It ends when there is nothing more to write. A write that the API server refuses is tried again less
+and less often, because a quota, a policy or a role may be corrected. ``close`` gives marked keys a bounded time to be
+written, then cancels the tasks.
 
-Lives on the core's event loop: no locks.
+All tasks run on the core's event loop; there are no locks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _REFUSED_AGAIN_AT_MOST_S = 60.0
-#: After so long without success it is said and counted, and then tried on: the last word must not get lost.
+#: After so many seconds without success the failure is logged and counted. Then the write is tried again, so that the
+#: newest state is not lost.
 _SAY_AFTER_S = 120.0
 
 
@@ -42,13 +43,14 @@ class _Undecided(Enum):
 
 
 class WriteQueue:
-    """Keyed writing.
+    """A queue of writes by key.
 
     Args:
         what: What is written, for the log.
-        write: Writes one key as it now is.
-        metrics: Counts what could not be written.
-        interval_s: Pause between two writes of one key; before a refused one is tried again it doubles each time.
+        write: Writes the current state of one key.
+        metrics: Counts failed writes.
+        interval_s: Pause between two writes of one key, in seconds. It doubles each time the API server refuses a
+            write.
         refused: Called with the key and the reason if the API server refuses the object, and with None once it is
             written. Not called if the API server could not be asked.
     """
@@ -70,10 +72,10 @@ class WriteQueue:
         self._marked: set[Key] = set()
         self._urgent: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._awaited: dict[Key, list[asyncio.Event]] = {}  # set when what was marked before has been tried
+        self._awaited: dict[Key, list[asyncio.Event]] = {}  # set after an attempt to write what was marked before
 
     def touch(self, key: Key, *, urgent: bool = False) -> None:
-        """There is something to write; ``urgent`` does not wait for the pause to end."""
+        """Marks a key as having something to write. If ``urgent``, the pause ends at once."""
         self._marked.add(key)
         if key not in self._tasks:
             self._urgent[key] = asyncio.Event()
@@ -82,7 +84,7 @@ class WriteQueue:
             self._urgent[key].set()
 
     async def settled(self, key: Key, timeout_s: float) -> None:
-        """Waits until what is marked now has been written, or ``timeout_s`` are over."""
+        """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""
         if key in self._marked:
             written = asyncio.Event()
             self._awaited.setdefault(key, []).append(written)
@@ -91,7 +93,7 @@ class WriteQueue:
                     await written.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """Writes what is marked, for at most ``timeout_s``; then stops."""
+        """Writes what is marked, for at most ``timeout_s`` seconds. Then it cancels the tasks."""
         self._closing = True
         tasks = list(self._tasks.values())
         for event in self._urgent.values():
@@ -103,7 +105,7 @@ class WriteQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, key: Key) -> None:
-        said = ""  # of why it was refused last
+        said = ""  # the last refusal
         pause_s = self._interval_s
         try:
             while key in self._marked:
@@ -125,24 +127,24 @@ class WriteQueue:
                     wait_s = random.uniform(0.5, 1.0) * pause_s
                 elif outcome is None:
                     said, pause_s = "", self._interval_s
-                # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
+                # Not wait_for: before Python 3.12 it ignores a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._urgent[key].wait()
         finally:
-            # No await between the last look at _marked and here: a touch after it starts a new task.
+            # There is no await between the last check of _marked and here. So a later touch starts a new task.
             del self._tasks[key], self._urgent[key]
 
     async def _attempt(self, key: Key, said: str) -> str | _Undecided | None:
-        """Writes, for as long as that may succeed.
+        """Writes a key, and retries while that may succeed.
 
         Returns:
             None if it is written, the reason if the API server refuses it, ``_Undecided`` if the API server could not
             be asked.
 
         Args:
-            key: What is written.
-            said: Of why it was refused before, which is not said again.
+            key: The key.
+            said: The refusal before. It is not logged again if it is the same.
         """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((client.Unavailable, client.Conflict)),

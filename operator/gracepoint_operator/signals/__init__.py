@@ -1,8 +1,8 @@
 """The disruption catalogue: what in the cluster says that a pod is going to be disrupted. Data and pure code.
 
-* ``rows``: what a row is: how to recognise a signal, its cause, how certain it is, whether it may be taken back, and by
-  when the pod will be gone; ``catalogue`` holds the built-in ones (``clouds``, ``jobs_and_nodes``),
-  ``own_rows`` reads users';
+* ``rows``: what a row contains: how to recognise a signal, its cause, how certain it is, whether it may be taken back,
+  and when the pod will be gone. ``catalogue`` has the built-in rows (``clouds``, ``jobs_and_nodes``), and ``own_rows``
+  reads the rows of users;
 * ``reading``: which rows match an object of the API server (``Mark``);
 * ``signal``: what the marks mean for a pod (``Signal``);
 * ``page``: the table in the docs.

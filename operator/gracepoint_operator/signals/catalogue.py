@@ -1,7 +1,7 @@
 """The built-in rows of the disruption catalogue, in the order in which they are tried.
 
-Where a deadline comes from stands in the row's ``about``. What says nothing of when: the pod's own grace period is
-assumed, as that is what a pod gets that is deleted or evicted at once.
+The ``about`` of a row says where its deadline comes from. If a signal tells no time, the pod's own grace period is
+assumed, because a pod that is deleted or evicted at once gets this time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the clouds and of those that add and remove nodes there: GKE, AWS, AKS, Karpenter, cluster-autoscaler."""
+"""Rows of the clouds and of the tools that add and remove nodes: GKE, AWS, AKS, Karpenter, cluster-autoscaler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row
 
 _NTH = "aws-node-termination-handler"
 
-#: What GKE's kubelet leaves user pods of a Spot node's 30 s by default.
+#: Seconds that GKE's kubelet gives user pods by default, out of the 30 s of a Spot node.
 GKE_SPOT_GRACE_S = 15.0
 
 

@@ -1,11 +1,11 @@
-"""Rows of Kubernetes itself and of what queues jobs on it: nodes, pods, Jobs, JobSet, Kueue."""
+"""Rows of Kubernetes itself and of job queues: nodes, pods, Jobs, JobSet, Kueue."""
 
 from __future__ import annotations
 
 from gracepoint_operator.signals.row_helpers import HINT, LIKELY, SURE, after, condition, field, taint
 from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, TaintMatch, Time, TimeFormat
 
-#: For pods that are not critical, when their kubelet shuts down gracefully.
+#: Seconds that pods that are not critical get when their kubelet shuts down gracefully.
 KUBELET_SHUTDOWN_S = 20.0
 
 
@@ -168,7 +168,7 @@ _JOBS = (
             time=Time(
                 format=TimeFormat.SECONDS,
                 since="status.conditions.Admitted.lastTransitionTime",
-                minus=[  # of v1beta2, and of v1beta1
+                minus=[  # names in v1beta2 and in v1beta1
                     "status.accumulatedPastExecutionTimeSeconds",
                     "status.accumulatedPastExexcutionTimeSeconds",
                 ],

@@ -62,13 +62,13 @@ class Mark:
 class _Feature:
     """A taint, label, annotation, condition or field of an object that a row matches."""
 
-    key: str  # which taint, label, ...; the first row that matches it counts
+    key: str  # identifies the taint, label, ...; the first row that matches it counts
     text: str
-    value: str  # in which a time may be written
+    value: str  # may contain a time
     since_at: float | None
     is_exact: bool = False
-    again: str = ""  # what tells a new one from an old one
-    untold: str = ""  # ... and what does so as well where it tells no time
+    again: str = ""  # distinguishes a new one from an old one
+    untold: str = ""  # distinguishes them too, if the feature tells no time
     taint: Taint | None = None
 
 
@@ -82,7 +82,7 @@ def marks(rows: Iterable[Row], on: On, body: Body, left_out: dict[str, None] | N
         left_out: Gets the parts of the object that could not be read.
 
     Raises:
-        Unreadable: It has no UID.
+        Unreadable: The object has no UID.
     """
     left_out = {} if left_out is None else left_out
     with reading("metadata.uid"):
@@ -105,7 +105,7 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str,
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
-        text=_shortened(feature.text.encode(errors="replace").decode(), _TEXT_LIMIT),  # JSON can hold half a pair
+        text=_shortened(feature.text.encode(errors="replace").decode(), _TEXT_LIMIT),  # JSON can hold half of a pair
         since_at=feature.since_at,
         until_at=until_at,
         is_exact=feature.is_exact and feature.since_at is not None,

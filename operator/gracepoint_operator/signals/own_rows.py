@@ -1,4 +1,4 @@
-"""Users' own rows, from the file that the chart mounts."""
+"""Reads users' own rows from the file that the chart mounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gracepoint_operator.signals.rows import Row
 
 
 class OwnRowsError(ValueError):
-    """Users' rows cannot be used; names each wrong field, what was expected and what was found."""
+    """Users' rows cannot be used. The message names each wrong field, what was expected and what was found."""
 
 
 class _File(Model):
@@ -21,13 +21,13 @@ class _File(Model):
 
 
 def read_own_rows(path: Path) -> tuple[Row, ...]:
-    """Users' rows, in their order.
+    """Returns users' rows, in the order of the file.
 
     Args:
-        path: A JSON file: ``{"rows": [...]}``, as the chart's value ``signals`` has it.
+        path: A JSON file, ``{"rows": [...]}``, in the form of the chart's value ``signals``.
 
     Raises:
-        OwnRowsError: The file cannot be read, a row is wrong, or a name is not its own.
+        OwnRowsError: The file cannot be read, a row is wrong, or a name is used already.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The catalogue's list in the docs, from the rows. Pure."""
+"""Generates the catalogue's list in the docs from the rows. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMES = {
 
 
 def listing(rows: Iterable[Row] = BUILT_IN) -> str:
-    """A Markdown list of the rows."""
+    """Returns a Markdown list of the rows."""
     lines = []
     for row in rows:
         taken_back = "can be taken back" if row.cancelable else "cannot be taken back"
@@ -33,7 +33,7 @@ def listing(rows: Iterable[Row] = BUILT_IN) -> str:
 
 
 def put_into(page: str) -> str:
-    """``page`` with the list renewed between its two marks."""
+    """Returns ``page`` with a new list between its two marks."""
     return put_between(page, START, END, listing())
 
 
@@ -77,7 +77,7 @@ def _by_when(row: Row) -> str:
 
 
 def _assumed(rule: DeadlineRule) -> str:
-    """Where no time is told."""
+    """Returns, in words, the deadline if the object tells no time."""
     if rule.after_seconds is None:
         plain = (
             "the grace period"

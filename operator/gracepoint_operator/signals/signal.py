@@ -99,14 +99,14 @@ def told_by_gang(pod: Pod, cause: str, text: str = TOLD_BY_GANG) -> Signal:
 def marks_node(mark: Mark) -> bool:
     """Returns True if a mark on a node says, surely or likely, that the node goes away for all pods."""
     matched = mark.row.match.taint
-    for_some = matched is not None and matched.key is None  # a taint as any other: it keeps off whom it is to keep off
+    for_some = matched is not None and matched.key is None  # "any other taint": may be meant for some pods
     return mark.row.confidence is not Confidence.HINT and not for_some
 
 
 def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
     row, rule, tolerated_s = mark.row, mark.row.deadline, 0.0
     if mark.taint is not None and mark.taint.effect == "NoExecute":
-        # The taint manager asks the first toleration that matches.
+        # The taint manager uses the first toleration that matches.
         toleration = next((item for item in pod.tolerations if item.tolerates(mark.taint)), None)
         if toleration is not None:
             if toleration.seconds is None and row.tolerable:

@@ -15,7 +15,7 @@ from gracepoint_operator.unreadable import reading
 Body = Mapping[str, Any]
 
 _HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT")
-#: Times that a date can hold, with room for what is added to them.
+#: Range of times that a date can hold, with a reserve for durations that are added.
 _FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -31,7 +31,7 @@ def told_time(time: Time, value: str, body: Body) -> float | None:
             told = json.loads(value)
     try:
         at = _time_in(told, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
-    except (ValueError, TypeError, AttributeError, OverflowError):  # whatever stands there, it is no time
+    except (ValueError, TypeError, AttributeError, OverflowError):  # the value is not a time
         return None
     return at if at is not None and _FIRST_AT <= at <= _LAST_AT else None
 

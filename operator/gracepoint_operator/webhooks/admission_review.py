@@ -1,4 +1,4 @@
-"""AdmissionReview v1, in and out. Pure."""
+"""Reads AdmissionReview v1 requests and builds the responses. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ API_VERSION = "admission.k8s.io/v1"
 
 
 class NotAnAdmissionReview(ValueError):
-    """The request's body is no AdmissionReview of this version."""
+    """The request's body is not an AdmissionReview of this version."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdmissionRequest:
-    """What the API server asks about. The name is empty where the API server is going to make one."""
+    """A request of the API server. The name is empty if the API server is going to generate one."""
 
     uid: str
     namespace: str
@@ -35,7 +35,7 @@ class AdmissionRequest:
         """Reads the body of a webhook call.
 
         Raises:
-            NotAnAdmissionReview: It is none of ``admission.k8s.io/v1``, or has no object.
+            NotAnAdmissionReview: It is not an AdmissionReview of ``admission.k8s.io/v1``, or it has no object.
         """
         try:
             review: Any = json.loads(body)
@@ -60,14 +60,14 @@ class AdmissionRequest:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the object; none where they are no labels."""
+        """The labels of the object. Empty if they cannot be read."""
         metadata = self.object.get("metadata")
         labels = metadata.get("labels") if isinstance(metadata, dict) else None
         return labels if isinstance(labels, dict) else {}
 
 
 def allowed(request: AdmissionRequest, wanted: Json, warnings: Sequence[str] = ()) -> Json:
-    """The answer that turns the request's object into ``wanted``; clients show the warnings."""
+    """Returns the response that changes the request's object to ``wanted``. Clients show the warnings."""
     response: Json = {"uid": request.uid, "allowed": True}
     if warnings:
         response["warnings"] = list(warnings)
@@ -79,19 +79,22 @@ def allowed(request: AdmissionRequest, wanted: Json, warnings: Sequence[str] = (
 
 
 def refused(request: AdmissionRequest, message: str) -> Json:
-    """The answer that shows ``message`` to whoever made the request."""
+    """Returns the response that refuses the request and shows ``message`` to the user who made it."""
     status = {"code": 422, "reason": "Invalid", "message": message}
     return _review({"uid": request.uid, "allowed": False, "status": status})
 
 
 def later(request: AdmissionRequest, message: str) -> Json:
-    """The answer to an eviction that has to wait: that of a PodDisruptionBudget, at which every client tries again."""
+    """Returns the response for an eviction that has to wait.
+
+    It is the response that a PodDisruptionBudget causes, after which every client tries again.
+    """
     status = {"code": 429, "reason": "TooManyRequests", "message": message}
     return _review({"uid": request.uid, "allowed": False, "status": status})
 
 
 def unknown(request: AdmissionRequest, message: str) -> Json:
-    """The answer where one cannot know: the same request may succeed later."""
+    """Returns the response for a request that cannot be decided now. The same request may succeed later."""
     status = {"code": 503, "reason": "ServiceUnavailable", "message": message}
     return _review({"uid": request.uid, "allowed": False, "status": status})
 

@@ -1,7 +1,7 @@
-"""PodDisruptionBudgets, as far as an eviction meets them. Pure.
+"""Whether PodDisruptionBudgets forbid an eviction. Pure.
 
-The API server asks the webhooks first and the budgets afterwards. So an attempt that a budget is going to refuse
-reaches us all the same, and must not make a gang leave whose owner has said that it may not be disturbed.
+The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget is
+going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be disrupted.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from typing import Any
 
 
 def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
-    """Whether the API server is going to refuse to evict a running pod.
+    """Returns whether the API server is going to refuse to evict a running pod.
 
     Args:
         budgets: All PodDisruptionBudgets (policy/v1) of the pod's namespace.
-        labels: The pod's.
-        ready: Its condition Ready. One that is not counts for no budget, which may let it go for that
-            (``spec.unhealthyPodEvictionPolicy``).
+        labels: The pod's labels.
+        ready: Whether the pod's condition Ready is True. A pod that is not ready does not count as healthy, so a budget
+            may allow its eviction (``spec.unhealthyPodEvictionPolicy``).
     """
     about_it = [budget for budget in budgets if _selects((budget.get("spec") or {}).get("selector"), labels)]
     if len(about_it) > 1:
-        return True  # the eviction subresource knows only one budget for a pod, and fails at two
+        return True  # the eviction subresource supports only one budget for a pod, and fails if there are two
     return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
 
 
 def _allows(budget: Mapping[str, Any]) -> bool:
     status = budget.get("status") or {}
-    # Kubernetes doesn't let a pod go by figures that are older than the budget's spec.
+    # Kubernetes does not allow an eviction if the budget's status is older than its spec.
     is_current = int(status.get("observedGeneration") or 0) >= int(budget["metadata"].get("generation") or 0)
     return is_current and int(status.get("disruptionsAllowed") or 0) > 0
 
 
 def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
-    """As the eviction subresource: AlwaysAllow, or enough others are healthy (IfHealthyBudget, the default)."""
+    """Returns whether the budget allows the eviction of a pod that is not ready, as the eviction subresource decides.
+
+    It does with AlwaysAllow, or if enough other pods are healthy (IfHealthyBudget, the default).
+    """
     if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True
     status = budget.get("status") or {}
@@ -42,7 +45,10 @@ def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
 
 
 def _selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """As metav1.LabelSelectorAsSelector: an empty selector means every pod, none at all means no pod."""
+    """Returns whether a selector matches the labels, as metav1.LabelSelectorAsSelector.
+
+    An empty selector matches every pod. None matches no pod.
+    """
     if selector is None:
         return False
     wanted: Mapping[str, str] = selector.get("matchLabels") or {}

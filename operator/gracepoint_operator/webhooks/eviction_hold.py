@@ -1,12 +1,14 @@
-"""Answers whether an eviction may go on now; asked by the API server through the webhook.
+"""Decides whether an eviction may go on now. The API server asks through the webhook.
 
 Each call is a task on the core's event loop. It has no state of its own and ends with its answer. If the watches have
-not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without waiting. For
-a pod of a gang the API is asked for the newest Preemption, because the other replica may have made it, and if none is
-under way for the budgets that may refuse the eviction anyway. All of that takes at most ``LOOK_WITHIN_S``; afterwards
-the decision uses what the watches have shown. The rest does not wait: the attempt is recorded, decided about like every
-signal (``react`` starts or moves the epoch and sends the notices), and held if that epoch is under way
-(``evictions.hold``).
+not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without waiting.
+
+For a pod of a gang, the API is asked for the newest Preemption, because the other replica may have made it. If none is
+under way, the API is asked for the budgets, which may refuse the eviction anyway. All these requests together take at
+most ``LOOK_WITHIN_S``. After that, the decision uses what the watches have shown.
+
+The rest does not wait. The attempt is recorded and handled like every signal: ``react`` starts or moves the epoch and
+sends the notices. The eviction is held if that epoch is under way (``evictions.hold``).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from gracepoint_operator.workloads import MEMBER_LABEL, Workload
 
 log = logging.getLogger(__name__)
 
-#: All questions to the API for one answer. The webhook's own timeout is 1 s, the least that Kubernetes takes.
+#: Time for all requests to the API for one answer. The webhook's own timeout is 1 s, the minimum in Kubernetes.
 LOOK_WITHIN_S = 0.6
 
 Take = Callable[[kinds.Kind, str | None, JsonObject], None]
@@ -42,9 +44,9 @@ class EvictionHold:
     Args:
         api: The API server.
         world: The known objects. Records the attempt.
-        take: Takes in an object as the watches do.
+        take: Stores an object, as the watches do.
         react: Decides about the workloads with these UIDs, and carries the decisions out.
-        ready: Returns whether decisions are made yet.
+        ready: Returns whether the operator makes decisions yet.
         metrics: Counts the answers.
         clock: Seconds since the epoch.
     """
@@ -117,7 +119,7 @@ class EvictionHold:
             return False
         except client.NotFound:
             if under_way:
-                return False  # begun here, and not written yet
+                return False  # this replica began it and has not written it yet
         found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
         return budgets.forbid(found.items, pod.labels, ready=pod.ready)
 

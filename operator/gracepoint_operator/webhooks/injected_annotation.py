@@ -11,10 +11,10 @@ from gracepoint.wire.names import ENV_PREFIX
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
 
-#: On a JobSet: policy, its generation, and the fields that were filled in or changed. On its pods: the first two and
-#: the container.
+#: On a JobSet: the policy, its generation, and the fields that were added or changed. On its pods: the policy, its
+#: generation, and the container.
 ANNOTATION = "gracepoint.dev/injected"
-#: Lists of objects with names; in all other lists it is not told what changed.
+#: Lists of objects with names. For other lists, only the list itself is named as changed.
 _NAMED = ("replicatedJobs", "containers")
 
 
@@ -73,7 +73,7 @@ def _earlier(metadata: Json) -> list[str]:
         fields = json.loads((metadata.get("annotations") or {})[ANNOTATION])["fields"]
         return [field for field in fields if isinstance(field, str)]
     except (KeyError, ValueError, TypeError):
-        return []  # none, or something that somebody wrote by hand
+        return []  # there is no annotation, or a user wrote it by hand
 
 
 def _changed(before: Any, after: Any, path: str) -> Iterator[str]:

@@ -1,12 +1,12 @@
-"""What the pods of a gang are given: label, environment, bound token. Pure.
+"""Injects the label, the environment and the bound token into the pods of a gang. Pure.
 
-Everything that is constant for the JobSet's life goes into its pod templates at CREATE, so that a restart
-while the operator is down still makes pods that know their gang, and so that all pods of a gang have the same
-settings however often the policy was edited meanwhile. At pod CREATE only what belongs to the operator's
-installation is refreshed: its URL and CA.
+Everything that is constant for the life of the JobSet is written into its pod templates at CREATE. So after a restart
+while the operator is down, the new pods still know their gang. All pods of a gang also have the same settings, even if
+the policy was edited in between. At the CREATE of a pod, only the operator's URL and CA are refreshed, which belong to
+the operator's installation.
 
-Variables that say who a pod is, where the operator is, or what the release contract depends on (exit codes,
-grace period) are always ours. Those of ``YIELDING`` are the user's if the container sets them.
+Variables that identify the pod, the operator's address, and those on which the release contract depends (exit codes,
+grace period) always have our values. For variables in ``YIELDING``, a value that the container sets is kept.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
 
-#: Lifetime of a projected token; the kubelet renews it after 80 %.
+#: Lifetime of a projected token, in seconds. The kubelet renews the token after 80 % of it.
 TOKEN_LIFETIME_S = 3600
 
-#: Settings where a value that the container already has wins over the policy's.
+#: Settings for which a value that the container already has takes precedence over the policy's.
 YIELDING = frozenset(
     {
         Env.DIRECTORY,
@@ -42,10 +42,10 @@ YIELDING = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdmissionSettings:
-    """Of the operator's installation."""
+    """Settings of the operator's installation."""
 
     operator_url: str  # https://<service>.<namespace>.svc:<port>
-    ca_certificate: str  # PEM, with which pods check the operator's certificate
+    ca_certificate: str  # PEM; pods verify the operator's certificate with it
 
 
 def _downward(name: str, field: str) -> Json:
@@ -70,13 +70,13 @@ _IDENTITY: list[Json] = [
 
 
 def inject_jobset(jobset: Json, policy_name: str, policy: CheckpointPolicySpec, settings: AdmissionSettings) -> Json:
-    """The JobSet with everything that its gang's pods need in their templates.
+    """Returns the JobSet with everything in its pod templates that the gang's pods need.
 
     Args:
-        jobset: One that keeps the release contract.
+        jobset: A JobSet that meets the release contract.
         policy_name: Name of the policy, for the pods' label.
-        policy: Its spec.
-        settings: Of the operator's installation.
+        policy: Spec of the policy.
+        settings: Settings of the operator's installation.
     """
     made = copy.deepcopy(jobset)
     members = gang(made, policy.training, Problems())
@@ -96,7 +96,7 @@ def inject_jobset(jobset: Json, policy_name: str, policy: CheckpointPolicySpec, 
             **_installation(settings),
             **_settings_of(policy, member),
         }
-        # Identity first: $(NAME) in a value reads only variables that stand before it.
+        # Identity first: $(NAME) in a value refers only to variables that come before it.
         environment = [*_IDENTITY, *({"name": k, "value": str(v)} for k, v in constants.items())]
         _inject_template(member, policy_name, environment)
         offset += member.processes
@@ -104,7 +104,7 @@ def inject_jobset(jobset: Json, policy_name: str, policy: CheckpointPolicySpec, 
 
 
 def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
-    """The pod with the operator's present URL and CA. One that was not injected is left alone."""
+    """Returns the pod with the operator's current URL and CA. A pod that was not injected is not changed."""
     made = copy.deepcopy(pod)
     fresh = _installation(settings)
     for container in made.get("spec", {}).get("containers") or []:
@@ -115,7 +115,7 @@ def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
 
 
 def is_injected(pod: Json) -> bool:
-    """Whether a container of the pod was given the operator's URL through its JobSet."""
+    """Returns whether a container of the pod has the operator's URL, from the injection into its JobSet."""
     containers: list[Json] = pod.get("spec", {}).get("containers") or []
     return any(v["name"] == Env.OPERATOR_URL for c in containers for v in c.get("env") or [])
 
@@ -125,11 +125,11 @@ def _installation(settings: AdmissionSettings) -> dict[str, str]:
 
 
 def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
-    # As variables, since a JobSet with generateName has no name yet.
+    # As variables, because a JobSet with generateName has no name yet.
     directory = policy.checkpoint.directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace(
         "{jobset}", f"$({Env.JOBSET_NAME})"
     )
-    # Only where they are asked for: a library from before these settings refuses what it does not know.
+    # Only if they are set: a library that is older than these settings refuses variables that it does not know.
     later = {
         Env.METADATA: ",".join(policy.cloud_metadata).lower(),
         Env.SAVE_EVERY_S: policy.checkpoint.every_seconds,
@@ -167,7 +167,7 @@ def _inject_template(member: TrainingJob, policy_name: str, environment: list[Js
 
 
 def _merged(ours: list[Json], theirs: list[Json]) -> list[Json]:
-    """Our variables, then the user's, which may thus refer to ours; unchanged where nothing is missing."""
+    """Returns our variables, then the user's, which may refer to ours. Returns ``theirs`` if nothing is missing."""
     present: dict[str, Any] = {variable["name"]: variable for variable in theirs}
     kept = {name for name in YIELDING if name in present}
     wanted = [variable for variable in ours if variable["name"] not in kept]
@@ -178,7 +178,7 @@ def _merged(ours: list[Json], theirs: list[Json]) -> list[Json]:
 
 
 def _with(items: list[Json], item: Json) -> list[Json]:
-    """``items`` with ``item`` in the place of the one of its name, or at the end."""
+    """Returns ``items`` with ``item`` in place of the item of the same name. At the end if there is none."""
     if any(other["name"] == item["name"] for other in items):
         return [item if other["name"] == item["name"] else other for other in items]
     return [*items, item]

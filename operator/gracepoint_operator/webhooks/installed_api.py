@@ -26,8 +26,8 @@ class InstalledApi:
 
     Attributes:
         missing: Fields and values without which a JobSet that leaves after its save would fail, or its restart would
-            count. Empty: nothing.
-        by_message: False: JobSet cannot tell the contract's own FailJob rules from others.
+            count. Empty if none is missing.
+        by_message: False if JobSet cannot tell the contract's own FailJob rules from others.
     """
 
     missing: tuple[str, ...] = ()

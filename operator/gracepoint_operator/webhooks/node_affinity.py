@@ -1,9 +1,9 @@
-"""Keeping new pods off nodes that are going away. Pure.
+"""Keeps new pods off nodes that are going away. Pure.
 
-A label or condition does not keep the scheduler away, and a taint may be tolerated: without this a restarted
-job can land on the very node that it left. It is a preference and no requirement, as a pod keeps its affinity for
-life: clouds give the machine that comes in a node's place the node's name, and a pod that fits nowhere else would
-wait beside it for ever.
+The scheduler ignores labels and conditions, and pods may tolerate a taint. So without this module, a restarted job can
+be scheduled to the node that it left. The affinity is a preference, not a requirement, because a pod keeps its affinity
+for life. Clouds give the machine that replaces a node the same node name. With a requirement, a pod that fits nowhere
+else would stay pending for ever.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import copy
 from gracepoint_operator.webhooks.training_jobs import Json
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-#: The most that the API server takes.
+#: The maximum that the API server accepts.
 _WEIGHT = 100
-#: Maintenance is announced for whole node pools at once: every pod would carry thousands of names, to no effect.
+#: Limit of names in a pod. If maintenance is announced for whole node pools, thousands of names would have no effect.
 MOST_NODES = 500
 
 
 def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
-    """The pod with a preferred node affinity against ``nodes`` (names of Node objects), beside its own ones.
+    """Returns the pod with a preferred node affinity against ``nodes``, the names of Node objects.
 
-    Against ``MOST_NODES`` of them, where there are more.
+    The pod's own affinities stay. At most ``MOST_NODES`` of the nodes are used.
     """
     made = copy.deepcopy(pod)
     if not nodes:
@@ -32,8 +32,8 @@ def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
     node_affinity = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
     preferred: list[Json] = node_affinity.get(_PREFERRED) or []
     present = [field for term in preferred for field in term["preference"].get("matchFields") or []]
-    # By the object's name, not the hostname label, which some clouds set to something else. The API server
-    # takes one name a requirement.
+    # By the name of the object, not by the hostname label, which has another value in some clouds. The API server
+    # accepts one name in each requirement.
     requirements = [
         {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)[:MOST_NODES]
     ]

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gracepoint.wire.names import TOKEN_AUDIENCE, TOKEN_DIRECTORY
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
 
-#: The volume of the projected token; the name is reserved.
+#: Name of the volume with the projected token. The name is reserved.
 TOKEN_VOLUME = "gracepoint-token"
 _CLUSTER_DNS = "ClusterFirstWithHostNet"
 
@@ -26,7 +26,7 @@ def check_template(member: TrainingJob, codes: Collection[int], problems: Proble
 
 
 def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems) -> None:
-    """The container must not restart in place by a rule of its own."""
+    """Adds a problem if a rule of the container makes it restart in place."""
     container = member.container
     path = f"{member.path}.template.spec.containers[{container['name']}]"
     why = "as a container restarted in place stays on the node that is going away"
@@ -51,7 +51,10 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
 
 
 def _finds_names(member: TrainingJob, problems: Problems) -> None:
-    """On the host network a pod uses the node's resolver, which knows neither process 0 nor the operator."""
+    """Handles pods on the host network, which use the node's resolver.
+
+    That resolver knows the name of neither process 0 nor the operator.
+    """
     pod = member.template["spec"]
     if not pod.get("hostNetwork"):
         return
@@ -88,6 +91,6 @@ def _leaves_room_for_the_token(member: TrainingJob, problems: Problems) -> None:
 
 
 def _is_token(volume: Json) -> bool:
-    """True for a volume that an earlier injection made, perhaps of another version."""
+    """Returns True if an earlier injection made the volume, possibly by another version of the operator."""
     sources: list[Json] = (volume.get("projected") or {}).get("sources") or []
     return any((source.get("serviceAccountToken") or {}).get("audience") == TOKEN_AUDIENCE for source in sources)

@@ -1,17 +1,19 @@
-"""The release contract: a JobSet that leaves after its save must come back, elsewhere and uncounted. Pure.
+"""The release contract: a JobSet that leaves after its save must restart on other nodes, without counting it. Pure.
 
-What Kubernetes and JobSet do by themselves destroys such a job: a restart policy of OnFailure starts the
-container again in place on the doomed node, a Job with a backoff limit replaces one pod that cannot join the
-running gang, and a JobSet without a failure policy is Failed for good at the first non-zero exit. So at
-CREATE (the template is immutable later) each Job of the gang is made to fail at once and as a whole, with
-reason PodFailurePolicy, when a process leaves by one of the policy's exit codes or its pod is disrupted; and
-a rule of the JobSet restarts on exactly that without counting. Any other failure goes the way that the user
-has said.
+The defaults of Kubernetes and JobSet break such a job. With the restart policy OnFailure, the container restarts in
+place on the node that is going away. A Job with a backoff limit replaces a single pod, which cannot join the running
+gang. A JobSet without a failure policy becomes Failed for good at the first non-zero exit.
 
-What is missing is injected, what contradicts is refused. One trap shapes the chart: JobSet's own webhook sets
-``restartPolicy: OnFailure`` where none is given, and afterwards "not given" and "OnFailure" look the same.
-Ours must come before it; the API server calls webhook configurations in the order of their names. If ours
-comes later all the same, the JobSet is refused, and the message says to write ``restartPolicy: Never``.
+So the contract is applied at CREATE, because the template is immutable later. When a process exits with one of the
+policy's exit codes, or its pod is disrupted, its Job fails at once and as a whole, with reason PodFailurePolicy. A rule
+of the JobSet restarts the JobSet for exactly this reason without counting the restart. Other failures are handled as
+the user has configured.
+
+Missing fields are injected. Fields that contradict the contract are refused. One problem decides the name of the
+webhook configuration in the chart: JobSet's own webhook sets ``restartPolicy: OnFailure`` if the field is missing, and
+then a missing field cannot be told from OnFailure. The API server calls webhook configurations in the order of their
+names, so ours must come first. If it comes later, the JobSet is refused with a message that says to write
+``restartPolicy: Never``.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks.pod_template import check_template
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
 
-#: Seconds between SIGTERM and SIGKILL where the pod template names none; Kubernetes' own 30 are few.
+#: Seconds between SIGTERM and SIGKILL if the pod template sets none. The 30 s of Kubernetes are too short.
 DEFAULT_GRACE_PERIOD_S = 120
-#: Ordinary failures that a JobSet without a failure policy survives: when a node dies without notice, its
-#: peers abort before anything says why, and that must not be the end of the job.
+#: Number of other failures after which a JobSet without a failure policy is restarted. If a node dies without notice,
+#: the processes on other nodes abort before the cause is known, and the job must not end because of that.
 DEFAULT_MAX_RESTARTS = 3
-#: The most that Kubernetes takes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
+#: The maximum in Kubernetes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
 MAX_POD_FAILURE_RULES = 20
-#: Our rule in the JobSet's failure policy; the name is reserved.
+#: Name of our rule in the JobSet's failure policy. The name is reserved.
 RULE_NAME = "gracepoint_preemption"
 RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
 RULE_REASON = "PodFailurePolicy"
@@ -40,7 +42,7 @@ RULES = "spec.failurePolicy.rules"
 
 @dataclasses.dataclass(frozen=True)
 class Patched:
-    """The object as it should be; equal to the one given where nothing was missing."""
+    """The object with the contract applied. Equal to the given object if nothing was missing."""
 
     object: Json
 
@@ -57,7 +59,7 @@ class ContractViolation:
 
 
 def release_contract(jobset: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
-    """Fills in what ``jobset`` lacks for leaving and coming back, or says what stands against it."""
+    """Applies the contract to a copy of ``jobset``, or returns what contradicts it."""
     made = copy.deepcopy(jobset)
     problems = Problems()
     members = gang(made, policy.training, problems)
@@ -74,7 +76,7 @@ def release_contract(jobset: Json, policy: CheckpointPolicySpec) -> Patched | Co
 
 
 def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
-    """One pod's leaving ends its Job at once; the Job replaces no pod by itself."""
+    """Makes a Job fail at once when one of its pods leaves. The Job does not replace pods by itself."""
     job, pod, path = member.job, member.template["spec"], member.path
     if pod.get("restartPolicy") == "OnFailure":
         problems.add(
@@ -116,7 +118,7 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
 
 
 def _expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
-    """Sets a missing field; another value is a problem."""
+    """Sets a field that is missing. Adds a problem if the field has another value."""
     if spec.get(key) is None:
         spec[key] = value
     elif spec[key] != value:
@@ -124,12 +126,12 @@ def _expect(spec: Json, key: str, value: object, path: str, why: str, problems: 
 
 
 def _codes(policy: CheckpointPolicySpec) -> list[int]:
-    # Kubernetes wants them in order.
+    # Kubernetes requires them in ascending order.
     return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
 
 
 def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
-    """The contract's own rules in the podFailurePolicy of a Job of the gang."""
+    """Returns the contract's own rules in the podFailurePolicy of a Job of the gang."""
     on_codes = {"containerName": member.container["name"], "operator": "In", "values": _codes(policy)}
     return [
         {"action": "FailJob", "onExitCodes": on_codes},
@@ -150,7 +152,7 @@ def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, probl
                 expected="FailJob: whoever leaves, the gang leaves as a whole and the JobSet restarts it",
                 fix="Remove the rule",
             )
-    # First match wins, so ours come first; the user's still say what happens to other failures.
+    # The first rule that matches is applied, so ours come first. The user's rules apply to other failures.
     theirs = [rule for rule in rules if rule not in ours]
     pod_failure_policy["rules"] = ours + theirs
     if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
@@ -163,7 +165,10 @@ def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, probl
 
 
 def _is_about_leaving(rule: Json, codes: list[int], container: str) -> bool:
-    """Whether a user's rule names what ours name. NotIn names no code, so that ours may go before it."""
+    """Returns whether a user's rule names the same exit codes or condition as our rules.
+
+    A NotIn rule names no code, so our rules may come before it.
+    """
     on_codes: Json = rule.get("onExitCodes") or {}
     named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(codes)
     if named and on_codes.get("containerName") in (None, container):
@@ -177,13 +182,13 @@ def _subject(rule: Json) -> str:
 
 
 def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: CheckpointPolicySpec) -> None:
-    """Puts our rule before the user's: the first that matches is executed."""
+    """Puts our rule before the user's rules, because the first rule that matches is executed."""
     codes = "|".join(map(str, _codes(policy)))
     rule: dict[str, Any] = {
         "name": RULE_NAME,
         "action": RULE_ACTION,
         "onJobFailureReasons": [RULE_REASON],
-        # The reason alone would also restart, for ever, on a FailJob rule that the user has for a real error.
+        # With the reason alone, a failure by a user's own FailJob rule for a real error would also restart, for ever.
         "onJobFailureMessagePatterns": [
             f"exit code ({codes}) matching FailJob rule",
             "condition DisruptionTarget matching FailJob rule",
@@ -196,7 +201,7 @@ def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: Checkpoin
 
 
 def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:
-    """No process of the gang waits for the end of another."""
+    """Adds a problem if a process of the gang would wait for the end of another one."""
     gang_names = {other.name for other in members}
     for i, item in enumerate(member.depends_on):
         if item.get("status") == "Complete" and item.get("name") in gang_names:

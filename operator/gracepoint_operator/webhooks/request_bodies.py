@@ -14,7 +14,7 @@ from aiohttp import web
 
 #: Longer than the API server waits for the slowest webhook.
 _WITHIN_S = 10.0
-#: JobSets and pods are smaller; a larger body may take twenty times its size while it is looked at.
+#: JobSets and pods are usually smaller. While a larger body is handled, it may take twenty times its size in memory.
 _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
 
@@ -36,7 +36,7 @@ class RequestBodies:
 
         Raises:
             web.HTTPRequestEntityTooLarge: It has more than ``at_most_bytes``.
-            web.HTTPRequestTimeout: It did not come, or its turn did not, within ``_WITHIN_S``.
+            web.HTTPRequestTimeout: The body, or its turn, did not come within ``_WITHIN_S``.
         """
         length = http.content_length
         if length is not None and length > at_most_bytes:

@@ -40,7 +40,7 @@ PATH_JOBSETS = "/mutate/jobsets"
 PATH_PODS = "/mutate/pods"
 PATH_EVICTIONS = "/validate/evictions"
 
-#: An AdmissionReview holds a whole object, of 3 MiB at most, in the API server's own spelling.
+#: An AdmissionReview contains a whole object of at most 3 MiB, as the API server serialises it.
 _LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
 _LARGEST_EVICTION_BYTES = 1024 * 1024
 
@@ -133,7 +133,7 @@ def add_routes(
 
     async def nobody(http: web.Request) -> web.Response:
         count_refused("unknown_path")
-        logger.warning("a request for no webhook was refused, from %s", http.remote)  # its path may be a near miss
+        logger.warning("a request for no webhook was refused, from %s", http.remote)  # the path may be almost right
         raise web.HTTPNotFound
 
     add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
@@ -211,8 +211,8 @@ async def validate_eviction(request: AdmissionRequest, context: AdmissionContext
     given = request.object.get("deleteOptions")
     options: Json = given if isinstance(given, dict) else {}
     if request.dry_run or options.get("dryRun"):
-        # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and
-        # sooner or later it will be; held, it would be tried again until then.
+        # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and in
+        # the end it will be. If it were held, kubectl would try again until then.
         return allowed(request, request.object)
     try:
         pod = request.name or request.object["metadata"]["name"]

@@ -1,6 +1,6 @@
-"""Several processes as one: joining the cluster, meeting at barriers, agreeing on a sync point.
+"""Multi-process utilities: joining the JAX cluster, barriers, and the agreement on a sync point.
 
-No name here loads JAX before it is called.
+Importing this package does not load JAX. Its functions load JAX when they are called.
 """
 
 from gracepoint.multihost.agreement import Agreement, Observer

@@ -1,18 +1,18 @@
-"""The agreement at work: ``protocol.Member`` between the training thread and two background threads.
+"""Runs the agreement: ``protocol.Member`` with the training thread and two background threads.
 
 * The **training thread** calls ``arrive`` at every sync point. Without a preemption that is a counter and one
   attribute test. In an open epoch it waits here, for the time that is left at most, until the agreed point is known.
-* The **reading thread** ("gracepoint-agreement", one per process, daemon) is parked on the bell. It reads every
+* The **reading thread** ("gracepoint-agreement", one per process, daemon) waits on the bell. It reads every
   entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
   the ordinal. The last process to publish writes what was agreed.
 * The **timing thread** ("gracepoint-agreement-time", one per process, daemon) sleeps until there is a notice. Then
-  it computes when the freeze must begin, by this process's own figures, and writes the start. The first process to do
-  so starts all. In an open epoch it takes over for a process that died in the middle of the protocol, and gives
-  the epoch up for all when the time is over.
+  it computes when the freeze must begin, from this process's own figures, and writes the start when it is time. The
+  first process that does so starts the epoch for all. In an open epoch, this thread takes over for a process that died
+  in the middle of the protocol, and gives the epoch up for all when the time is over.
 * **Any thread** may call ``tell`` and ``take_back``.
 
-The threads share the seat and the ledger, each written by one thread (see there), and ``_failure``. ``_changed`` is
-notified after every change that a thread may wait for.
+The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
+``_changed`` is notified after every change that a thread may wait for.
 ``close`` and ``abandon`` end the threads; both return within about two seconds.
 """
 
@@ -47,7 +47,7 @@ _SAME_S = 0.5
 
 
 class Observer(Protocol):
-    """Is told by the background threads what happens, and tells them the time."""
+    """Gets the events from the background threads, and tells them the times."""
 
     def heard(self, event: Event) -> None:
         """Called in the reading thread when an entry of the bell has an effect. Must not block."""
@@ -68,7 +68,7 @@ class Agreement:
     Args:
         store: The key-value store that all processes share.
         gang: The processes that train together.
-        observer: Is told what happens, and knows the time.
+        observer: Gets the events, and knows the times.
     """
 
     def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer) -> None:
@@ -77,12 +77,12 @@ class Agreement:
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
         self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard)
-        self._epochs: list[int] = []  # that were opened, and whose keys are still in the store; the reading thread's
+        self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self.seat = self._member.seat
         self._changed = threading.Condition()
-        self._failure: Exception | None = None  # of this process alone; what fails for all stands in the ledger
-        self._started_for: int | None = None  # what was ``changed`` when this process rang the start last
-        self._leaving = False  # close or abandon was called: nothing is waited for any more
+        self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
+        self._started_for: int | None = None  # value of ``changed`` when this process last wrote a start
+        self._leaving = False  # close or abandon was called, so no thread waits any more
         self._threads = [
             threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
             threading.Thread(target=self._keep_time, name="gracepoint-agreement-time", daemon=True),
@@ -176,13 +176,13 @@ class Agreement:
         """Passes the next sync point.
 
         Returns:
-            True at the agreed one: call ``confirm``, save, then call ``end_epoch`` or exit.
+            True at the agreed sync point. Then call ``confirm``, save, and call ``end_epoch`` or exit.
 
         Raises:
-            AgreementError: The others did not say where they are in the time left, or one broke off.
+            AgreementError: The other processes did not publish where they are in the time left, or one broke off.
         """
         seat = self.seat
-        seat.ordinal += 1  # not begin(): this line and the next are all that a quiet step costs
+        seat.ordinal += 1  # not begin(): without a preemption, a step runs only this line and the next
         if seat.epoch is None:
             return False
         return self._held() is Verdict.SAVE
@@ -192,15 +192,15 @@ class Agreement:
 
         Args:
             step: This process's step.
-            word: What the others are to know about this process.
-            deadline: When all processes must be here.
+            word: A text for the other processes.
+            deadline: The time by which all processes must be here.
 
         Returns:
-            Every process's word, in the order of their indices.
+            The words of all processes, in the order of their indices.
 
         Raises:
-            AgreementError: Two processes are at different steps; names both.
-            BarrierTimeout: A process did not come in time; names it.
+            AgreementError: Two processes are at different steps. The message names both.
+            BarrierTimeout: A process did not arrive in time. The message names it.
             BarrierFailed: A process broke off.
         """
         told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=deadline.remaining_s())
@@ -227,13 +227,13 @@ class Agreement:
     def finish(self) -> bool:
         """Passes the last sync point: this process has finished training.
 
-        When it returns, every notice that came before is dealt with.
+        When it returns, every notice that came before has been handled.
 
         Returns:
-            True if that ended an open epoch, whose agreed point would come after the end.
+            True if this ends an open epoch whose agreed point would come after the end of training.
 
         Raises:
-            AgreementError: As ``arrive``.
+            AgreementError: See ``arrive``.
         """
         try:
             for _ in self._member.finish():
@@ -281,7 +281,7 @@ class Agreement:
                         f"held at sync point {self.seat.ordinal} until the time was over: not every process "
                         f"said where it is"
                     )
-                # In short waits, as the deadline may move meanwhile.
+                # The wait is short because the deadline may move.
                 self._changed.wait(_LOOK_EVERY_S)
 
     # The reading thread.
@@ -306,7 +306,7 @@ class Agreement:
         self._observer.heard(event)
 
     def _retire(self, epoch: int) -> None:
-        """Removes the keys of this epoch and of all before it: all processes have left them."""
+        """Removes the keys of this epoch and of all earlier ones, because all processes have left them."""
         over = [number for number in self._epochs if number <= epoch]
         self._epochs = [number for number in self._epochs if number > epoch]
         try:
@@ -344,7 +344,7 @@ class Agreement:
                 log.warning("could not keep the time of a notice, trying again error=%s", error)
 
     def _sleep_s(self) -> float | None:
-        """Returns the seconds until something is to be done. None: not before something changes."""
+        """Returns the seconds until the next action. None if there is nothing to do until something changes."""
         ledger = self._member.ledger
         if ledger.failed is not None or (not ledger.standing and ledger.epoch is None):
             return None
@@ -353,7 +353,7 @@ class Agreement:
             return max(_LOOK_EVERY_S / 10, min(self._observer.time_left_s() if undecided else 1.0, _LOOK_EVERY_S))
         if ledger.finished:
             return None
-        if self._started_for == ledger.changed:  # rung, and not heard yet
+        if self._started_for == ledger.changed:  # the start was written and has not been read yet
             return _LOOK_EVERY_S
         return min(self._observer.start_in_s(), _LOOK_EVERY_S)
 

@@ -6,17 +6,17 @@ both sides when an id is used again, and it runs nothing in the process that arr
 A barrier has these keys below its own: ``arrived/<process>``, so that a timeout can name the missing processes,
 ``count/<who>``, and ``released``. ``released`` is written exactly once, by the process that decides the barrier: the
 last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that cancels (its
-reason). All others wait for that key, so the service has one parked request per process. A process that loses the race
-to write it obeys what is there. So no process passes a barrier that another has left by timeout, and the other way
-round. A broadcast is ``released`` alone, written by its source.
+reason). All others wait for that key, so the service has one blocked request per process. A process that loses the race
+to write the key does what the value says. So no process passes a barrier that another has left by timeout, or the other
+way round. A broadcast has only the key ``released``, written by its source.
 
-``<who>`` stands for the set of processes that take part. Processes that name different sets never complete each other's
+``<who>`` identifies the set of processes that take part. Processes that name different sets never complete each other's
 barrier, and the error says so.
 
-A call blocks its thread until its timeout at most. Different keys may be used in different threads at the same time,
-and any thread may call ``fail`` and ``cancel``. The process that completes a barrier removes its arrivals. ``released``
-stays until the caller knows that all processes have passed it (``retire``), or all have said so (``leave``). A barrier
-that is repeated needs one of the two, or the store grows.
+A call blocks its thread at most until its timeout. Different threads may use different keys at the same time, and any
+thread may call ``fail`` and ``cancel``. The process that completes a barrier removes the keys of its arrivals.
+``released`` stays until the caller knows that all processes have passed it (``retire``), or all have said so
+(``leave``). A barrier that is repeated needs one of the two calls. Otherwise the store grows.
 """
 
 from __future__ import annotations

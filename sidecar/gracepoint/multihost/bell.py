@@ -1,18 +1,19 @@
-"""One word is enough: how it reaches every process, and what that costs while nothing happens.
+"""The bell: a log in the key-value store that delivers the same entries to every process in the same order.
 
-The bell is a log in the store, ``bell/0``, ``bell/1``, ...: each entry is written once, by whoever is first,
-and read by all in order, so every process sees the same sequence (of ``entries``).
+The keys are ``bell/0``, ``bell/1``, ... Each entry is written once, by the first process that writes it. All
+processes read the entries in order, so every process sees the same sequence (see ``entries``).
 
-Each process's one reading thread is parked in a single request for the next entry, so an idle gang costs the
-coordination service nothing but N parked requests: a wait that times out leaks there (see ``store``), and is
-thus a day long. A request that is parked in C++ cannot be interrupted from Python, though, and a thread that
-comes back from one while the interpreter ends aborts the process. So who closes writes an entry itself, which
-wakes its own reader, and everybody else's, once: from the first entry of a process that ends all readers look
-twice a second instead of parking, and later ones write nothing.
+Each process has one reading thread, which blocks in a single request for the next entry. So an idle gang costs the
+coordination service only N blocked requests. A wait that times out leaks memory there (see ``store``), so the timeout
+is one day. A request that blocks in C++ cannot be interrupted from Python, and a thread that returns from one while
+the interpreter ends aborts the process. So ``close`` writes an entry itself, which wakes the readers of all processes.
+After the first entry which says that a process ends, all readers poll twice a second instead of blocking, and processes
+that close later write nothing.
 
-Entries are removed once all processes have read them, a **page** of ``_PAGE`` entries at a time: each reader says when
-it has read a page, and the last one removes it. A process says so only when none of its threads is writing from that
-page on: such a thread looks for the first free number, and must find none that all others have passed.
+Entries are removed after all processes have read them, one **page** of ``_PAGE`` entries at a time. Each reader counts
+itself when it has read a page, and the last one removes the page. A process counts itself only when none of its threads
+is writing that began in that page or before it. Such a thread looks for the first free number, and must not find a
+number that all processes have already read.
 """
 
 from __future__ import annotations
@@ -35,25 +36,31 @@ _PAGE = 64
 
 
 class Bell:
-    """The log as one process sees it. ``ring`` and ``close`` from any thread; reading from one.
+    """The log, as one process sees it.
+
+    Any thread may call ``ring`` and ``close``. Only one thread reads.
 
     Args:
-        store: Shared by the gang.
-        readers: How many processes read it; None: nothing is ever removed.
+        store: The key-value store that the gang shares.
+        readers: The number of processes that read the log. None: entries are never removed.
     """
 
     def __init__(self, store: KeyValueStore, readers: int | None = None) -> None:
         self._store = store
         self._readers = readers
         self._lock = threading.Lock()
-        self._writing: collections.Counter[int] = collections.Counter()  # from which numbers on; under the lock
-        self._read_pages = 0  # of which the others were told; the reading thread's
+        self._writing: collections.Counter[int] = collections.Counter()  # first number tried -> writers; under the lock
+        self._read_pages = 0  # pages that this process has counted as read; only for the reading thread
         self._next = 0  # number of the first entry that the reading thread has not read
         self._some_end = False
         self._closed = threading.Event()
 
     def ring(self, entry: Entry, *, unless: Callable[[Entry], bool] = lambda there: False) -> None:
-        """Appends an entry, unless one is met on the way that nobody here has read yet and that says it already.
+        """Appends an entry, unless an equivalent entry exists that this process has not read yet.
+
+        Args:
+            entry: The entry.
+            unless: Returns True for an entry that makes this one unnecessary.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
@@ -66,7 +73,7 @@ class Bell:
         finally:
             with self._lock:
                 self._writing[first] -= 1
-                self._writing += collections.Counter()  # without what is 0
+                self._writing += collections.Counter()  # removes counts of 0
 
     def _write(self, number: int, entry: Entry, unless: Callable[[Entry], bool]) -> None:
         text = to_json(entry)
@@ -79,17 +86,17 @@ class Bell:
                 number += 1
 
     def close(self, by: int) -> None:
-        """Ends this process's reading: ``next`` returns None after what was written before this.
+        """Ends reading in this process. ``next`` returns the entries that were written before, and then None.
 
         Raises:
-            StoreUnavailable: The store cannot be reached; the reading thread then stays parked.
+            StoreUnavailable: The store cannot be reached. The reading thread then stays blocked.
         """
         self._closed.set()
         if not self._some_end:
             self.ring(Closing(by), unless=_ends)
 
     def next(self) -> tuple[int, Entry] | None:
-        """Waits for the next entry and its number; None after ``close``."""
+        """Waits for the next entry. Returns its number and the entry. None after ``close``."""
         retry_s = _LOOK_EVERY_S
         while True:
             try:
@@ -98,7 +105,7 @@ class Bell:
                 if (found := self.try_next()) is not None:
                     return found
                 if self._closed.wait(_LOOK_EVERY_S):
-                    return self.try_next()  # what was written in between
+                    return self.try_next()  # an entry may have been written in between
             except KeyTimeout:
                 continue
             except StoreUnavailable as error:
@@ -109,7 +116,7 @@ class Bell:
                 retry_s = min(2 * retry_s, _RETRY_AT_MOST_S)
 
     def try_next(self) -> tuple[int, Entry] | None:
-        """The next entry and its number, if it is there already."""
+        """Returns the number of the next entry and the entry. None if it is not written yet."""
         found = self._store.try_get(f"bell/{self._next}")
         return None if found is None else self._read(found)
 
@@ -130,7 +137,7 @@ class Bell:
                 for number in range(page * _PAGE, (page + 1) * _PAGE):
                     self._store.delete_folder(f"bell/{number}")
                 self._store.delete_folder(f"bell-read/{page}")
-        except StoreUnavailable as error:  # then this page stays
+        except StoreUnavailable as error:  # the page is not removed
             log.warning("entries that all have read were not removed error=%s", error)
 
 

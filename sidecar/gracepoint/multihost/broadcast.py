@@ -1,13 +1,15 @@
-"""One process's pytree in all of them, bit for bit.
+"""Broadcasts a pytree from one process to all, bit for bit.
 
-First the processes tell each other who the source is and what their trees look like; so none hangs or adds up two
-sources when they disagree. Then the bytes travel, a little of them through the coordination service's store, much
-of them through the devices: as 32-bit words, to which all but the source contribute zeros, in pieces of one size, so
-that one small program is compiled and memory is bounded. Integers add up exactly, where JAX's own broadcast (a sum in
-the leaf's dtype) loses the sign of -0.0 and, unless x64 is enabled, half of every 64-bit number.
+First the processes tell each other which one is the source and what their trees look like. So if they disagree, no
+process hangs, and the values of two sources are never added up. Then the bytes are sent: small trees through the
+coordination service's store, large ones through the devices. The devices compute a sum of 32-bit words, to which all
+processes but the source contribute zeros. All pieces have the same size, so one small program is compiled and memory
+is bounded. A sum of integers is exact. JAX's own broadcast is a sum in the leaf's dtype, which loses the sign of -0.0
+and, unless x64 is enabled, half of every 64-bit number.
 
-Runs in the calling thread. Through the devices it is a collective like any other: it must come in the same order as
-those of training in all processes, so not in a background thread, and has no timeout once it runs.
+The broadcast runs in the calling thread. If it uses the devices, it is a collective like any other: all processes must
+call it in the same order as the collectives of training, so it must not run in a background thread. Once a collective
+runs, it has no timeout.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, takes_part
 if TYPE_CHECKING:
     import numpy as np
 
-#: Up to here the store is faster: it moves 25-35 MB/s, and the devices' program takes 0.2 s to compile (2-core VM,
-#: jax 0.10). With N processes it sends N times as much from process 0.
+#: Up to this size the store is faster: it transfers 25-35 MB/s, and the devices' program takes 0.2 s to compile (2-core
+#: VM, jax 0.10). With N processes, the store sends N times the size from process 0.
 THROUGH_STORE_BYTES = 256 << 10
-#: What one piece takes in host memory, and in all local devices of a process together, twice.
+#: Size of one piece. It is needed twice, in host memory and in all local devices of a process together.
 PIECE_BYTES = 64 << 20
 _WORD_BYTES = 4
 
@@ -43,22 +45,24 @@ def broadcast_one_to_all(
     processes: Collection[int] | None = None,
     timeout: float = DEFAULT_BARRIER_TIMEOUT_S,
 ) -> Any:
-    """Hands the values of one process's pytree to all. Collective.
+    """Sends the values of one process's pytree to all processes. Collective.
 
     Args:
-        in_tree: Leaves are numpy or JAX arrays that this process holds wholly, PRNG keys, or Python numbers. Every
-            process passes a tree of the same structure, shapes and dtypes; the values count in the source alone.
-        is_source: True in exactly one process, any of them; None in all makes it the first that takes part.
-        processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
-        timeout: Seconds until all have come.
+        in_tree: A pytree of numpy arrays, JAX arrays that this process holds completely, PRNG keys and Python numbers.
+            Every process passes a tree of the same structure, shapes and dtypes. Only the values of the source count.
+        is_source: True in exactly one process, which may be any. If it is None in all processes, the source is the
+            first process that takes part.
+        processes: The processes that take part, by ``process_index()``. All of them pass the same ones. None: all
+            processes.
+        timeout: Seconds to wait for the other processes.
 
     Returns:
-        The tree with the source's values as numpy arrays (PRNG keys as keys), in the source too.
+        The tree with the source's values as numpy arrays, and PRNG keys as keys. The source gets the same.
 
     Raises:
-        AgreementError: None or several processes are the source, or the trees differ; says where.
-        TypeError: A leaf is none of these; names it.
-        BarrierTimeout: Not all came in time; names who is missing.
+        AgreementError: No process or several processes are the source, or the trees differ. The message says where.
+        TypeError: A leaf has another type. The message names the leaf.
+        BarrierTimeout: Some processes did not arrive in time. The message names them.
     """
     import jax
 
@@ -115,13 +119,13 @@ def _exchange(
     processes: Collection[int] | None,
     timeout_s: float,
 ) -> list[np.ndarray[Any, Any]]:
-    """The source's leaves."""
+    """Returns the leaves of the source."""
     import numpy as np
 
     cluster = everybody()
     gang, store, me = cluster.gang, cluster.store, cluster.gang.process_index
     participants = sorted(set(processes)) if processes is not None else list(range(gang.process_count))
-    key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group counts its own
+    key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group has a counter
     mine = me == min(participants, default=me) if is_source is None else bool(is_source)
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
     words = gang.gather(f"{key}/who", json.dumps([mine, digest]), timeout_s=timeout_s, processes=processes)
@@ -159,7 +163,7 @@ def _exchange(
 
 
 def _difference(expected: Sequence[str], found: Sequence[str]) -> str:
-    """Where this process's tree differs first; nothing where it does not."""
+    """Returns, in words, the first difference of this process's tree. Empty if there is none."""
     for one, other in itertools.zip_longest(expected, found, fillvalue="no such leaf"):
         if one != other:
             return f"; in this one, expected {one}, found {other}"
@@ -167,7 +171,7 @@ def _difference(expected: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _through_devices(views: Sequence[np.ndarray[Any, Any]], source: int, participants: Sequence[int]) -> None:
-    """Fills ``views`` with the source's, piece by piece; every device of a process carries its share."""
+    """Fills ``views`` with the source's bytes, piece by piece. Each device of a process transfers its share."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -188,7 +192,7 @@ def _through_devices(views: Sequence[np.ndarray[Any, Any]], source: int, partici
                 part[:] = stretch
         with jax.set_mesh(mesh):
             mine = jax.make_array_from_process_local_data(split, words[None], (len(participants), len(words)))
-            found = jax.block_until_ready(add(mine))  # the next piece goes into the same memory
+            found = jax.block_until_ready(add(mine))  # the next piece uses the same memory
         if jax.process_index() != source:
             shards = sorted(found.addressable_shards, key=lambda shard: shard.index[0].start or 0)
             received = np.concatenate([np.asarray(shard.data) for shard in shards]).view(np.uint8)
@@ -199,7 +203,10 @@ def _through_devices(views: Sequence[np.ndarray[Any, Any]], source: int, partici
 def _overlaps(
     views: Sequence[np.ndarray[Any, Any]], piece: np.ndarray[Any, Any], start: int = 0
 ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """What ``piece``, which lies at ``start`` in the views laid end to end, shares with each of them."""
+    """Yields, for each view, the bytes that it shares with ``piece``, as a slice of the view and one of the piece.
+
+    ``start`` is the offset of the piece in the concatenation of all views.
+    """
     offset = 0
     for view in views:
         low, high = max(start, offset), min(start + len(piece), offset + len(view))

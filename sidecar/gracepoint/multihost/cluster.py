@@ -2,7 +2,7 @@
 
 A process has three numbers: the id with which it joined the coordination service, ``jax.process_index()`` (JAX may
 order processes by their devices, and does so on TPU), and the JobSet's pod index. The library uses
-``jax.process_index()`` everywhere. ``meet`` exchanges all three once.
+``jax.process_index()`` everywhere. ``meet`` exchanges the three numbers once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _INITIALIZATION_TIMEOUT_S = 300
 _MEETING_TIMEOUT_S = 300.0
 
-# How often attach() was called in this process: the same number in all, as every call is collective.
+# Number of calls of attach() in this process. It is the same in all processes, because every call is collective.
 _meetings = 0
 
 
@@ -40,7 +40,7 @@ class ProcessNames:
     """The names of one process."""
 
     process_index: int  # jax.process_index()
-    service_id: int  # in JAX's coordination service; 0 hosts it
+    service_id: int  # id in JAX's coordination service; process 0 hosts the service
     pod_index: int | None  # among the JobSet's training pods; None outside a JobSet
     pod_name: str | None  # None outside a pod
 
@@ -57,7 +57,7 @@ class Meeting:
 
     @property
     def start(self) -> str:
-        """Identifies the start of the job: the same in all clusters of that start."""
+        """Identifies the start of the job. It is the same in all clusters of that start."""
         return self.attempt.rpartition("-")[0]
 
     @property
@@ -100,13 +100,13 @@ def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def raise_jax_notice(client: Any) -> None:
-    """Raises JAX's own preemption notice, whose signal handler ours has displaced.
+    """Sends JAX's own preemption notice, because our signal handler has replaced the one of JAX.
 
-    For training code that also asks ``multihost_utils.reached_preemption_sync_point``. The key and its form are
-    those of XLA's preemption notifier; it counts once in the life of the coordination service.
+    This is for training code that also calls ``multihost_utils.reached_preemption_sync_point``. The key and its format
+    are those of XLA's preemption notifier. The notice has an effect once in the life of the coordination service.
 
     Args:
-        client: JAX's coordination-service client; None for a single process, which JAX does not tell either.
+        client: JAX's coordination-service client. None for a single process, to which JAX sends no notice either.
     """
     if client is None or global_state.preemption_sync_manager is None:
         return
@@ -123,9 +123,9 @@ def meet(settings: Settings) -> Meeting:
     Collective. Initialises JAX's backend.
 
     Raises:
-        AgreementError: JAX's processes are not the coordination service's, or their number is not the one that was
-            injected. Raised in all processes.
-        BarrierTimeout: A process did not come.
+        AgreementError: JAX's processes are not those of the coordination service, or their number is not the one that
+            was injected. Raised in all processes.
+        BarrierTimeout: A process did not arrive in time.
     """
     import jax
 

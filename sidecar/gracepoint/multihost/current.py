@@ -1,6 +1,6 @@
-"""Which session ``reached_preemption`` asks: the one that is open in this process, if there is one.
+"""The hook through which ``reached_preemption`` asks the session that is open in this process.
 
-The training thread sets it when a session is attached, clears it when the session ends, and reads it.
+The training thread sets the hook when a session is attached, clears it when the session ends, and reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _hook: Callable[[int], bool] | None = None
 
 
 def set_reached_preemption_hook(hook: Callable[[int], bool] | None) -> None:
-    """Sets the function that answers ``reached_preemption(step)``. None: there is none."""
+    """Sets the function that answers ``reached_preemption(step)``. None if no session is open."""
     global _hook
     _hook = hook
 

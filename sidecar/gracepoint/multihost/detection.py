@@ -1,13 +1,14 @@
-"""Which process of which cluster a pod is, from its environment and its labels alone.
+"""Finds the cluster and the process id of a pod from its environment and its labels alone.
 
-JAX's own detection on Kubernetes asks the API server, which most training pods may not, and knows one Job only. What
-it asks for is in the pod already: our webhook's environment, the Job controller's completion index, and the labels
-that JobSet puts on every pod, if the pod template shows them to the container:
+JAX's own detection on Kubernetes asks the API server, which most training pods are not allowed to do. It also supports
+only a single Job. The same information is in the pod already: in the environment from our webhook, in the Job
+controller's completion index, and in the labels that JobSet sets on every pod. The container sees the labels if the
+pod template has this:
 
     volumes:      [{name: podinfo, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]
     volumeMounts: [{name: podinfo, mountPath: /etc/podinfo}]
 
-The environment goes before the labels. The number of processes stands in neither, unless the pod was injected.
+The environment has precedence over the labels. The number of processes is in neither, unless the pod was injected.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from gracepoint.wire.names import (
     Env,
 )
 
-#: Where Kubernetes' documentation mounts a pod's labels.
+#: The path at which Kubernetes' documentation mounts a pod's labels.
 POD_LABELS_FILE = "/etc/podinfo/labels"
-#: The policy's default.
+#: The default of the policy.
 DEFAULT_COORDINATOR_PORT = 8476
 ENV_JAX_COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 ENV_JAX_COORDINATOR_PORT = "JAX_COORDINATOR_PORT"
 
-# JobSet's labels that only this module reads (api/jobset/v1alpha2), and the Job controller's (batch/v1).
-_LABEL_COORDINATOR = "jobset.sigs.k8s.io/coordinator"  # <pod hostname>.<subdomain>, where the JobSet names one
+# Labels of JobSet (api/jobset/v1alpha2) and of the Job controller (batch/v1) that only this module reads.
+_LABEL_COORDINATOR = "jobset.sigs.k8s.io/coordinator"  # <pod hostname>.<subdomain>; absent if the JobSet has none
 _LABEL_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 _LABEL_GLOBAL_REPLICAS = "jobset.sigs.k8s.io/global-replicas"
 _LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -53,7 +54,7 @@ _ENV_OF_LABEL = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process stands; None is what has to be found out elsewhere."""
+    """The place of a process in the cluster. None for each part that is not known."""
 
     coordinator_address: str | None = None
     num_processes: int | None = None
@@ -61,7 +62,10 @@ class Place:
 
 
 def read_labels(path: str) -> dict[str, str]:
-    """A pod's labels from a downward-API volume's file, ``key="value"`` on each line; none where there is no file."""
+    """Reads a pod's labels from the file of a downward-API volume, which has ``key="value"`` on each line.
+
+    Empty if the file does not exist.
+    """
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
@@ -71,19 +75,20 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) -> Place | None:
-    """Completes what was given.
+    """Completes the parts of the place that were not given.
 
     Args:
         environ: The process's environment.
-        labels: The pod's, see ``read_labels``.
-        given: By arguments; left as it is.
+        labels: The pod's labels; see ``read_labels``.
+        given: The parts that were given as arguments. They are not changed.
 
     Returns:
-        None outside of JobSet and Indexed Job. In a plain Indexed Job the completion index is the process id, and
-        what is not given stays None. In a JobSet all three are there.
+        The place. None if the pod belongs neither to a JobSet nor to an Indexed Job. In an Indexed Job without a
+        JobSet, the process id is the completion index, and other parts that are not given stay None. In a JobSet, all
+        three parts are set.
 
     Raises:
-        SettingsError: A JobSet's pod, and a part cannot be made of what is there; names what is missing.
+        SettingsError: The pod belongs to a JobSet, and a part cannot be determined. The message names it.
     """
     merged = {env: labels[label] for label, env in _ENV_OF_LABEL.items() if label in labels}
     merged |= {name: value for name, value in environ.items() if value}
@@ -107,14 +112,14 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) 
 
 
 def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
-    """What JobSet's own defaults say of a pod that was not injected, as environment."""
+    """Returns JobSet's own defaults for a pod that was not injected, as environment variables."""
     found = {
         Env.COORDINATOR_PORT: merged.get(ENV_JAX_COORDINATOR_PORT, str(DEFAULT_COORDINATOR_PORT)),
         Env.SUBDOMAIN: merged[Env.JOBSET_NAME],
     }
     replicas = labels.get(_LABEL_REPLICAS)
     if replicas is None or replicas != labels.get(_LABEL_GLOBAL_REPLICAS):
-        return found  # other replicatedJobs are there, and no label tells which of them train
+        return found  # there are other replicatedJobs, and no label tells which of them train
     count = merged[Env.PROCESS_COUNT]
     if not count.isdecimal() or int(count) % int(replicas):
         raise SettingsError(
@@ -128,7 +133,11 @@ def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str,
 
 
 def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, told: bool) -> str:
-    """Where process 0 is; the JobSet's own ``coordinator`` goes before defaults, not before what we were told."""
+    """Returns the address of process 0.
+
+    The JobSet's own ``coordinator`` has precedence over defaults. If ``told`` is True, the environment names the
+    replicatedJob of process 0, which has precedence over ``coordinator``.
+    """
     host = labels.get(_LABEL_COORDINATOR)
     if told or host is None:
         return settings.coordinator_address

@@ -1,13 +1,13 @@
-"""Joining a JAX cluster, and leaving it.
+"""Joins and leaves a JAX cluster.
 
-``jax.distributed`` underneath, with what it lacks: a pod of a JobSet finds its place without the API server
-(``detection``); a coordinator that does not answer is an error that names it, where JAX ends the process from C++
-(SIGABRT) as soon as its own timeout is over; and ``shutdown`` first meets the others at a barrier of our own, since
-a process that comes late to JAX's ends *all* of them in the same way.
+This module calls ``jax.distributed`` and adds three things. A pod of a JobSet finds its place without the API server
+(``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
+when its own timeout is over. ``shutdown`` first waits for the other processes at our own barrier, because a process
+that is late at JAX's barrier ends *all* processes with SIGABRT.
 
-Everything runs in the calling thread, but for one question that ``shutdown`` cannot interrupt and so gives a thread of
-its own ("gracepoint-shutdown", ends with the answer). Nothing is kept here but JAX's own state, so a cluster that
-somebody else has initialised looks the same.
+Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
+daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's own, so it does not
+matter which code initialised the cluster.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from gracepoint.multihost.store import JaxStore
 
 log = logging.getLogger(__name__)
 
-#: Set on TPU by GKE; JAX's own detection then knows the slice better than we do.
+#: Set by GKE on TPU. JAX's own detection is used then, because it knows the slice.
 ENV_TPU = "TPU_WORKER_HOSTNAMES"
-#: ``cluster_detection_method``: this module's alone; nobody's. Other names are JAX's.
+#: Values of ``cluster_detection_method``: only the detection of this module, and no detection. Other names are JAX's.
 JOBSET, DEACTIVATE = "jobset", "deactivate"
 _MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
 _KNOCK_S = 1.0
 _KNOCK_EVERY_S = 0.1
 
-# How often shutdown() was called in this cluster: its barrier's key, as every call is collective.
+# Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
 
 
@@ -57,33 +57,36 @@ def initialize(
     pod_labels_file: str = POD_LABELS_FILE,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Joins the JAX cluster; before any JAX computation, and once.
+    """Joins the JAX cluster. Call it once, before any JAX computation.
 
-    What is not given is looked for in ``JAX_COORDINATOR_ADDRESS``, then in the pod (``detection``), then by JAX's
-    own detection (Slurm, MPI, TPU). ``attach`` adopts what this has initialised; in an injected pod it needs no call.
+    Arguments that are not given are taken from ``JAX_COORDINATOR_ADDRESS``, then from the pod (``detection``), then
+    from JAX's own detection (Slurm, MPI, TPU). ``attach`` uses the cluster that this function has initialised. An
+    injected pod need not call this function.
 
     Args:
-        coordinator_address: ``host:port`` of process 0, on which it starts the coordination service.
-        num_processes: How many processes there are.
-        process_id: This one, 0 to ``num_processes - 1``.
-        local_device_ids: Which of the host's devices this process uses; all by default.
-        initialization_timeout: Seconds in which all processes must have come.
-        cluster_detection_method: None: all of the above; "jobset": only the pod; "deactivate": arguments alone;
-            else a name of one of JAX's.
+        coordinator_address: ``host:port`` of process 0, at which it starts the coordination service.
+        num_processes: The number of processes.
+        process_id: The id of this process, 0 to ``num_processes - 1``.
+        local_device_ids: The devices of the host that this process uses. None: all.
+        initialization_timeout: Seconds within which all processes must join.
+        cluster_detection_method: None: all of the above. "jobset": only the pod. "deactivate": only the arguments.
+            Otherwise the name of one of JAX's methods.
         heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
-        shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the others.
-        coordinator_bind_address: Where process 0 binds; by default all interfaces, at the port of the address.
-        partition_index: Of this process's devices, where slices are numbered by hand; in all processes or in none.
-        recoverable: Whether the others live on when a process dies that is not process 0
-            (``jax_enable_recoverability``); None leaves JAX's setting as it is.
-        pod_labels_file: The pod's labels, by the downward API.
+        shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the other processes.
+        coordinator_bind_address: The address to which process 0 binds. None: all interfaces, at the port of
+            ``coordinator_address``.
+        partition_index: The slice of this process's devices, if slices are numbered by hand. Give it in all processes
+            or in none.
+        recoverable: Whether the other processes go on when a process other than process 0 dies
+            (``jax_enable_recoverability``). None leaves JAX's setting unchanged.
+        pod_labels_file: The file with the pod's labels, written by the downward API.
         environ: The process's environment.
 
     Raises:
-        ClusterError: Called twice, or after JAX's backend was initialised; process 0 does not answer at its address
-            in the time given; or this JAX knows no recoverability.
+        ClusterError: The function was called twice, or after JAX's backend was initialised; or process 0 does not
+            answer at its address in time; or this version of JAX does not support recoverability.
         SettingsError: A part is missing or out of range.
-        TypeError: ``num_processes`` or ``process_id`` is no integer.
+        TypeError: ``num_processes`` or ``process_id`` is not an integer.
     """
     _check_not_begun()
     given = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
@@ -114,10 +117,10 @@ def initialize(
 
 
 def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -> None:
-    """``jax.distributed.initialize``, once process 0 answers at its address.
+    """Waits until process 0 answers at its address, then calls ``jax.distributed.initialize``.
 
     Raises:
-        ClusterError: It does not within the timeout.
+        ClusterError: Process 0 does not answer within the timeout.
     """
     import jax
 
@@ -135,10 +138,10 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
 
 
 def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
-    """Waits until something listens at ``host:port``; returns the seconds that it took.
+    """Waits until something listens at ``host:port``. Returns how many seconds that took.
 
     Raises:
-        ClusterError: Nothing did within the timeout; says why the last attempt failed.
+        ClusterError: Nothing listens there within the timeout. The message says why the last attempt failed.
         SettingsError: The address has no port.
     """
     host, _, port = address.rpartition(":")
@@ -149,7 +152,7 @@ def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
                 return time.monotonic() - began
-        except OSError as error:  # no such name yet, refused, no route, too slow
+        except OSError as error:  # the name does not exist yet, refused, no route, timeout
             waited_s = time.monotonic() - began
             if waited_s + _KNOCK_EVERY_S > timeout_s:
                 raise ClusterError(
@@ -160,17 +163,17 @@ def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
 
 
 def shutdown(timeout_s: float = 300.0) -> None:
-    """Leaves the cluster, together with the other processes. Safe to repeat; nothing to do where none was joined.
+    """Leaves the cluster, together with the other processes. Has no effect if no cluster was joined. Safe to repeat.
 
-    Collective: a process that ends without it does its part of JAX's shutdown at exit, but the others that call this
-    wait for it here.
+    Collective. A process that ends without this call takes part in JAX's own shutdown at exit, but the processes that
+    call this function wait for it here.
 
     Args:
-        timeout_s: How long to wait for the others.
+        timeout_s: Seconds to wait for the other processes.
 
     Raises:
-        BarrierTimeout: Not all came; names them, by the ids of the coordination service. This process stays in the
-            cluster, and may call again.
+        BarrierTimeout: Some processes did not arrive in time. The message names them by their ids in the coordination
+            service. This process stays in the cluster and may call again.
     """
     import jax
 
@@ -189,9 +192,10 @@ def shutdown(timeout_s: float = 300.0) -> None:
 
 
 def _wait_until_alone(state: Any, timeout_s: float) -> None:
-    """Keeps process 0, which hosts the service, until the others have left: with recoverability JAX's does not.
+    """Keeps process 0, which hosts the service, until the others have left. With recoverability, JAX does not wait.
 
-    The service answers who is alive when all that are have asked; process 0 alone asks.
+    The service answers a request for the live nodes once every live process has sent one. Only process 0 sends one, so
+    the answer comes when the other processes have left.
     """
     asking = threading.Thread(
         target=state.client.get_live_nodes,

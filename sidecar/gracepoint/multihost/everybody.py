@@ -1,7 +1,7 @@
-"""All JAX processes as a process group, without a session: for the utilities, which any training code may call.
+"""The process group of all JAX processes, without a session. For the utilities, which any training code may call.
 
-State: one process group for the coordination service of which this process is a client, with the keys of calls that
-name none. Any thread makes it on first use, and again for another cluster.
+The state is one process group for the coordination service that this process has joined, and the keys of calls that
+pass no name. The first thread that needs the group makes it. It is made again if the process joins another cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gracepoint.wire.names import Env
 
 @dataclasses.dataclass(frozen=True)
 class Everybody:
-    """All processes of JAX's cluster."""
+    """All processes of the JAX cluster."""
 
     client: Any
     gang: StoreGang
@@ -34,10 +34,10 @@ _last: Everybody | None = None
 
 
 def everybody() -> Everybody:
-    """All processes of the cluster that this one belongs to now. Initialises JAX's backend.
+    """Returns all processes of the cluster that this process belongs to now. Initialises JAX's backend.
 
     Raises:
-        NoCluster: There is no cluster.
+        NoCluster: This process has not joined a cluster.
     """
     import jax
 
@@ -49,8 +49,8 @@ def everybody() -> Everybody:
             raise NoCluster("expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start")
         if _last is None or _last.client is not client:
             store = JaxStore(client, "gracepoint/everybody")
-            # The service, and so its store, belongs to one attempt; the names of job and attempt are for readers of
-            # the keys.
+            # The service, and so its store, belongs to one attempt. The job and the attempt are in the keys only for
+            # people who read them.
             keys = BarrierKeys(os.environ.get(Env.JOBSET_UID) or "local", os.environ.get(Env.RESTART_ATTEMPT) or 0)
             _last = Everybody(client, StoreGang(store, index, count), store, keys)
         return _last

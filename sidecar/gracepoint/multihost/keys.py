@@ -1,7 +1,7 @@
 """Keys for barriers, unique by construction: ``job-uid/attempt/epoch/phase/counter``.
 
-Every process counts for itself, and all count alike as long as each asks for the keys of one phase in the same
-order. So threads that run at the same time need phases of their own (``commit``, ``cleanup``), and nothing else.
+Every process has its own counters. They agree as long as every process asks for the keys of a phase in the same order.
+So threads that run at the same time must use different phases (``commit``, ``cleanup``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 
 class BarrierKeys:
-    """Makes keys; every method may be called from any thread.
+    """Makes keys. Any thread may call any method.
 
     Args:
-        job_uid: The JobSet's UID; what else names the job where there is none.
-        attempt: Which start of the job this is, the same in all processes.
+        job_uid: The JobSet's UID. Without a JobSet, another name of the job.
+        attempt: Identifies the start of the job. It is the same in all processes.
     """
 
     def __init__(self, job_uid: str, attempt: str | int) -> None:
@@ -25,10 +25,10 @@ class BarrierKeys:
         self._lock = threading.Lock()
 
     def next(self, phase: str, *, epoch: str | int = 0) -> str:
-        """The next key of a phase of an epoch.
+        """Returns the next key of a phase of an epoch.
 
         Raises:
-            ValueError: A part is empty or contains a slash: two different keys could read alike.
+            ValueError: A part is empty or contains a slash. Then two different keys could be equal.
         """
         folder = f"{self._root}/{_part('epoch', epoch)}/{_part('phase', phase)}"
         with self._lock:

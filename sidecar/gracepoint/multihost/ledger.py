@@ -1,17 +1,18 @@
-"""What the entries of the bell come to: plain data, no threads, no clock, no network.
+"""The state that results from the entries of the bell: plain data, no threads, no clock, no network.
 
-Every process reads the same entries in the same order and so comes to the same conclusions: which notices stand,
-whether an epoch is open, what was agreed. Nothing is ever negotiated; who would change something writes an entry,
-and the order of the log decides:
+Every process reads the same entries in the same order and so comes to the same result: which notices stand, whether
+an epoch is open, and what was agreed. The processes do not negotiate. A process that wants to change something writes
+an entry, and the order of the log decides:
 
-* A ``Start`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
-  retraction. Otherwise it is void, and whoever still finds it time writes another.
-* A ``Notice`` that repeats one that stands, by its revision, is void: two processes that are told at the same time may
-  both write it, and a ``Start`` that was rung in between counts.
-* A ``Retract`` before it takes the notice away; after it, it is too late: the epoch goes through.
-* Of ``Agreed`` and ``Failed`` the first one decides the epoch.
-* After the first ``Finished`` no epoch is opened: the agreed point would lie beyond the end of training, in all
-  processes alike, as they pass the same sync points. Notices that stand by then, or come later, are moot.
+* A ``StartEntry`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
+  retraction. Otherwise it has no effect. A process for which it is still time to freeze writes another one.
+* A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are told at the
+  same time may both write it, and a ``StartEntry`` between the two entries stays valid.
+* A ``Retract`` before the ``StartEntry`` removes the notice. After the ``StartEntry`` it has no effect, and the epoch
+  goes on.
+* The first ``Agreed`` or ``Failed`` decides the epoch.
+* After the first ``Finished`` no epoch is opened. All processes pass the same sync points, so the agreed point would be
+  after the end of training in all of them. Notices that stand then, or come later, are moot.
 * After the first ``Gone`` an epoch fails as soon as it is opened.
 """
 
@@ -36,13 +37,13 @@ from gracepoint.multihost.entries import (
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """From a ``Start`` on.
+    """An epoch. It begins with a ``StartEntry``.
 
     Attributes:
-        number: The start's place in the log.
-        drill: True: rehearsed; training goes on after it.
-        origins: Whose notices it answers.
-        agreed: The agreed sync point, once it is known.
+        number: The number of the ``StartEntry`` in the log.
+        drill: True if the disruption is only rehearsed. Then training goes on after the epoch.
+        origins: The origins of the notices for which the epoch was opened.
+        agreed: The agreed sync point. None while it is not known.
     """
 
     number: int
@@ -53,14 +54,14 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Noticed:
-    """A notice stands, or has moved."""
+    """A notice stands, or its deadline has moved."""
 
     notice: NoticeEntry
 
 
 @dataclasses.dataclass(frozen=True)
 class Retracted:
-    """A notice stands no longer."""
+    """A notice was retracted."""
 
     notice: NoticeEntry
     by: int
@@ -69,7 +70,7 @@ class Retracted:
 
 @dataclasses.dataclass(frozen=True)
 class Moot:
-    """Notices that nothing is done about, as training has ended. ``by`` is a process that is there to say so."""
+    """Notices that have no effect because training has ended. ``by`` is the process that wrote the entry."""
 
     notices: tuple[NoticeEntry, ...]
     by: int
@@ -91,7 +92,7 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """The epoch came to nothing. After a drill training goes on."""
+    """The epoch failed. If it is a drill, training goes on."""
 
     epoch: Epoch
     reason: str
@@ -99,7 +100,7 @@ class Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Closed:
-    """All have left the epoch (a drill); its notices are dealt with."""
+    """All processes have left the epoch, a drill. Its notices are removed."""
 
     epoch: Epoch
 
@@ -109,15 +110,15 @@ Event = Noticed | Retracted | Moot | Opened | Settled | Broken | Closed
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The state after some entries.
+    """The state after a number of entries.
 
     Attributes:
         standing: Notices that stand, by origin.
-        changed: Number of the newest entry that changed ``standing``.
-        epoch: The open one.
-        finished: True: a process has passed its last sync point.
-        gone: Who broke off, and why.
-        failed: Why an epoch that was no drill came to nothing, so that all leave.
+        changed: Number of the newest entry that changed ``standing``. -1 if there is none.
+        epoch: The open epoch. None if no epoch is open.
+        finished: True if a process has passed its last sync point.
+        gone: The first process that broke off, and why. None if no process has.
+        failed: Why an epoch that is not a drill failed. All processes leave then. None if none failed.
     """
 
     standing: Mapping[str, NoticeEntry] = dataclasses.field(default_factory=dict)
@@ -126,10 +127,10 @@ class Ledger:
     finished: bool = False
     gone: Gone | None = None
     failed: str | None = None
-    _dealt_with: frozenset[str] = frozenset()  # names that are never used again
+    _dealt_with: frozenset[str] = frozenset()  # origins that are never used again
 
     def hear(self, number: int, entry: Entry) -> tuple[Ledger, tuple[Event, ...]]:
-        """The state after one more entry, and what has come of it; nothing where it is void."""
+        """Returns the state after one more entry, and the events that follow. No events if it has no effect."""
         match entry:
             case NoticeEntry():
                 return self._noticed(number, entry)
@@ -154,7 +155,7 @@ class Ledger:
 
     @staticmethod
     def point(ordinals: Mapping[str, int]) -> int:
-        """The first sync point that nobody has begun who published these."""
+        """Returns the first sync point that no process has begun, from the published ordinals."""
         return max(ordinals.values()) + 1
 
     def _undecided(self, epoch: int) -> bool:
@@ -200,7 +201,10 @@ class Ledger:
         return dataclasses.replace(left, changed=number), (Moot(notices, entry.by),)
 
     def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
-        """Also an agreed point is not reached without it; in a drill that shows there, and training goes on."""
+        """Breaks the open epoch, because an agreed point is not reached without this process.
+
+        A drill whose point is agreed is not broken here. It fails at the agreed point, and training goes on.
+        """
         if self.failed is not None or self.epoch is None or (self.epoch.drill and self.epoch.agreed is not None):
             return self, ()
         return self._broken(f"process {gone.by} broke off: {gone.reason}")

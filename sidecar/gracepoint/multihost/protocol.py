@@ -1,9 +1,10 @@
-"""The agreement on one sync point, step by step: no threads, no clock.
+"""The steps of the agreement on one sync point: no threads, no clock.
 
-Every process passes the same sequence of sync points, numbered from 1, at its own pace (hosts run ahead of each
-other and of their devices). When an epoch opens, all must stop at the same one, and none may have passed it.
+Every process passes the same sequence of sync points, numbered from 1, at its own pace (hosts run ahead of each other
+and of their devices). When an epoch opens, all processes must stop at the same sync point, and no process may have
+passed it.
 
-Two threads of a process take part, and the whole protocol rests on the order of their steps:
+Two threads of each process take part, and the protocol depends on the order of their steps:
 
     training thread, at each sync point          reading thread, when the bell says "start"
     1. ``ordinal += 1``                           1. ``open_epoch`` (now the training thread is held)
@@ -11,18 +12,18 @@ Two threads of a process take part, and the whole protocol rests on the order of
        yes: wait for ``agreed``, then             3. when every process has published:
        ``verdict``                                   ``agreed = max(published) + 1``
 
-Each side first writes its own word and then reads the other's. So if the reading thread did not see an
-ordinal, the training thread sees the epoch and waits there: no process can be past what it published before
-``agreed`` is known. Hence ``agreed`` lies ahead of, or is, the point where each process is held. It comes from
-one entry of the bell, which the last to publish writes: there is no leader, and any process can write it in place
-of one that died (``look``); the first one counts.
+Each thread first writes its own value and then reads the value of the other. So if the reading thread did not see an
+ordinal, the training thread sees the epoch and waits at that sync point. No process can pass the ordinal that it
+published before ``agreed`` is known. Hence ``agreed`` is the point at which a process is held, or a later one. It comes
+from one entry of the bell, which the last process to publish writes. There is no leader: if that process died, any
+other can write the entry (``look``). The first such entry counts.
 
-Training ends with one more sync point, ``finish``. An epoch that was opened before the first process was there
-is agreed at a point beyond it in every process, as all pass the same ones: there is nothing to save (state that
-no sync point was given), and it ends as Retracted.
+Training ends with one more sync point, ``finish``. If an epoch was opened before a process got there, and the agreed
+point comes after ``finish``, that is so in every process, because all pass the same sync points. Then there is nothing
+to save (no sync point was given such a state), and the epoch ends as Retracted.
 
-The steps of ``Member`` are generators: each ``yield`` is a place where another thread may come in between and it
-matters. Threads run them to the end; a test may stop them there and look at every order.
+The steps of ``Member`` are generators. Each ``yield`` marks a place where the steps of another thread in between make a
+difference. Threads run the generators to the end. A test may stop at each ``yield`` and check every order.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ from gracepoint.multihost.store import KeyValueStore
 class Verdict(enum.Enum):
     """What a process does at a sync point of an open epoch."""
 
-    WAIT = "wait"  # the agreed point is not known: go nowhere
-    GO_ON = "go on"  # it lies ahead, or there is none
-    SAVE = "save"  # this is it
-    OVER = "over"  # training is finished: this epoch has nothing to save
+    WAIT = "wait"  # the agreed point is not known yet
+    GO_ON = "go on"  # the agreed point comes later, or no epoch is open
+    SAVE = "save"  # this is the agreed point
+    OVER = "over"  # training is finished, so this epoch has nothing to save
 
 
 class Seat:
-    """One process's place in the agreement: what its two threads say to each other.
+    """The state of one process in the agreement, which its two threads share.
 
-    The attributes are plain and written by one thread each (``ordinal`` and ``finished`` by training, ``epoch``
-    and ``agreed`` by reading), but for ``end_epoch``: training calls it at the agreed point, reading when a drill
-    came to nothing before there was one.
+    There is no lock. The training thread writes ``ordinal`` and ``finished``; the reading thread writes ``epoch`` and
+    ``agreed``. The exception is ``end_epoch``: the training thread calls it at the agreed point, and the reading thread
+    calls it if a drill failed before a point was agreed.
     """
 
     __slots__ = ("agreed", "epoch", "finished", "ordinal")
 
     def __init__(self) -> None:
-        self.ordinal = 0  # the sync point begun last
-        self.epoch: int | None = None  # the open epoch; None: nothing is wrong
-        self.agreed: int | None = None  # the open epoch's agreed sync point
-        self.finished = False  # ``ordinal`` is the last there will be
+        self.ordinal = 0  # number of the latest sync point
+        self.epoch: int | None = None  # number of the open epoch; None if no epoch is open
+        self.agreed: int | None = None  # agreed sync point of the open epoch; None if it is not known
+        self.finished = False  # True if ``ordinal`` is the last sync point
 
     # The reading thread's steps.
 
@@ -87,7 +88,7 @@ class Seat:
         return self.begin()
 
     def verdict(self) -> Verdict:
-        """What to do at the current sync point while an epoch is open."""
+        """Returns what to do at the current sync point while an epoch is open."""
         if self.epoch is None:
             return Verdict.GO_ON
         if self.agreed is None:
@@ -98,30 +99,30 @@ class Seat:
             return Verdict.OVER
         return Verdict.SAVE if self.ordinal == self.agreed else Verdict.GO_ON
 
-    # Either's.
+    # Both threads.
 
     def end_epoch(self) -> None:
-        """Training goes on: the seat is ready for the next epoch."""
+        """Ends the epoch. Training goes on, and the next epoch may be opened."""
         self.agreed = None
         self.epoch = None
 
 
 class Member:
-    """One process in the agreement: its seat, what it has read, and what it writes for the others.
+    """One process in the agreement: its seat, the entries that it has read, and the entries that it writes.
 
     Args:
-        store: Shared by the gang.
-        bell: On the same store.
-        process_index: This process.
-        process_count: How many there are.
-        tell: Told what has come of each entry, in the reading thread, before the next step.
+        store: The key-value store that the gang shares.
+        bell: The bell on the same store.
+        process_index: The index of this process.
+        process_count: The number of processes.
+        tell: Called in the reading thread with each event that follows from an entry, before the next step.
     """
 
     def __init__(
         self, store: KeyValueStore, bell: Bell, process_index: int, process_count: int, tell: Callable[[Event], None]
     ) -> None:
         self.seat = Seat()
-        self.ledger = Ledger()  # replaced as a whole, by the reading thread
+        self.ledger = Ledger()  # never changed, only replaced, by the reading thread
         self._store = store
         self._bell = bell
         self._process_index = process_index
@@ -131,7 +132,7 @@ class Member:
     # The reading thread.
 
     def hear(self, number: int, entry: Entry) -> Iterator[None]:
-        """Takes one entry of the bell."""
+        """Handles one entry of the bell."""
         self.ledger, events = self.ledger.hear(number, entry)
         for event in events:
             self._be_seated(event)
@@ -162,11 +163,11 @@ class Member:
     # The timing thread.
 
     def look(self, start_in_s: float, time_left_s: float) -> None:
-        """Does what is due: starts an epoch, steps in for one that died, or gives the epoch up.
+        """Does what is due: starts an epoch, completes it in place of a process that died, or gives it up.
 
         Args:
-            start_in_s: Until the freeze must begin.
-            time_left_s: Until the open epoch must be over.
+            start_in_s: Seconds until the freeze must begin.
+            time_left_s: Seconds until the open epoch must be over.
         """
         ledger = self.ledger
         if ledger.epoch is None:
@@ -179,7 +180,11 @@ class Member:
             self._complete(in_time=time_left_s > 0)
 
     def _complete(self, *, in_time: bool = True) -> None:
-        """Tells all ordinals once every process has published; the last to do so may have died before it did."""
+        """Writes all ordinals to the bell once every process has published its own.
+
+        The last process to publish may have died before it wrote them. If ``in_time`` is False, the epoch fails instead
+        of waiting for processes that have not published.
+        """
         epoch = self._undecided()
         if epoch is None:
             return
@@ -202,7 +207,7 @@ class Member:
     # The training thread.
 
     def leave(self) -> Iterator[None]:
-        """Leaves a drill, at the agreed point or because it came to nothing here; the last one ends it for all."""
+        """Leaves a drill, at the agreed point or because it failed in this process. The last one ends it for all."""
         epoch = self.seat.epoch
         if epoch is None:
             return
@@ -212,14 +217,14 @@ class Member:
             self._bell.ring(Ended(epoch))
 
     def finish(self) -> Iterator[None]:
-        """Passes the last sync point, and says so if no process did before."""
+        """Passes the last sync point, and writes that to the bell if no process has done so before."""
         self.seat.finish()
         yield
         if not self.ledger.finished:
             self._bell.ring(Finished(self._process_index), unless=lambda there: isinstance(there, Finished))
 
     def folder(self, epoch: int) -> str:
-        """Where the keys of an epoch are: its own, as keys are written once."""
+        """Returns the folder of an epoch's keys. Each epoch has its own, because keys are written once."""
         return f"epoch/{epoch}"
 
     def _undecided(self) -> int | None:

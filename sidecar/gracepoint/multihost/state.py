@@ -17,7 +17,7 @@ class State:
 
     @property
     def process_id(self) -> int:
-        """This process's id in the coordination service; ``jax.process_index()`` may be another."""
+        """This process's id in the coordination service. It may differ from ``jax.process_index()``."""
         found: int = jax_state().process_id
         return found
 
@@ -43,14 +43,17 @@ class State:
 
     @property
     def preemption_sync_manager(self) -> Any | None:
-        """What ``multihost_utils.reached_preemption_sync_point`` asks. None if JAX's preemption service is off."""
+        """JAX's preemption sync manager, which ``multihost_utils.reached_preemption_sync_point`` uses.
+
+        None if JAX's preemption service is off.
+        """
         return jax_state().preemption_sync_manager
 
     def initialize_preemption_sync_manager(self) -> None:
         """Starts JAX's preemption service in a cluster that was initialised without it. ``initialize`` does so itself.
 
         Raises:
-            ClusterError: It is there already; there is no cluster; or ``jax_enable_preemption_service`` is off.
+            ClusterError: The service runs already; there is no cluster; or ``jax_enable_preemption_service`` is off.
         """
         if self.preemption_sync_manager is not None:
             raise ClusterError("the preemption sync manager is initialised already: once is enough, initialize() does")
@@ -65,7 +68,7 @@ global_state = State()
 
 
 def jax_state() -> Any:
-    """JAX's own, which is not public; loads JAX."""
+    """Returns JAX's own distributed state, which is not public. Loads JAX."""
     from jax._src import distributed
 
     return distributed.global_state

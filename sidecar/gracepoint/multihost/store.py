@@ -1,12 +1,12 @@
-"""The one thing that all processes share before any checkpoint: a key-value store.
+"""The key-value store that all processes share.
 
-``JaxStore`` is JAX's coordination service, which lives in process 0 and is there wherever JAX runs on several
-processes; ``InMemoryStore`` is the store of one process (or of several threads that play processes). Errors of
-JAX are translated here and nowhere else.
+``JaxStore`` uses JAX's coordination service, which runs in process 0 whenever JAX runs on several processes.
+``InMemoryStore`` is the store of one process, or of several threads that stand for processes in a test. Errors of JAX
+are translated only in this module.
 
-Costs of the real one, measured with jax 0.10: a set or try_get 0.4-0.7 ms, a blocked get wakes 1-2 ms after the
-set. **A get that times out leaves about 35 KB behind in client and service**, for as long as the service lives:
-wait rarely and long, never in a tight loop.
+Costs of ``JaxStore``, measured with jax 0.10: a set or try_get takes 0.4-0.7 ms, and a blocked get returns 1-2 ms after
+the set. **A get that times out leaks about 35 KB in the client and the service** until the service ends. So wait rarely
+and with long timeouts, never in a tight loop.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from gracepoint.errors import BarrierError, GracepointError
 
 
 class KeyExists(GracepointError):
-    """The key was set before; keys are written once."""
+    """The key is set already. Keys are written once."""
 
 
 class KeyTimeout(GracepointError, TimeoutError):
-    """Nobody set the key in time."""
+    """The key was not set in time."""
 
 
 class StoreUnavailable(BarrierError, ConnectionError):
-    """The store cannot be reached, or refused for a reason that is none of the above."""
+    """The store cannot be reached, or it refused the request for another reason."""
 
 
 class KeyValueStore(Protocol):
-    """Keys are paths (``a/b/c``), values texts; every call may be made from any thread."""
+    """A store of texts under keys, which are paths (``a/b/c``). Any thread may call any method."""
 
     def set(self, key: str, value: str) -> None:
         """Sets a key once.
 
         Raises:
-            KeyExists: It is set already; nothing was changed.
+            KeyExists: The key is set already. It was not changed.
         """
 
     def get(self, key: str, *, timeout_s: float) -> str:
-        """Waits until the key is set.
+        """Waits until the key is set. Returns its value.
 
         Raises:
-            KeyTimeout: It was not, in time.
+            KeyTimeout: The key was not set within ``timeout_s``.
         """
 
     def try_get(self, key: str) -> str | None:
-        """The value, or None where the key is not set."""
+        """Returns the value. None if the key is not set."""
 
     def increment(self, key: str) -> int:
-        """Adds one to a counter (0 before the first call) and returns its new value."""
+        """Adds one to a counter and returns its new value. Before the first call the counter is 0."""
 
     def list(self, folder: str) -> dict[str, str]:
-        """Keys below ``folder/`` with their values; keys are relative to it."""
+        """Returns the values of all keys below ``folder/``, by key. The keys are relative to the folder."""
 
     def delete_folder(self, folder: str) -> None:
-        """Removes ``folder`` and all keys below ``folder/`` (JAX's store can do no less)."""
+        """Removes ``folder`` and all keys below ``folder/``. JAX's store cannot remove a single key."""
 
 
 class InMemoryStore:
@@ -101,11 +101,11 @@ class InMemoryStore:
 
 
 class JaxStore:
-    """JAX's coordination service, under ``root`` so that nobody else's keys are met.
+    """The store of JAX's coordination service.
 
     Args:
         client: ``jaxlib``'s ``DistributedRuntimeClient`` of an initialised ``jax.distributed``.
-        root: Put in front of every key.
+        root: Prefix of every key, so that the keys do not collide with those of other code.
     """
 
     def __init__(self, client: Any, root: str) -> None:
@@ -161,7 +161,7 @@ class JaxStore:
 
 
 def _code(error: RuntimeError) -> str:
-    """The status code with which every message of the service begins (absl's canonical names)."""
+    """Returns the status code with which every message of the service begins (one of absl's canonical names)."""
     return str(error).partition(":")[0]
 
 

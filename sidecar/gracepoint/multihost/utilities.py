@@ -1,10 +1,10 @@
-"""Small questions and meetings for training code: who am I, wait for all, is it time to save.
+"""Multi-process utilities for training code: the process index, barriers, and whether it is time to save.
 
-Everything here may be called without a session, once JAX's cluster is joined (or in a single process), and works
-in terms of ``jax.process_index()``. Barriers run over the coordination service's store (``barriers``), not over the
-devices: they have timeouts that say who is missing, and may be used in background threads, where a collective of the
-devices would have to come in the same order as those of training. For that one, as Orbax's default has it:
-``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
+Everything here may be called without a session, once the JAX cluster is joined or in a single process. Processes are
+identified by ``jax.process_index()``. Barriers use the coordination service's store (``barriers``), not the devices. So
+a timeout names the missing processes, and background threads may use barriers. A collective of the devices must come in
+the same order as those of training, so it must not run in a background thread. For a barrier over the devices, which is
+Orbax's default, pass ``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
 """
 
 from __future__ import annotations
@@ -27,47 +27,50 @@ SYNC_DURATION_EVENT = "/jax/checkpoint/sync_global_devices_duration_sec"
 
 
 class BarrierSyncFn(Protocol):
-    """Brings processes together at ``key``."""
+    """A barrier of several processes, identified by ``key``."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
-        """Blocks until all have come.
+        """Blocks until all processes have arrived.
 
         Raises:
-            BarrierError: They have not, within ``timeout_ms``; or the key was used before.
+            BarrierError: Some processes did not arrive within ``timeout_ms``, or the key was used before.
         """
 
 
 def process_index() -> int:
-    """``jax.process_index()``; the coordination service's own id is ``global_state.process_id``."""
+    """Returns ``jax.process_index()``. The id in the coordination service is ``global_state.process_id``."""
     import jax
 
     return int(jax.process_index())
 
 
 def process_count() -> int:
-    """``jax.process_count()``."""
+    """Returns ``jax.process_count()``."""
     import jax
 
     return int(jax.process_count())
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """True in process ``primary_host``; with None, where each host writes on its own, in every process."""
+    """Returns True in process ``primary_host``. None means that each host writes on its own: True in every process."""
     return primary_host is None or primary_host == process_index()
 
 
 def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierSyncFn:
-    """A barrier over the coordination service, for any thread; at the same time, each with keys of its own.
+    """Returns a barrier over the coordination service. Any thread may call it, and several threads at the same time.
+
+    Threads that call it at the same time must use different keys.
 
     Args:
-        processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
+        processes: The processes that take part, by ``process_index()``. All of them pass the same ones. None: all
+            processes.
 
     Returns:
-        A function that all of them call with the same key, once; it does nothing where there is only one process.
+        A function that all of them call once with the same key. It does nothing if only one process takes part.
 
     Raises:
-        ValueError: This process is not in ``processes``, or one there does not exist. ``NoCluster``, which is one,
-            where there are several processes and no coordination service.
+        ValueError: This process is not in ``processes``, or a process there does not exist. If there are several
+            processes and no coordination service, it is a ``NoCluster``, which is a ValueError.
     """
     if takes_part_alone(processes):
         return _nobody_to_wait_for
@@ -88,19 +91,21 @@ def sync_global_processes(
     barrier_sync_fn: BarrierSyncFn | None = None,
     record_event_name: str = SYNC_DURATION_EVENT,
 ) -> None:
-    """Waits until all processes have come here. Skipped where there is only one.
+    """Waits until all processes have arrived here. Does nothing if only one process takes part.
 
     Args:
-        name: Of this barrier, used once.
-        timeout: Seconds; 300 by default.
-        processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
-        barrier_sync_fn: Waits in place of ``get_barrier_sync_fn(processes=processes)``.
-        record_event_name: Under which ``jax.monitoring`` is told how many seconds it took.
+        name: The name of this barrier. A name can be used once.
+        timeout: Seconds to wait. None: 300.
+        processes: The processes that take part, by ``process_index()``. All of them pass the same ones. None: all
+            processes.
+        barrier_sync_fn: The barrier to use. None: ``get_barrier_sync_fn(processes=processes)``.
+        record_event_name: The event under which the duration in seconds is recorded in ``jax.monitoring``.
 
     Raises:
-        BarrierTimeout: Not all came in time; names who is missing.
+        BarrierTimeout: Some processes did not arrive in time. The message names them.
         BarrierReused: The name was used before.
-        ValueError: This process is not in ``processes``, one there does not exist, or the timeout is not positive.
+        ValueError: This process is not in ``processes``, a process there does not exist, or the timeout is not
+            positive.
     """
     import jax
 
@@ -111,7 +116,7 @@ def sync_global_processes(
         return
     wait = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
     began = time.monotonic()
-    if barrier_sync_fn is not None:  # the built-in one tells it itself
+    if barrier_sync_fn is not None:  # the built-in barrier logs this itself
         logger.info("process %d is at barrier %r, for %g s at most", process_index(), name, timeout_s)
     wait(key=name, timeout_ms=int(timeout_s * 1000))
     jax.monitoring.record_event_duration_secs(record_event_name, time.monotonic() - began)
@@ -121,25 +126,25 @@ def sync_global_processes(
 def failing_together(
     name: str, *, timeout: float | None = None, processes: Collection[int] | None = None
 ) -> Iterator[None]:
-    """A block of work that succeeds in all processes or fails in all. Collective.
+    """Runs a block of work that succeeds in all processes or fails in all. Collective.
 
-    At the end of the block each process waits for the others, as in ``sync_global_processes``. If an error leaves the
-    block in one process, the others are told: their wait ends at once, or as soon as they come to the end of the
-    block. A process that is inside of a collective of the devices is not interrupted. With one process the block is
-    all there is.
+    At the end of the block each process waits for the others, as in ``sync_global_processes``. If the block raises an
+    error in one process, the others are told. Their wait ends at once, or as soon as they reach the end of the block. A
+    process that is in a collective of the devices is not interrupted. With one process, only the block runs.
 
         with multihost.failing_together("arrays written"):
             for future in handler.serialize(values, infos):
                 future.result()
 
     Args:
-        name: Of this block, used once.
-        timeout: Seconds that the end of the block waits; 300 by default.
-        processes: Those that take part, by ``process_index()``, the same ones in each of them; None for all.
+        name: The name of this block. A name can be used once.
+        timeout: Seconds to wait at the end of the block. None: 300.
+        processes: The processes that take part, by ``process_index()``. All of them pass the same ones. None: all
+            processes.
 
     Raises:
-        BarrierFailed: Another process failed; names it and its error.
-        BarrierTimeout: Not all came to the end in time; names who is missing.
+        BarrierFailed: Another process failed. The message names it and its error.
+        BarrierTimeout: Some processes did not reach the end in time. The message names them.
         BarrierReused: The name was used before.
         ValueError: As in ``sync_global_processes``.
     """
@@ -156,15 +161,15 @@ def failing_together(
 
 
 def reached_preemption(step: int, *, if_unknown: bool | None = None) -> bool:
-    """Whether this is the step at which all processes save, because one of them is going to be preempted.
+    """Returns whether this is the step at which all processes save because one of them is going to be preempted.
 
-    A sync point, to be passed after every step, in all processes with the same numbers. With a session, it is the
-    session's; without one, JAX's own preemption service is asked.
+    This is a sync point. Call it after every step, with the same numbers in all processes. If a session is open, the
+    session answers. Otherwise JAX's own preemption service is asked.
 
     Args:
-        step: How many steps are done.
-        if_unknown: The answer where nobody can know. None raises instead: with False, a job whose preemption
-            service is off trains until it is killed, and nothing says so.
+        step: The number of steps done.
+        if_unknown: The result if neither can answer. None raises ``CannotKnow`` instead. With False, a job whose
+            preemption service is off trains until it is killed, without any warning.
 
     Raises:
         CannotKnow: No session is open, and JAX's preemption service does not run in this process.
@@ -185,7 +190,7 @@ def reached_preemption(step: int, *, if_unknown: bool | None = None) -> bool:
 
 
 def takes_part_alone(processes: Collection[int] | None) -> bool:
-    """True where there is nobody to wait for."""
+    """Returns True if there is no other process to wait for."""
     return process_count() == 1 or (processes is not None and set(processes) == {process_index()})
 
 

@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Pauses between retries."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 
 
 class Backoff:
-    """Doubling pauses with full jitter, so that a thousand pods do not come back at the same moment.
+    """Doubling pauses with full jitter, so that many pods do not retry at the same time.
 
     Args:
-        first_s: Longest first pause.
-        most_s: Longest pause.
+        first_s: Upper limit of the first pause, in seconds.
+        most_s: Upper limit of all pauses, in seconds.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:
@@ -19,11 +19,11 @@ class Backoff:
         self._failures = 0
 
     def next_s(self) -> float:
-        """The next pause, at least a tenth of the longest one it could have been."""
+        """Returns the next pause in seconds. It is at least a tenth of its upper limit."""
         longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
         return random.uniform(0.1 * longest_s, longest_s)
 
     def reset(self) -> None:
-        """It worked: start over at ``first_s``."""
+        """Starts over at ``first_s``. Call it after a success."""
         self._failures = 0

@@ -1,18 +1,18 @@
 """Amazon EC2: four items of the instance metadata service, version 2, polled every 5 s as Amazon recommends.
 
-(docs.aws.amazon.com/AWSEC2/latest/UserGuide/, where no other place is named.) Version 2 wants a token first: PUT
-``/latest/api/token``, then the token in every request; 401 means that it is over. An item that is not there (404) has
-nothing to say.
+Pages without a path are in docs.aws.amazon.com/AWSEC2/latest/UserGuide/. Version 2 needs a token: first PUT
+``/latest/api/token``, then send the token in every request. 401 means that the token has expired. 404 means that the
+item does not exist, so there are no events.
 
 * ``spot/instance-action`` (spot-instance-termination-notices.html): ``{"action": "terminate", "time":
-  "2017-09-18T08:22:00Z"}`` two minutes ahead, or stop, or hibernate. Not taken back.
+  "2017-09-18T08:22:00Z"}`` two minutes ahead. The action may also be stop or hibernate. It is not taken back.
 * ``events/recommendations/rebalance`` (rebalance-recommendations.html): ``{"noticeTime": ...}``, an elevated risk
-  of the above: a hint.
+  of such an interruption. It is a hint.
 * ``events/maintenance/scheduled`` (monitoring-instances-status-check_sched.html): a list of events with Code,
-  EventId, State (active, completed, canceled) and NotBefore, ``21 Jan 2019 09:00:43 GMT``: the earliest start.
+  EventId, State (active, completed, canceled) and NotBefore, ``21 Jan 2019 09:00:43 GMT``, the earliest start.
 * ``autoscaling/target-lifecycle-state`` (docs.aws.amazon.com/autoscaling/ec2/userguide/
-  retrieving-target-lifecycle-state-through-imds.html): Terminated, where the group is about to end the instance. How
-  long its lifecycle hooks hold that up is not said.
+  retrieving-target-lifecycle-state-through-imds.html): Terminated if the group is about to end the instance. The item
+  does not say for how long lifecycle hooks delay the end.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from gracepoint.receivers.metadata.source import (
 )
 
 TOKEN_PATH = "/latest/api/token"
-TOKEN_TTL_HEADERS = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}  # 6 hours, the most there is
+TOKEN_TTL_HEADERS = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}  # 6 hours, the maximum
 POLL_S = 5.0
 _ROOT = "/latest/meta-data/"
 
 
 class Imds:
-    """Requests with a token, which is renewed when it is refused.
+    """Sends requests with a token. A token that is refused is renewed.
 
     Args:
-        client: Its own.
+        client: The client, which no other object uses.
     """
 
     def __init__(self, client: MetadataClient) -> None:
@@ -54,10 +54,10 @@ class Imds:
         self._token: str | None = None
 
     def get(self, item: str) -> MetadataResponse:
-        """The item's answer, whatever its status but 401.
+        """Returns the answer for the item, with any status except 401.
 
         Raises:
-            MetadataError: No answer, or no token to be had.
+            MetadataError: There is no answer, or the service gives no token.
         """
         for _ in range(2):
             if self._token is None:
@@ -71,10 +71,10 @@ class Imds:
 
 
 def new_token(client: MetadataClient) -> str:
-    """Makes a token.
+    """Requests a token.
 
     Raises:
-        MetadataError: The service gives none.
+        MetadataError: The service gives no token.
     """
     try:
         answer = client.request(TOKEN_PATH, TOKEN_TTL_HEADERS, timeout_s=READY_TIMEOUT_S, method="PUT")
@@ -86,12 +86,12 @@ def new_token(client: MetadataClient) -> str:
 
 
 class Item:
-    """One item, polled.
+    """One item of the service, which is polled.
 
     Args:
-        imds: Shared by the items of one watcher.
-        name: Below ``/latest/meta-data/``.
-        read: From the body to the events.
+        imds: Sends the requests. The items of one watcher share it.
+        name: The path of the item below ``/latest/meta-data/``.
+        read: Reads the events from the body of an answer.
     """
 
     pause_s = POLL_S
@@ -109,11 +109,11 @@ class Item:
 
 
 def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[WatchGroup]:
-    """The four items, for one thread.
+    """Returns the four items, for one thread.
 
     Args:
         new_client: Makes a client.
-        grace_period_s: What is assumed to be left where Amazon does not say.
+        grace_period_s: Seconds that are assumed to be left if Amazon tells no time.
     """
     client = new_client()
     imds = Imds(client)
@@ -128,10 +128,10 @@ def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -
 
 
 def read_instance_action(text: str, lead_s: float) -> Sequence[Event]:
-    """Events of ``spot/instance-action``.
+    """Returns the events of ``spot/instance-action``.
 
     Raises:
-        MetadataError: It is no such object.
+        MetadataError: The text is not such an object.
     """
     path = "spot/instance-action"
     notice = _object(path, parsed(path, text))
@@ -146,15 +146,15 @@ def read_instance_action(text: str, lead_s: float) -> Sequence[Event]:
 
 
 def read_rebalance(text: str, lead_s: float) -> Sequence[Event]:
-    """Events of ``events/recommendations/rebalance``."""
+    """Returns the events of ``events/recommendations/rebalance``."""
     return [Event(name="events/recommendations/rebalance", cause=REBALANCE, lead_s=lead_s, hint=True)]
 
 
 def read_scheduled(text: str, lead_s: float) -> Sequence[Event]:
-    """Events of ``events/maintenance/scheduled``.
+    """Returns the events of ``events/maintenance/scheduled``.
 
     Raises:
-        MetadataError: It is no list of such objects.
+        MetadataError: The text is not a list of such objects.
     """
     path = "events/maintenance/scheduled"
     listed = parsed(path, text)
@@ -174,7 +174,7 @@ def read_scheduled(text: str, lead_s: float) -> Sequence[Event]:
 
 
 def read_lifecycle_state(text: str, lead_s: float) -> Sequence[Event]:
-    """Events of ``autoscaling/target-lifecycle-state``: only Terminated is one."""
+    """Returns the events of ``autoscaling/target-lifecycle-state``. Only Terminated is an event."""
     if text.strip() != "Terminated":
         return []
     return [Event(name="autoscaling/target-lifecycle-state Terminated", cause=SCALE_DOWN, lead_s=lead_s)]

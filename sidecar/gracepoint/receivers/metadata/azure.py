@@ -1,16 +1,16 @@
 """Azure: Scheduled Events, polled once a second as Microsoft recommends.
 
 (learn.microsoft.com/azure/virtual-machines/linux/scheduled-events, API version 2020-07-01.)
-``Events`` is the list of what is scheduled or has started, for all VMs of the availability or scale set: only those
-that name this VM in ``Resources`` are ours. What is over or was cancelled is not listed any more.
+``Events`` lists the events that are scheduled or have started, for all VMs of the availability set or scale set. Only
+events that name this VM in ``Resources`` concern it. Events that are over or were cancelled are not listed any more.
 
 * EventType Preempt (at least 30 s ahead), Terminate (5 to 15 minutes, set by the user), Reboot (15 minutes) and
-  Redeploy (10 minutes) end the VM or its memory. Freeze pauses it for some seconds and loses nothing: a hint, like
-  any type that is not known here.
-* ``NotBefore``, ``Mon, 19 Sep 2016 18:29:47 GMT``, is the earliest start; empty once it has started.
+  Redeploy (10 minutes) end the VM or lose its memory. Freeze pauses the VM for some seconds and loses nothing. It is a
+  hint, like any type that is not known here.
+* ``NotBefore``, ``Mon, 19 Sep 2016 18:29:47 GMT``, is the earliest start. It is empty once the event has started.
 
-The first request of a service turns the feature on and may take up to two minutes. Approving an event lets it begin
-earlier, for all the VMs that it names; that is not ours to decide and is never done here.
+The first request of a service turns the feature on and may take up to two minutes. If an event is approved, it may
+begin earlier, for all VMs that it names. This module never approves an event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gracepoint.receivers.metadata.source import (
 )
 
 HEADERS = {"Metadata": "true"}
-#: learn.microsoft.com/azure/virtual-machines/instance-metadata-service: a single value as plain text.
+#: A single value as plain text; see learn.microsoft.com/azure/virtual-machines/instance-metadata-service.
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL_S = 1.0
@@ -47,11 +47,11 @@ _CAUSES = {
 
 
 class ScheduledEvents:
-    """The list of events, polled.
+    """The list of scheduled events, which is polled.
 
     Args:
-        client: Its own.
-        grace_period_s: What is assumed to be left of an event that has started.
+        client: The client, which no other object uses.
+        grace_period_s: Seconds that are assumed to be left if an event has started.
     """
 
     pause_s = POLL_S
@@ -72,21 +72,21 @@ class ScheduledEvents:
 
 
 def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -> list[WatchGroup]:
-    """The list, for one thread.
+    """Returns the list of scheduled events, for one thread.
 
     Args:
         new_client: Makes a client.
-        grace_period_s: What is assumed to be left of an event that has started.
+        grace_period_s: Seconds that are assumed to be left if an event has started.
     """
     client = new_client()
     return [WatchGroup("azure", client, [ScheduledEvents(client, grace_period_s=grace_period_s)])]
 
 
 def read_name(answer: MetadataResponse) -> str:
-    """The VM's name.
+    """Returns the VM's name.
 
     Raises:
-        MetadataError: It is none: events would be held against it for the life of this process.
+        MetadataError: The answer is not a name. It is checked because this process compares all later events with it.
     """
     name = expected_ok("compute/name", answer).strip()
     if not re.fullmatch(r"[\w.-]{1,80}", name):
@@ -95,15 +95,15 @@ def read_name(answer: MetadataResponse) -> str:
 
 
 def read_events(text: str, vm: str, grace_period_s: float) -> Sequence[Event]:
-    """The events that name this VM.
+    """Returns the events that name this VM.
 
     Args:
-        text: The body.
+        text: The body of the answer.
         vm: The VM's name.
-        grace_period_s: What is assumed to be left of an event that has started.
+        grace_period_s: Seconds that are assumed to be left if an event has started.
 
     Raises:
-        MetadataError: It is no such document.
+        MetadataError: The text is not such a document.
     """
     document = parsed("scheduledevents", text)
     listed = document.get("Events") if isinstance(document, dict) else None

@@ -1,15 +1,15 @@
-"""From what a cloud says now to what the mailbox is told. No thread and no network: a watcher's thread calls it.
+"""Decides which events of a cloud become notices in the mailbox. No thread and no network: a watcher's thread calls it.
 
-Three rules stand between an event and a notice:
+Three kinds of events are not posted:
 
-* **Far ahead is not yet news.** Windows are announced days before. What begins later than ``HORIZON_S`` from now is
-  logged, and posted when it has come that near: until then it may be moved or cancelled without anybody's having to
-  agree on anything.
-* **What was there before us is not held against us.** An event that the first look finds without a time ahead of it
-  is logged and nothing more, until it changes. The process may have been started on a machine whose event is not over
-  (Azure lists a reboot for minutes after it; GPU machines of Google carry their notice for an hour), and would
-  save, leave and be started again there for as long as it lasts.
-* **A hint stops nobody.** It is logged once.
+* **Events far ahead.** Maintenance windows are announced days before. An event that begins later than ``HORIZON_S``
+  from now is logged, and posted when it is that near. Until then it may be moved or cancelled without any effect on
+  training.
+* **Events that existed before this process.** If the first look finds an event whose start is not in the future, the
+  event is only logged until it changes. The process may have been started on a machine whose event is not over (Azure
+  lists a reboot for minutes after it; GPU machines of Google show their notice for an hour). Otherwise the process
+  would save, leave and be started again on that machine for as long as the event lasts.
+* **Hints.** A hint is only logged, once.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from gracepoint.receivers.mailbox import Disruption, Mailbox
 log = logging.getLogger(__name__)
 
 HORIZON_S = 3600.0
-#: Times of the same event that differ by less are the same: servers' clocks tell whole seconds.
+#: Two start times of an event that differ by at most this count as equal, because servers tell whole seconds.
 _SAME_S = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that a cloud says of this machine.
+    """An event that a cloud announces for this machine.
 
     Attributes:
-        name: What was seen; the same at each look, another for another event.
-        cause: Why, in the operator's words (its ``signals.Cause``).
-        lead_s: Seconds that are left where the cloud does not say, or says a time that is past: counted from the
-            first look that saw it.
-        starts_at_s: When it begins, in seconds since the epoch by the server's clock; None where it is not said.
-        cancelable: It may be taken back; then its disappearance retracts the notice.
-        hint: It says that something may come, not that it does.
+        name: Identifies the event. It is the same at each look, and different for another event.
+        cause: The cause, one of the operator's ``signals.Cause``.
+        lead_s: Seconds that are left, from the first look that saw the event, if the cloud tells no time or one that is
+            past.
+        starts_at_s: When the event begins, in seconds since the epoch, by the server's clock. None if the cloud does
+            not tell.
+        cancelable: Whether the event may be taken back. Then the notice is retracted when the event disappears.
+        hint: Whether the cloud only says that something may happen.
     """
 
     name: str
@@ -52,14 +53,14 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a source saw: all there is at ``server_time_s``, by the server's clock."""
+    """All events that a source saw at ``server_time_s``, in seconds since the epoch, by the server's clock."""
 
     events: Sequence[Event]
     server_time_s: float
 
 
 class _State(enum.Enum):
-    DISMISSED = "dismissed"  # a hint, or there before us
+    DISMISSED = "dismissed"  # a hint, or an event that existed before this process
     AHEAD = "ahead"
     POSTED = "posted"
 
@@ -71,12 +72,12 @@ class _Known:
 
 
 class Board:
-    """What one source has said so far.
+    """The known events of one source.
 
     Args:
-        cloud: Its name, for people.
-        host: Which machine this is, for people, and so that the same event of two machines is two.
-        mailbox: Where notices go.
+        cloud: The name of the cloud, for messages.
+        host: The name of this machine, for messages. It makes the same event on two machines two notices.
+        mailbox: Gets the notices.
     """
 
     def __init__(self, cloud: str, host: str, mailbox: Mailbox) -> None:
@@ -87,7 +88,7 @@ class Board:
         self._looked = False
 
     def update(self, look: Look) -> None:
-        """Takes what the source sees now."""
+        """Compares the events that the source sees now with the known ones, and posts or retracts notices."""
         for event in look.events:
             self._saw(event, look.server_time_s)
         seen = {event.name for event in look.events}
@@ -101,7 +102,7 @@ class Board:
         if known is None or _moved(known.event, event):
             state = self._judge(event, left_s)
             if known is not None and known.state is _State.POSTED:
-                if event.starts_at_s is None:  # it has begun: what was said of its time still holds
+                if event.starts_at_s is None:  # it has begun; the time that was told before is still valid
                     return
                 if state is not _State.POSTED:
                     self._retract(known.event, "it was moved")
@@ -140,7 +141,7 @@ class Board:
     def _gone(self, known: _Known) -> None:
         if known.state is _State.POSTED:
             if not known.event.cancelable:
-                return  # nobody takes this back; an answer without it is a mistake
+                return  # it cannot be taken back, so an answer without it is an error
             self._retract(known.event, "the cloud does not list it any more")
         del self._known[known.event.name]
 

@@ -1,8 +1,8 @@
-"""Plain HTTP to a cloud's metadata server, with the standard library alone.
+"""An HTTP client of a cloud's metadata server, with the standard library alone.
 
-An object of this class belongs to one thread; ``interrupt`` is the one call that another may make. Each request
-has a connection of its own: the server is on the same machine, and nothing idle can go stale. Proxies of the
-environment are not used: the address is only valid here.
+A ``MetadataClient`` belongs to one thread. Another thread may only call ``interrupt``. Each request uses a new
+connection: the server is on the same machine, and no idle connection can break. The proxies of the environment are not
+used, because the address is valid only on this machine.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _REDIRECTS = frozenset({301, 302, 307, 308})
 
 
 class MetadataError(GracepointError, ConnectionError):
-    """The metadata server could not be reached, or what it said cannot be understood: nothing is known."""
+    """The metadata server could not be reached, or its answer cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MetadataResponse:
-    """What the server said.
+    """An answer of the server.
 
     Attributes:
-        status: HTTP status.
+        status: The HTTP status.
         text: The body.
-        headers: By lower-case name.
-        server_time_s: When, by the server's own clock (its ``Date`` header; this machine's clock where it has
-            none): what its times are to be held against.
+        headers: The headers, by lower-case name.
+        server_time_s: The time of the answer, in seconds since the epoch, by the server's own clock (its ``Date``
+            header). If it has no such header, by this machine's clock. Times in the answer are compared with it.
     """
 
     status: int
@@ -46,11 +46,11 @@ class MetadataResponse:
 
 
 class MetadataClient:
-    """Requests to one metadata server.
+    """Sends requests to one metadata server.
 
     Args:
-        base_url: ``http://host[:port]``.
-        wall_clock: Seconds since the epoch.
+        base_url: The server, ``http://host[:port]``.
+        wall_clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, base_url: str, wall_clock: Callable[[], float]) -> None:
@@ -65,16 +65,16 @@ class MetadataClient:
     def request(
         self, path: str, headers: Mapping[str, str], *, timeout_s: float, method: str = "GET"
     ) -> MetadataResponse:
-        """Asks, and follows one redirection on the same server (a directory that was named without its slash).
+        """Sends a request. Follows one redirect on the same server (to a directory that was named without its slash).
 
         Args:
-            path: With its query.
-            headers: That the server insists on.
-            timeout_s: How long the server may be silent.
+            path: The path with its query.
+            headers: The headers that the server requires.
+            timeout_s: How many seconds the server may send nothing.
             method: The HTTP method.
 
         Raises:
-            MetadataError: No answer.
+            MetadataError: There is no answer.
         """
         answer = self._request(path, headers, timeout_s, method)
         if answer.status in _REDIRECTS and "location" in answer.headers:
@@ -83,11 +83,11 @@ class MetadataClient:
         return answer
 
     def interrupt(self) -> None:
-        """Ends a request that another thread is blocked in, and all later ones."""
+        """Ends the request in which another thread is blocked. All later requests fail."""
         self._interrupted.set()
         held = self._socket
         if held is not None:
-            with contextlib.suppress(OSError):  # not connected any more: nobody is blocked
+            with contextlib.suppress(OSError):  # not connected any more, so no thread is blocked
                 held.shutdown(socket.SHUT_RDWR)
 
     def _request(self, path: str, headers: Mapping[str, str], timeout_s: float, method: str) -> MetadataResponse:
@@ -95,7 +95,7 @@ class MetadataClient:
         try:
             connection.connect()
             self._socket = connection.sock
-            if self._interrupted.is_set():  # looked at after the socket is known to interrupt()
+            if self._interrupted.is_set():  # checked after interrupt() can see the socket
                 raise MetadataError(f"{method} {path}: interrupted")
             connection.sock.settimeout(timeout_s)
             connection.request(method, path, headers=dict(headers))

@@ -1,4 +1,4 @@
-"""Which cloud is this? One question to each, at the address that they share."""
+"""Finds out which cloud this is, with one request for each cloud to the address that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMEOUT_S = 2.0
 
 
 def detect(client: MetadataClient) -> str | None:
-    """The name of the cloud whose metadata server answers; None if none does. Takes 12 s at the very most."""
+    """Returns the name of the cloud whose metadata server answers. None if none answers. Takes at most 12 s."""
     for cloud, is_it in _QUESTIONS.items():
         try:
             if is_it(client):
@@ -22,7 +22,7 @@ def detect(client: MetadataClient) -> str | None:
 
 
 def _gce(client: MetadataClient) -> bool:
-    # cloud.google.com/compute/docs/instances/detect-compute-engine: the server says the header, too.
+    # The server also sends this header; see cloud.google.com/compute/docs/instances/detect-compute-engine.
     answer = client.request("/", gce.HEADERS, timeout_s=_TIMEOUT_S)
     return answer.headers.get("metadata-flavor") == "Google"
 

@@ -1,22 +1,22 @@
-"""Google Compute Engine: three keys of the instance, each waited on in a request of its own.
+"""Google Compute Engine: three keys of the instance, each watched with a request that waits for a change.
 
-``instance/preempted`` says FALSE, then TRUE: the VM ends 30 s later (cloud.google.com/compute/docs/instances/spot,
-"preemption process"). GKE's kubelet leaves user pods 15 s of them by default, whatever their grace period
-(cloud.google.com/kubernetes-engine/docs/concepts/spot-vms), which is what counts in a pod.
+``instance/preempted`` is FALSE, then TRUE. 30 s later the VM ends (cloud.google.com/compute/docs/instances/spot,
+"preemption process"). GKE's kubelet gives user pods 15 s of them by default, whatever their grace period
+(cloud.google.com/kubernetes-engine/docs/concepts/spot-vms). In a pod, these 15 s count.
 
-``instance/maintenance-event`` says NONE, then MIGRATE_ON_HOST_MAINTENANCE (the VM is moved alive: a pause, no end) or
-TERMINATE_ON_HOST_MAINTENANCE. That comes 60 s ahead (cloud.google.com/compute/docs/metadata/
-getting-live-migration-notice), with GPUs an hour (cloud.google.com/compute/docs/gpus/gpu-host-maintenance).
-Nothing in the answer tells which, so the shorter is taken: with GPUs the job moves up to an hour early.
+``instance/maintenance-event`` is NONE, then MIGRATE_ON_HOST_MAINTENANCE (live migration, which pauses the VM) or
+TERMINATE_ON_HOST_MAINTENANCE. The latter comes 60 s ahead (cloud.google.com/compute/docs/metadata/
+getting-live-migration-notice), with GPUs one hour ahead (cloud.google.com/compute/docs/gpus/gpu-host-maintenance). The
+answer does not tell which applies, so 60 s are assumed. With GPUs the job may leave up to an hour early.
 
 ``instance/upcoming-maintenance?alt=json`` is an object with ``window_start_time``, ``maintenance_status`` and others,
-in snake or camel case (cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event); the window's
-start is the earliest time of the maintenance. Where nothing is planned the documents and servers differ: ``NONE``,
-``{}``, an object with ``error``, HTTP 503, and 404 on machines that have no such notice. A VM that is migrated alive
-(``instance/scheduling/on-host-maintenance``) has nothing to fear of the window.
+in snake or camel case (cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event). The start of the
+window is the earliest time of the maintenance. If nothing is planned, documents and servers differ: ``NONE``, ``{}``,
+an object with ``error``, HTTP 503, and 404 on machines that have no such notice. The window does not matter to a VM
+that is live-migrated (``instance/scheduling/on-host-maintenance``).
 
-Waiting (cloud.google.com/compute/docs/metadata/querying-metadata): ``wait_for_change=true`` holds the answer back
-until the value is another than that of ``last_etag``, or ``timeout_sec`` is over. Every request needs
+Waiting (cloud.google.com/compute/docs/metadata/querying-metadata): with ``wait_for_change=true`` the server answers
+when the value differs from that of ``last_etag``, or when ``timeout_sec`` is over. Every request needs the header
 ``Metadata-Flavor: Google``.
 """
 
@@ -43,22 +43,22 @@ PREEMPTED_VM_S = 30.0
 PREEMPTED_POD_S = 15.0
 MAINTENANCE_EVENT_S = 60.0
 
-#: How long the server may hold a request; longer only means fewer requests.
+#: Seconds after which the server answers without a change. A longer time only means fewer requests.
 _WAIT_S = 60
-#: Between an answer and the next request: for a server (GKE's own, say) that does not wait for changes.
+#: Pause between an answer and the next request, for a server that does not wait for changes (such as GKE's).
 _PAUSE_S = 1.0
-#: Where nothing is waited on, as the server had no value; a window is announced long before.
+#: Pause if the server has no value to wait on. A maintenance window is announced long before it begins.
 _WITHOUT_VALUE_PAUSE_S = 15.0
 
 
 class Key:
-    """One key, waited on.
+    """One key, watched with requests that wait for a change.
 
     Args:
-        client: Its own.
-        path: Below ``/computeMetadata/v1/``, with the query it needs.
-        read: From the answer to the events.
-        unset: Statuses that say that there is no value.
+        client: The client, which only the sources of this key's thread use.
+        path: The path below ``/computeMetadata/v1/``, with the query that it needs.
+        read: Reads the events from the body of an answer.
+        unset: HTTP statuses that mean that there is no value.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Key:
             self._etag = None
             return Look((), answer.server_time_s)
         events = self._read(expected_ok(self._path, answer))
-        self._etag = answer.headers.get("etag")  # only of what was understood: else the next request tells it again
+        self._etag = answer.headers.get("etag")  # not set if reading failed, so the next request gets the value again
         return Look(events, answer.server_time_s)
 
     def _ask(self) -> MetadataResponse:
@@ -96,12 +96,12 @@ class Key:
 
 
 def groups(new_client: Callable[[], MetadataClient], *, preempted_s: float, grace_period_s: float) -> list[WatchGroup]:
-    """The three keys, each on its own, as each is waited on.
+    """Returns the three keys, each for its own thread, because each request waits.
 
     Args:
         new_client: Makes a client.
-        preempted_s: What is left after ``preempted``.
-        grace_period_s: What is assumed to be left of a maintenance that has begun.
+        preempted_s: Seconds that are left when ``preempted`` becomes TRUE.
+        grace_period_s: Seconds that are assumed to be left if a maintenance has begun.
     """
     preempted, maintenance, upcoming = new_client(), new_client(), new_client()
 
@@ -128,10 +128,10 @@ def groups(new_client: Callable[[], MetadataClient], *, preempted_s: float, grac
 
 
 def read_preempted(text: str, preempted_s: float) -> Sequence[Event]:
-    """Events of ``instance/preempted``.
+    """Returns the events of ``instance/preempted``.
 
     Raises:
-        MetadataError: It says neither TRUE nor FALSE.
+        MetadataError: The text is neither TRUE nor FALSE.
     """
     value = text.strip()
     if value not in {"TRUE", "FALSE"}:
@@ -140,10 +140,10 @@ def read_preempted(text: str, preempted_s: float) -> Sequence[Event]:
 
 
 def read_maintenance_event(text: str) -> Sequence[Event]:
-    """Events of ``instance/maintenance-event``.
+    """Returns the events of ``instance/maintenance-event``.
 
     Raises:
-        MetadataError: It says none of the three words.
+        MetadataError: The text is not one of the three values.
     """
     value = text.strip()
     if value == "NONE":
@@ -159,15 +159,15 @@ def read_maintenance_event(text: str) -> Sequence[Event]:
 
 
 def read_upcoming_maintenance(text: str, is_migrated: Callable[[], bool], grace_period_s: float) -> Sequence[Event]:
-    """Events of ``instance/upcoming-maintenance?alt=json``.
+    """Returns the events of ``instance/upcoming-maintenance?alt=json``.
 
     Args:
-        text: The body.
-        is_migrated: Tells whether this VM is moved alive; only asked if something is planned.
-        grace_period_s: What is assumed where the maintenance has begun.
+        text: The body of the answer.
+        is_migrated: Returns whether this VM is live-migrated. Only called if maintenance is planned.
+        grace_period_s: Seconds that are assumed to be left if the maintenance has begun.
 
     Raises:
-        MetadataError: It is no such object.
+        MetadataError: The text is not such an object.
     """
     path = "instance/upcoming-maintenance"
     if text.strip() in {"", "NONE"}:
@@ -192,7 +192,7 @@ def read_upcoming_maintenance(text: str, is_migrated: Callable[[], bool], grace_
 
 
 def _normalized(value: Any) -> dict[str, Any]:
-    """The notice with names in one case; some servers wrap it in an object of one field."""
+    """Returns the notice with names in one case. Some servers wrap the notice in an object of one field."""
     if isinstance(value, dict) and len(value) == 1 and isinstance(inner := next(iter(value.values())), dict):
         value = inner
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a watcher asks of a cloud's source of events, and the words that the sources share."""
+"""The interface of a cloud's source of events, and the constants and parsers that the sources share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from gracepoint.receivers.metadata.board import Look
 from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 
-#: How long an answer may take that the server has ready.
+#: Timeout, in seconds, of a request that the server answers at once.
 READY_TIMEOUT_S = 10.0
 
-# Causes, in the operator's words (``gracepoint_operator.signals.Cause``).
+# Causes, as in the operator's ``gracepoint_operator.signals.Cause``.
 SPOT_TERMINATION = "SpotTermination"
 MAINTENANCE = "Maintenance"
 SCALE_DOWN = "ScaleDown"
@@ -23,28 +23,28 @@ REBALANCE = "Rebalance"
 
 
 class MetadataSource(Protocol):
-    """One place of a metadata server that is looked at again and again."""
+    """A part of a metadata server that is read repeatedly."""
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look."""
+        """Seconds to wait before the next look."""
 
     def look(self) -> Look:
-        """All that is there now.
+        """Returns all events that exist now.
 
         Raises:
-            MetadataError: That cannot be known.
+            MetadataError: The server could not be reached, or its answer cannot be read.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchGroup:
-    """What one thread looks at in turn.
+    """The sources that one thread looks at in turn.
 
     Attributes:
-        name: For the thread and the log.
-        client: That the sources share.
-        sources: What is looked at.
+        name: Name of the group, for the thread and the log.
+        client: The client that the sources share.
+        sources: The sources.
     """
 
     name: str
@@ -53,10 +53,10 @@ class WatchGroup:
 
 
 def expected_ok(what: str, answer: MetadataResponse) -> str:
-    """The body of an answer.
+    """Returns the body of an answer.
 
     Raises:
-        MetadataError: It is none.
+        MetadataError: The status is not 200.
     """
     if answer.status != 200:
         raise MetadataError(f"{what}: expected HTTP 200, found {answer.status} {answer.text[:120]!r}")
@@ -64,10 +64,10 @@ def expected_ok(what: str, answer: MetadataResponse) -> str:
 
 
 def parsed(what: str, text: str) -> Any:
-    """The JSON value of a body.
+    """Returns the JSON value of a body.
 
     Raises:
-        MetadataError: It is none.
+        MetadataError: The body is not JSON.
     """
     try:
         return json.loads(text)
@@ -76,10 +76,10 @@ def parsed(what: str, text: str) -> Any:
 
 
 def rfc3339_s(what: str, value: Any) -> float:
-    """Seconds since the epoch of ``2026-01-01T00:00:00Z``.
+    """Returns the seconds since the epoch of a time such as ``2026-01-01T00:00:00Z``.
 
     Raises:
-        MetadataError: It is no such time.
+        MetadataError: The value is not such a time.
     """
     try:
         moment = datetime.datetime.fromisoformat(value)
@@ -89,10 +89,12 @@ def rfc3339_s(what: str, value: Any) -> float:
 
 
 def rfc2822_s(what: str, value: Any) -> float:
-    """Seconds since the epoch of ``Mon, 19 Sep 2016 18:29:47 GMT``, with or without the day's name.
+    """Returns the seconds since the epoch of a time such as ``Mon, 19 Sep 2016 18:29:47 GMT``.
+
+    The name of the day may be missing.
 
     Raises:
-        MetadataError: It is no such time.
+        MetadataError: The value is not such a time.
     """
     try:
         moment = email.utils.parsedate_to_datetime(value)

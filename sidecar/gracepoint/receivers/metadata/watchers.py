@@ -1,4 +1,4 @@
-"""The threads that look, and which cloud they look at. The package says who owns what."""
+"""The threads that watch the metadata server. The docstring of the package says who owns what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gracepoint.wire.names import METADATA_AUTO
 
 log = logging.getLogger(__name__)
 
-#: The same in all three clouds: link-local, so that it never leaves the machine, and needs no DNS.
+#: The same in all three clouds. The address is link-local, so requests do not leave the machine and need no DNS.
 BASE_URL = "http://169.254.169.254"
 _MOST_BACKOFF_S = 30.0
 _JITTER = 0.2
@@ -30,18 +30,18 @@ _JOIN_S = 1.0
 
 
 class Watcher:
-    """A thread that looks at a group of sources, again and again.
+    """A thread that looks at a group of sources repeatedly.
 
     Args:
-        group: What it looks at.
-        boards: One for each source.
+        group: The sources.
+        boards: One board for each source.
     """
 
     def __init__(self, group: WatchGroup, boards: Sequence[Board]) -> None:
         self._group = group
         self._boards = boards
         self._closed = threading.Event()
-        self._said: set[str] = set()  # what has been wrong since all was well
+        self._said: set[str] = set()  # errors that were logged since the last look without an error
         self._thread = threading.Thread(target=self._run, name=f"gracepoint-metadata-{group.name}", daemon=True)
         self._thread.start()
 
@@ -51,7 +51,7 @@ class Watcher:
         self._group.client.interrupt()
 
     def join(self, timeout_s: float) -> None:
-        """Waits until it has."""
+        """Waits until the thread has ended, for at most ``timeout_s``."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -71,7 +71,7 @@ class Watcher:
                 return
 
     def _look(self) -> tuple[bool, str]:
-        """Looks once at each: whether any could be seen, and what went wrong with the first that could not."""
+        """Looks once at each source. Returns whether any look succeeded, and the first error, or an empty text."""
         seen, trouble = False, ""
         for source, board in zip(self._group.sources, self._boards, strict=True):
             try:
@@ -84,7 +84,7 @@ class Watcher:
         return seen, trouble
 
     def _say(self, trouble: str) -> None:
-        # A metadata server that cannot be reached for a day is a line in the log for each reason, not thousands.
+        # Each error is logged once, so a server that cannot be reached for a day does not fill the log.
         if trouble and trouble not in self._said:
             self._said.add(trouble)
             log.warning(
@@ -96,16 +96,16 @@ class Watcher:
 
 
 class MetadataWatchers:
-    """Watches the metadata of the clouds that are named.
+    """Watches the metadata of the given clouds.
 
     Args:
-        clouds: ``gce``, ``aws``, ``azure``; ``auto`` alone finds out which.
-        mailbox: Where notices go.
-        host: What to call this machine in them.
-        in_pod: Kubernetes ends the processes of this machine before the machine ends.
-        grace_period_s: How long a pod lives after a SIGTERM: assumed where a cloud tells no time.
-        base_url: Of the metadata server.
-        wall_clock: Seconds since the epoch.
+        clouds: ``gce``, ``aws`` or ``azure``. ``auto`` alone detects the cloud.
+        mailbox: Gets the notices.
+        host: The name of this machine in the notices.
+        in_pod: True if Kubernetes ends the processes of this machine before the machine ends.
+        grace_period_s: Seconds that a pod lives after a SIGTERM. Assumed to be left if a cloud tells no time.
+        base_url: The address of the metadata server.
+        wall_clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MetadataWatchers:
         self._grace_period_s = grace_period_s
         self._base_url = base_url
         self._wall_clock = wall_clock
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards _closed and _watchers
         self._closed = False
         self._watchers: list[Watcher] = []
         self._probe = self._client()
@@ -138,7 +138,7 @@ class MetadataWatchers:
 
     @classmethod
     def known_to(cls, settings: Settings, mailbox: Mailbox) -> Self | None:
-        """The watchers that the settings ask for; None where they ask for none."""
+        """Returns the watchers that the settings ask for. None if they ask for none."""
         if not settings.metadata:
             return None
         return cls(
@@ -154,7 +154,7 @@ class MetadataWatchers:
         """Ends all threads. Safe to repeat."""
         with self._lock:
             self._closed = True
-            watchers = list(self._watchers)  # no more come after this
+            watchers = list(self._watchers)  # none is added after this
         self._probe.interrupt()
         for watcher in watchers:
             watcher.interrupt()
