@@ -1,4 +1,4 @@
-"""What lies where in a checkpoint, and how it is encoded: names, metadata files, manifests, arrays' types and chunks.
+"""The layout and encoding of a checkpoint: names, metadata files, manifests, and the types and chunks of arrays.
 
-Every room above may call it. It calls ``storage`` to read and write small files, and starts no threads.
+Every package above may call it. It calls ``storage`` to read and write small files. It starts no threads.
 """

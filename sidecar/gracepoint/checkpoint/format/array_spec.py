@@ -1,4 +1,4 @@
-"""What is stored of a leaf: its array, in zarr's terms, and its bytes."""
+"""What is stored of a leaf: the description of its array in zarr's terms, and the bytes of its values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ Index = tuple[tuple[int, int], ...]  # start and stop in each dimension
 
 
 def folder_of_leaf(name: str) -> str:
-    """Returns where a leaf's files are below the item's folder, with a slash; a state that is one leaf has no name."""
+    """Returns the folder of a leaf's files below the item's folder, with a trailing slash.
+
+    It is empty if the state is a single leaf, which has no name.
+    """
     return f"{name}/" if name else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How arrays are put into files: one for all arrays of a checkpoint.
+    """How arrays are stored in files. All arrays of a checkpoint have the same format.
 
     Attributes:
         zarr: Version of zarr.
-        ocdbt: Each process's chunks are in a B+tree of its own (``ocdbt.process_<N>/``), and a merged one refers to
-            all; else each chunk is a file.
-        zstd_level: Chunks are compressed; None: their files hold the values' bytes and nothing else.
+        ocdbt: If True, each process's chunks are in a B+tree of its own (``ocdbt.process_<N>/``), and a merged tree
+            refers to all of them. If False, each chunk is a file.
+        zstd_level: Level at which chunks are compressed. None: chunks are not compressed.
     """
 
     zarr: Literal[2, 3] = 2
@@ -41,7 +44,7 @@ class Format:
 
     @property
     def files_hold_values(self) -> bool:
-        """True if each chunk is a file of its values' bytes in C order, so that the file's checksum is theirs."""
+        """True if each chunk is a file of its values' bytes in C order. Then both have the same checksum."""
         return not self.ocdbt and self.zstd_level is None
 
     def to_json(self) -> list[Any]:
@@ -50,17 +53,17 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """What is stored of a leaf: the same in all processes, and enough to open its chunks.
+    """What is stored of a leaf. It is the same in all processes, and is all that opening the chunks needs.
 
     Attributes:
-        name: Of the leaf.
-        kind: Of the leaf.
-        shape: Of the whole array.
-        dtype: Of what is stored, as zarr2 names it: "<f4", "bfloat16".
-        chunk: Shape of one chunk; it divides every shard's shape.
-        key_impl: Of a typed PRNG key, whose data is uint32 with one more axis.
-        write_shape: Shape of what one process writes of a shard; None if that is a chunk.
-        format: Of the checkpoint.
+        name: Name of the leaf.
+        kind: Kind of the leaf.
+        shape: Shape of the whole array.
+        dtype: Stored type, as zarr2 names it: "<f4", "bfloat16".
+        chunk: Shape of one chunk. It divides the shape of every shard.
+        key_impl: Implementation of a typed PRNG key, whose data is uint32 with one more axis. None for other leaves.
+        write_shape: Shape of the part of a shard that one process writes. None if that is one chunk.
+        format: Format of the checkpoint.
     """
 
     name: str
@@ -89,7 +92,7 @@ class ArraySpec:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of the values of one chunk."""
+        """Size of the values of one chunk in bytes."""
         return math.prod(self.chunk) * self.numpy_dtype.itemsize
 
     @property
@@ -98,7 +101,7 @@ class ArraySpec:
         return f"{folder_of_leaf(self.name)}{'.zarray' if self.format.zarr == 2 else 'zarr.json'}"
 
     def chunk_file(self, index: Index) -> str:
-        """Returns the path of the chunk at ``index`` below the item's folder; in OCDBT, its key."""
+        """Returns the path of the chunk at ``index`` below the item's folder. In OCDBT, this is its key."""
         grid = [str(start // max(1, size)) for (start, _), size in zip(index, self.chunk, strict=True)]
         if self.format.zarr == 3:
             return folder_of_leaf(self.name) + "/".join(["c", *grid])
@@ -145,7 +148,7 @@ class ArraySpec:
         return [max(1, size) for size in self.chunk]  # zarr has no chunks without elements
 
     def opening(self, kvstore: dict[str, Any]) -> dict[str, Any]:
-        """Returns TensorStore's spec of the array in ``kvstore`` (of its own folder), which reads no metadata."""
+        """Returns a TensorStore spec of the array in ``kvstore``, its own folder. Opening it reads no metadata."""
         return {
             "driver": "zarr" if self.format.zarr == 2 else "zarr3",
             "kvstore": kvstore,
@@ -155,12 +158,12 @@ class ArraySpec:
 
 
 def tree_digest(specs: Sequence[ArraySpec]) -> str:
-    """Returns what must be equal in all processes for their files to be of one tree."""
+    """Returns a digest of ``specs``. Processes write files of one tree only if their digests are equal."""
     return hashlib.sha256(json.dumps([spec.to_json() for spec in specs]).encode()).hexdigest()
 
 
 def zarr_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns zarr2's name of ``dtype``, or None if it, or TensorStore, has none."""
+    """Returns zarr2's name of ``dtype``. None if zarr2 or TensorStore does not support the type."""
     if dtype.type.__module__ == "ml_dtypes":
         return dtype.name if _is_known(dtype.name) else None
     if (
@@ -173,7 +176,7 @@ def zarr_dtype(dtype: np.dtype[Any]) -> str | None:
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Returns the bytes of ``array`` in C order, without a copy where they are so already."""
+    """Returns the bytes of ``array`` in C order, without a copy if the array is in C order already."""
     flat = np.asarray(array, order="C").reshape(-1)
     return flat.view(np.uint8).data
 
@@ -204,12 +207,12 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 def grid(spec: ArraySpec) -> list[Index]:
     """Returns the indices of all chunks of an array."""
     if 0 in spec.shape:
-        return []  # zarr has no chunks of what has no data
+        return []  # an array without elements has no chunks in zarr
     return chunks_within(tuple((0, length) for length in spec.shape), spec.chunk)
 
 
 def chunks_within(region: Index, chunk: Sequence[int]) -> list[Index]:
-    """Returns the chunks of a grid that a region consists of."""
+    """Returns the indices of the chunks that ``region`` consists of. It must begin at a boundary of chunks."""
     axes = [
         [(start, min(start + size, stop)) for start in range(first, stop, size)]
         for (first, stop), size in zip(region, chunk, strict=True)

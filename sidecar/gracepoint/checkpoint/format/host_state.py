@@ -1,7 +1,7 @@
-"""Per-process state that is no array of the train state, as JSON that gives back exactly what went in.
+"""Encodes the host state, which is per-process state outside of the train state, as JSON. Decoding is exact.
 
-JSON alone would turn tuples into lists, which ``random.setstate`` and others refuse, and has neither bytes
-nor arrays: those are written as an object with one key that says what they are.
+Plain JSON would turn tuples into lists, which ``random.setstate`` and others refuse. It has neither bytes nor arrays.
+These values are written as an object with a special key that names their kind.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def encode(host_state: Mapping[str, Any]) -> bytes:
             tuples and dicts (keys are str) of these.
 
     Raises:
-        CheckpointError: A value is of another type; names its path.
+        CheckpointError: A value is of another type. The message names its path.
     """
     return json.dumps({key: _encode(value, f"host_state[{key!r}]") for key, value in host_state.items()}).encode()
 
 
 def decode(data: bytes | bytearray) -> dict[str, Any]:
-    """Returns what ``encode`` was given.
+    """Returns the host state that was passed to ``encode``.
 
     Raises:
-        CheckpointCorrupt: It is not what ``encode`` returned.
+        CheckpointCorrupt: ``data`` is not a result of ``encode``.
     """
     try:
         return {key: _decode(value) for key, value in json.loads(data).items()}

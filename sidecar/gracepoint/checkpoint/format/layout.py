@@ -1,27 +1,27 @@
-"""Names and paths of what a folder of checkpoints holds, and nothing else.
+"""Names and paths of everything in a folder of checkpoints.
 
 Checkpoints of steps, in a root of their own:
 
 <root>/
   <step>/                                    a committed checkpoint
     _CHECKPOINT_METADATA, commit_success.txt   Orbax's marks of a finished step
-    _GRACEPOINT                                ours: every file of the step with its size and checksum
-    done.process_<N>.json                      what process N said that it had made durable
-    _GRACEPOINT_DAMAGED                        only if a restore went back from this step: why
+    _GRACEPOINT                                Gracepoint's manifest: every file of the step with size and checksum
+    done.process_<N>.json                      done-record: what process N has made durable
+    _GRACEPOINT_DAMAGED                        why a restore skipped this step; only if one did
     default/                                   the train state: Orbax's item of that name
       _METADATA, _sharding, array_metadatas/process_0, commit_success.txt
       <leaf>/.zarray, <leaf>/<chunk>             zarr2, uncompressed, one file per chunk
-    host_state/                                the per-process state: an item of its own
+    host_state/                                the per-process state, a separate item
       metadata, process_<N>.json
-  <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save under way, or what is left of one
+  <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save in progress, or the remains of one
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
-  <step>.gracepoint-aside.<attempt>.<ordinal>/  what stood where a step had to go: a foreign folder, a damaged one
-  .gracepoint-lease                          which job uses the folder
-  .gracepoint-throughput                     how fast saves have been
-  .gracepoint-*                              probes, and marks of readers, gone in a moment
+  <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder or a damaged step that was moved aside for a step
+  .gracepoint-lease                          the job that uses the folder
+  .gracepoint-throughput                     the measured throughput of saves
+  .gracepoint-*                              probes and marks of readers, which are short-lived
 
-A checkpoint that has a path to itself is the train state alone, without items: what lies below ``default/`` above
-lies in its own folder, with the marks, the manifest and the done-records. Its temporary folders are its siblings,
+A checkpoint that has a path of its own is the train state alone, without items. Its folder holds the contents of
+``default/`` above, and also the marks, the manifest and the done-records. Its temporary folders are its siblings:
 ``<name>.gracepoint-tmp.<attempt>.<ordinal>`` and so on.
 """
 
@@ -41,14 +41,14 @@ COMMIT_SUCCESS = "commit_success.txt"
 MANIFEST = "_GRACEPOINT"
 DAMAGE_MARK = "_GRACEPOINT_DAMAGED"
 STATE_ITEM = "default"
-#: In the place of an item's name where the train state is the checkpoint's own folder.
+#: Used as the item's name if the train state is in the checkpoint's own folder.
 NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
 
-#: Names beside the leaves' folders, which a leaf of the state must not take as its first.
+#: Names of files beside the leaves' folders. The first part of a leaf's name must not be one of them.
 _RESERVED = frozenset(
     {
         TREE_METADATA,
@@ -72,14 +72,14 @@ _ATTEMPT = re.compile(r"[\w-]{1,128}", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Temporary:
-    """The folder of one save that is not committed, or that was moved aside.
+    """The folder of a save that is not committed, or a folder that was moved aside.
 
     Attributes:
-        path: Of the folder.
-        target: Its name once it is committed.
-        step: That is saved; None where the checkpoint has a path to itself.
-        attempt: Of the gang that saves.
-        ordinal: Counts the saves of the attempt.
+        path: Location of the folder.
+        target: Location of the checkpoint once it is committed.
+        step: The step that is saved. None if the checkpoint has a path of its own.
+        attempt: The attempt of the job that saves.
+        ordinal: Number of the save within the attempt.
     """
 
     path: StoragePath
@@ -90,20 +90,20 @@ class Temporary:
 
     @property
     def what(self) -> str:
-        """What is saved, in words."""
+        """Describes what is saved, for messages."""
         return str(self.target) if self.step is None else f"step {self.step}"
 
 
 class Layout:
-    """The paths of the checkpoints below one folder: those of steps, or the one with a path to itself.
+    """The paths of the checkpoints below one folder: those of steps, or a single checkpoint with a path of its own.
 
     Attributes:
-        root: The folder that checkpoints and temporary folders lie in.
-        item: The train state's folder below a checkpoint's; ``NO_ITEM`` where they are one.
+        root: The folder that contains checkpoints and temporary folders.
+        item: Name of the train state's folder below the checkpoint's folder. ``NO_ITEM`` if they are the same folder.
     """
 
     def __init__(self, root: StoragePath, *, name: str | None = None) -> None:
-        """Paths of the steps below ``root``; with ``name``, of the checkpoint ``root/name``."""
+        """Makes the layout of the steps below ``root``. With ``name``, that of the checkpoint ``root/name``."""
         self.root = root
         self.item = STATE_ITEM if name is None else NO_ITEM
         self._name = name
@@ -112,7 +112,7 @@ class Layout:
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
 
     def step(self, step: int | None) -> StoragePath:
-        """The folder of a committed step; of the one checkpoint there is for None."""
+        """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""
         return self.root / self._final_name(step)
 
     def temporary(self, step: int | None, attempt: str, ordinal: int) -> Temporary:
@@ -140,14 +140,14 @@ class Layout:
         return self.step(step) / DAMAGE_MARK
 
     def reading_mark(self, step: int) -> StoragePath:
-        """A new mark of one reader."""
+        """Returns a new path for the mark of one reader."""
         return self.root / f"{_HIDDEN}reading.{step}.{secrets.token_hex(4)}"
 
     def reading_marks(self, step: int) -> list[StoragePath]:
         return self._named(f"{_HIDDEN}reading.{step}.")
 
     def hidden(self) -> list[StoragePath]:
-        """Probes and marks, in use or left by a crash."""
+        """Returns probes and marks that are in use or were left by a crash."""
         return [path for path in self._named(_HIDDEN) if path != self.throughput()]
 
     def _final_name(self, step: int | None) -> str:
@@ -159,28 +159,28 @@ class Layout:
         return self.root / f"{self._final_name(step)}.gracepoint-{mark}.{attempt}.{ordinal}"
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, newest first, whatever is in it."""
+        """Returns the steps that have a folder, newest first. The contents of the folders are not checked."""
         return sorted((int(name) for name in self._folders() if self._final.fullmatch(name)), reverse=True)
 
     def temporaries(self) -> list[Temporary]:
-        """The saves that are not committed, newest step first."""
+        """Returns the saves that are not committed, newest step first."""
         return self._marked_folders("tmp")
 
     def set_aside(self) -> list[Temporary]:
-        """The folders that were moved out of the way, newest step first."""
+        """Returns the folders that were moved aside, newest step first."""
         return self._marked_folders("aside")
 
     def trashed(self) -> list[StoragePath]:
         return [path for path, _ in self._matches("trash")]
 
     def strangers(self) -> list[str]:
-        """Names of what is none of all these and not hidden, links among them: they are never followed."""
+        """Returns the names in the root that are neither hidden nor known, links included. No link is followed."""
         return sorted(
             child.name for child in self.root.children() if not child.name.startswith(".") and not self._is_ours(child)
         )
 
     def _is_ours(self, child: Child) -> bool:
-        """Returns whether ``child`` is a folder of ours, or was one: others rename and delete meanwhile."""
+        """Returns whether ``child`` is or was a folder of Gracepoint. Others may rename or delete it meanwhile."""
         if not (self._final.fullmatch(child.name) or self._marked_name.fullmatch(child.name)):
             return False
         return not child.is_link and (child.is_folder or not (self.root / child.name).exists())
@@ -212,7 +212,7 @@ class Layout:
 
 
 def checked_attempt(attempt: str) -> str:
-    """Returns ``attempt`` if it can be part of a folder's name."""
+    """Returns ``attempt`` if it can be part of a folder's name, else raises SettingsError."""
     if not _ATTEMPT.fullmatch(attempt):
         raise SettingsError(
             f"attempt {attempt!r}: expected 1 to 128 letters, digits, '-' or '_', as it names temporary folders"
@@ -221,19 +221,19 @@ def checked_attempt(attempt: str) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """True if a leaf's folder must not have ``name``, as there may be a file of that name beside it."""
+    """True if a leaf's folder must not have ``name``, because a file beside it may have that name."""
     return name in _RESERVED or _OF_A_PROCESS.fullmatch(name) is not None
 
 
 def in_item(item: str, name: str) -> str:
-    """Returns the path below a checkpoint's folder of ``name`` in one of its items."""
+    """Returns the path of ``name`` in ``item``, relative to the checkpoint's folder."""
     return f"{item}/{name}" if item else name
 
 
 def array_metadata_files(item: StoragePath) -> list[StoragePath]:
-    """Returns the files that ``array_metadata`` names, of all processes.
+    """Returns the array metadata files of all processes (see ``array_metadata``).
 
-    TensorStore writes each under another name first, which a crash may leave there.
+    TensorStore writes each file under a temporary name first. A crash may leave such files, which are not returned.
     """
     folder = item / "array_metadatas"
     try:

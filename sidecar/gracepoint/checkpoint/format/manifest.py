@@ -1,8 +1,8 @@
-"""What processes and checkpoints say about themselves: the done-record and the manifest.
+"""The done-record of a process, and the manifest of a checkpoint.
 
-A done-record is one process's word that all its files of a save are on the disk. **A save is durable when the
-done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest is
-their sum, written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
+A done-record states that all files that one process writes in a save are durable. **A save is durable when the
+done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest combines
+them, and is written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, grid, tree_digest
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
-# The last entry: of all bytes before it.
+# The last entry: the checksum of all bytes before it.
 _CHECKSUM = b', "checksum": '
 
 
@@ -38,20 +38,23 @@ class DoneRecord:
     """``done.process_N.json``: process N has made ``files`` durable.
 
     Attributes:
-        step: None for a checkpoint that has a path to itself.
-        item: The train state's folder below the checkpoint's; ``layout.NO_ITEM`` where they are one. Only a
-            checkpoint with items has host state.
-        attempt: Of the gang that saved; with ``ordinal`` it tells this save from every other.
-        digest: Of the array list; equal in all processes.
-        arrays: The array list; only in process 0's record, as it is equal in all.
-        files: Everything that this process wrote, by path below the step's folder.
-        values: CRC-32 of the values of chunks whose file holds something else (compressed) or that have none (in
-            OCDBT), by the path that their file has or would have.
-        copies: Checksums of this process's copies of what another process wrote.
-        host_state: Names of the host state's values; equal in all processes.
-        begun_ns: When the save began, nanoseconds since the epoch by this process's clock.
-        replaces: What stood in its place and is to give way, as ``commit.standing`` names it; only in process 0's
-            record. None: nothing was there, or gives way; older records do not say.
+        step: The step that is saved. None for a checkpoint that has a path of its own.
+        item: Name of the train state's folder below the checkpoint's folder. ``layout.NO_ITEM`` if they are the same
+            folder. Only a checkpoint with items has host state.
+        attempt: The attempt of the job that saved. ``attempt`` and ``ordinal`` together identify the save.
+        ordinal: Number of the save within the attempt.
+        process_index: Index of this process.
+        process_count: Number of processes that save together.
+        digest: Digest of the array list. Equal in all processes.
+        arrays: The array list. Only in process 0's record, as it is equal in all processes. None in other records.
+        files: Size and checksum of everything that this process wrote, by path below the step's folder.
+        values: CRC-32 of the values of each chunk whose file is compressed, or that has no file (in OCDBT). The key is
+            the path that the chunk's file has or would have.
+        copies: Checksums of this process's copies of chunks that another process wrote, by path.
+        host_state: Names of the host state's values. Equal in all processes.
+        begun_ns: Time at which the save began, in nanoseconds since the epoch by this process's clock.
+        replaces: Identifies the folder at the target that this save replaces, as ``commit.standing`` returns it. Only
+            in process 0's record. None if the save replaces nothing. Older records do not have this field.
     """
 
     step: int | None
@@ -81,7 +84,7 @@ class DoneRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """``_GRACEPOINT``: what a committed step consists of."""
+    """``_GRACEPOINT``: the contents of a committed step. The fields have the meaning that ``DoneRecord`` documents."""
 
     step: int | None
     item: str
@@ -98,10 +101,10 @@ class Manifest:
 
     @classmethod
     def fields_in(cls, data: bytes, where: str) -> dict[str, Any]:
-        """Returns the fields as they are written, without what it takes to make a ``Manifest`` of them.
+        """Returns the fields as they are written in JSON, without the cost of making a ``Manifest``.
 
         Raises:
-            CheckpointCorrupt: They cannot be read.
+            CheckpointCorrupt: The fields cannot be read.
             CheckpointTooNew: This version does not know their format.
         """
         return _unsealed(cls.FORMAT, data, where)
@@ -118,7 +121,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
     """Returns the manifest of a save from the done-records of all its processes, in order.
 
     Raises:
-        CheckpointCorrupt: They contradict each other, or do not cover all chunks.
+        CheckpointCorrupt: The records contradict each other, or do not cover all chunks.
     """
     first = records[0]
     where = f"save {first.ordinal} of attempt {first.attempt}" + ("" if first.step is None else f", step {first.step}")
@@ -179,7 +182,7 @@ def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """True if a record or manifest, of whatever version, fits its own checksum."""
+    """True if a record or manifest of any version matches its own checksum."""
     body, _, checksum = data.rpartition(_CHECKSUM)
     return checksum == str(crc32(body)).encode() + b"}"
 

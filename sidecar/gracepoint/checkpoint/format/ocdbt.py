@@ -1,10 +1,12 @@
 """Checkpoints in OCDBT, TensorStore's B+tree format: one tree for each process, merged before the commit.
 
-A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes a tree of its own
-beside these, which refers to their data files and copies no values; readers open that one. Its file appears whole,
-by a rename, and last: a merge that was stopped is done again, and one that is done is left alone. So any number of
-processes may merge, at once too; who finds that the folder was renamed meanwhile has lost the race, and may leave an
-empty folder of the old name behind, which a later start deletes.
+A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes another tree beside
+these. It refers to their data files and copies no values. Readers open the merged tree.
+
+The manifest of the merged tree is written last, and appears as a whole by a rename. A merge that was interrupted is
+repeated; a completed merge is left as it is. So any number of processes may merge, even at once. If a process finds
+that the folder was renamed meanwhile, another process was faster. It may leave an empty folder of the old name behind,
+which a later start deletes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gracepoint.checkpoint.storage.tensorstore_context import new_context
 from gracepoint.errors import CheckpointCorrupt
 
 MANIFEST = "manifest.ocdbt"
-#: How long to wait for a merge, which reads and writes only a B+tree's nodes.
+#: Timeout of a merge. A merge only reads and writes nodes of B+trees.
 MERGE_TIMEOUT_S = 300.0
 
 _CACHE_BYTES = 100_000_000  # of B+tree nodes, while a tree is written
@@ -31,30 +33,30 @@ def process_folder(process_index: int) -> str:
 
 
 def context(**resources: Any) -> ts.Context:
-    """Returns a context for one save: nodes are cached until it goes, and files are synced."""
+    """Returns a context for one save. It caches nodes as long as it lives, and syncs files."""
     return new_context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
 
 
 def kvstore(folder: StoragePath, path: str = "") -> dict[str, Any]:
-    """Returns TensorStore's spec of the tree in ``folder``, for keys that begin with ``path``."""
+    """Returns TensorStore's spec of the tree in ``folder``, limited to keys that begin with ``path``."""
     return {
         "driver": "ocdbt",
         "base": folder.kvstore_spec(),
         "path": path,
-        # Values of Orbax's own: metadata is kept in the nodes, and there is one node, as long as it is not huge.
+        # The values that Orbax uses. Metadata is stored in the nodes, and a tree has one node unless it is huge.
         "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
-        "assume_config": True,  # there is no other writer to agree on it with
+        "assume_config": True,  # no other writer uses the tree
         "cache_pool": "cache_pool#ocdbt",
     }
 
 
 def merge(item: StoragePath, process_count: int) -> None:
-    """Makes the trees of ``process_count`` processes below ``item`` one, durably.
+    """Merges the trees of ``process_count`` processes below ``item`` into one, durably.
 
     Raises:
-        CheckpointCorrupt: One cannot be read.
-        FileNotFoundError: ``item`` went away meanwhile: who was quicker has renamed it.
-        TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
+        CheckpointCorrupt: A tree cannot be read.
+        FileNotFoundError: ``item`` does not exist any more, as a faster process has renamed it.
+        TimeoutError: The merge took longer than ``MERGE_TIMEOUT_S``.
     """
     with item.staying() as stayed:
         if not (item / MANIFEST).exists():
@@ -65,14 +67,14 @@ def merge(item: StoragePath, process_count: int) -> None:
                     raise CheckpointCorrupt(f"{item}: the processes' OCDBT trees cannot be merged: {error}") from error
         if not stayed():
             raise FileNotFoundError(errno.ENOENT, "the folder was renamed meanwhile", str(item))
-    sync_folders([item, item / "d"])  # also of a tree that another process has merged just now
+    sync_folders([item, item / "d"])  # even if another process has just merged the tree
 
 
 def new_folder(item: StoragePath, numbers: Iterable[int]) -> StoragePath:
-    """Makes and returns the folder of a tree that only the caller writes: the first of ``numbers`` that is free.
+    """Makes and returns a folder for a tree that only the caller writes. Uses the first of ``numbers`` that is free.
 
     Raises:
-        FileExistsError: None is free.
+        FileExistsError: No number is free.
     """
     taken = item
     for number in numbers:
@@ -86,13 +88,14 @@ def new_folder(item: StoragePath, numbers: Iterable[int]) -> StoragePath:
 
 
 def merge_again(item: StoragePath) -> None:
-    """Makes all trees below ``item`` one, with what was merged before; of one key's values the last tree's counts.
+    """Merges all trees below ``item`` into one, which may already contain merged values.
 
-    For one process, and trees that nobody writes any more.
+    For each key, the value of the last tree counts. Only one process may call it, after all writes to the trees have
+    ended.
 
     Raises:
-        CheckpointCorrupt: One cannot be read.
-        TimeoutError: It took longer than ``MERGE_TIMEOUT_S``.
+        CheckpointCorrupt: A tree cannot be read.
+        TimeoutError: A merge took longer than ``MERGE_TIMEOUT_S``.
     """
     numbers = [
         int(child.name.rpartition("_")[2]) for child in item.children() if child.name.startswith(process_folder(0)[:-1])
@@ -109,8 +112,8 @@ def merge_again(item: StoragePath) -> None:
 
 
 def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
-    # TensorStore syncs files and the folders that they are in, but not the entry of a folder that it makes. Without it
-    # a crash may leave the tree's manifest, by which the merge counts as done, and not what that refers to.
+    # TensorStore syncs files and their folders, but not the entry of a folder that it makes. Without this sync, a
+    # crash may leave the tree's manifest, which marks the merge as complete, without the files that it refers to.
     (item / "d").make_folder(parents=False)
     sync_folders([item])
     merging = context()
@@ -121,7 +124,7 @@ def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
         .result(timeout=MERGE_TIMEOUT_S)
         .experimental_copy_range_to(merged.with_transaction(transaction))
         for folder in folders
-        if folder.is_folder()  # a process that holds nothing that it must write has none
+        if folder.is_folder()  # a process that writes no chunk has no tree
     ]
     for copied in copying:
         copied.result(timeout=MERGE_TIMEOUT_S)

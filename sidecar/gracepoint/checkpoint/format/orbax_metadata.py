@@ -1,4 +1,4 @@
-"""Orbax's metadata files, made from the leaves of a state as they are stored."""
+"""Makes Orbax's metadata files from the leaves of a state as they are stored."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gracepoint.checkpoint.format.pytree import STRING, Leaf
 
 
 def metadata_files(leaves: Sequence[Leaf], *, store_sharding: bool = True) -> dict[str, bytes]:
-    """Returns Orbax's metadata files below the item's folder by name."""
+    """Returns the contents of Orbax's metadata files, by path below the item's folder."""
     files = {layout.TREE_METADATA: _tree_metadata(leaves), layout.array_metadata(0): array_metadata(leaves)}
     return files | {layout.SHARDING: sharding(leaves)} if store_sharding else files
 
 
 def array_metadata(leaves: Sequence[Leaf]) -> bytes:
-    """Returns the array metadata: shapes of what was written at once and of chunks, implementations of typed keys."""
+    """Returns the array metadata: write shapes, chunk shapes, and implementations of typed keys."""
     found = [
         {
             "array_metadata": {
@@ -39,7 +39,7 @@ def array_metadata(leaves: Sequence[Leaf]) -> bytes:
 
 
 def sharding(leaves: Sequence[Leaf]) -> bytes:
-    """Returns the shardings of all arrays, by their encoded names."""
+    """Returns the shardings of all arrays as JSON, by their encoded names."""
     found = {
         base64.urlsafe_b64encode(leaf.name.encode()).decode(): text
         for leaf in leaves
@@ -49,9 +49,9 @@ def sharding(leaves: Sequence[Leaf]) -> bytes:
 
 
 def strings(leaves: Sequence[Leaf]) -> bytes | None:
-    """Returns the values of the leaves that are strings; None if there are none.
+    """Returns the values of the leaves that are strings as JSON. None if there are none.
 
-    Orbax finds each by its name as a JSON pointer, in which a slash leads into an object.
+    Orbax finds each value by its name as a JSON pointer: a slash in the name separates the levels of nested objects.
     """
     found: dict[str, Any] = {}
     for leaf in leaves:
@@ -92,7 +92,7 @@ def _is_jax_array(spec: ArraySpec | None) -> TypeGuard[ArraySpec]:
 
 
 def _sharding_json(sharding: Any) -> str | None:
-    """Returns Orbax's text of ``sharding``; None for kinds that it does not know either."""
+    """Returns ``sharding`` as Orbax writes it. None for kinds that Orbax does not know."""
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         device = next(iter(sharding.device_set))
         return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})

@@ -1,8 +1,8 @@
-"""The train state as named leaves, the way Orbax names them.
+"""Flattens the train state into named leaves. The names are those that Orbax gives.
 
-A leaf's name is its keys joined by dots (``params.w``); it is also its folder below ``default/``. Containers
-are told apart only as mappings (dict, dataclass, namedtuple: by name) and sequences (list, tuple: by
-position), as in Orbax; empty containers and None have a name and no data.
+The name of a leaf is its keys joined by dots (``params.w``). It is also the name of its folder below ``default/``. As
+in Orbax there are only two kinds of containers: mappings (dict, dataclass, namedtuple), whose keys are names, and
+sequences (list, tuple), whose keys are positions. Empty containers and None have a name and no data.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.errors import CheckpointRefused
 
-# Orbax's own words for the kinds, in _METADATA.
+# Orbax's names for the kinds, in _METADATA.
 _VALUE_TYPES: Mapping[Kind, str] = {
     "array": "jax.Array",
     "key": "jax.Array",
     "numpy": "np.ndarray",
     "scalar": "scalar",
 }
-#: The same of a string, which is no array.
+#: Orbax's name for a string, which is not an array.
 STRING = "string"
 SEQUENCE, MAPPING = 1, 2
-_MAX_NAME_BYTES = 255  # of one part of a path, on the usual file systems
+_MAX_NAME_BYTES = 255  # of one part of a path, on common file systems
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """One leaf of the state with its data.
 
-    ``spec`` is None for what is not an array: empty containers, None, strings, and leaves that a type handler saves.
+    ``spec`` is None if the leaf is not an array: an empty container, None, a string, or a leaf that a type handler
+    saves.
     """
 
     name: str
@@ -45,16 +46,16 @@ class Leaf:
     spec: ArraySpec | None
     data: Any = None  # jax.Array (of a typed key: its uint32 data), numpy.ndarray or str
     path: tuple[Any, ...] = ()  # JAX's key path
-    is_handled: bool = False  # a type handler saves it; ``value_type`` is the handler's
+    is_handled: bool = False  # True if a type handler saves it; ``value_type`` is then the handler's
 
     @property
     def is_empty(self) -> bool:
-        """True if it is None, or a container without anything in it."""
+        """True if the leaf is None or an empty container."""
         return self.spec is None and self.value_type != STRING and not self.is_handled
 
     @property
     def is_global(self) -> bool:
-        """True if the data is one array over all processes, False if each process has its own copy."""
+        """True if the data is one array over all processes. False if each process has its own copy."""
         return isinstance(self.data, jax.Array) and not self.data.is_fully_addressable
 
 
@@ -77,13 +78,13 @@ def name_of(keys: Sequence[tuple[str, int]]) -> str:
 
 
 def is_empty_or_leaf(node: Any) -> bool:
-    """True for leaves, and for None and containers without anything in them."""
+    """True for leaves, None and empty containers."""
     children = jax.tree_util.tree_leaves(node, is_leaf=lambda child: child is not node)
     return not children or children[0] is node
 
 
 def leaf_test(handlers: HandlerRegistry | None) -> Callable[[Any], bool] | None:
-    """Returns a function that is true for nodes of types that have a handler, which are leaves whatever JAX says."""
+    """Returns a test for nodes whose type has a handler. Such nodes are leaves, even if JAX would flatten them."""
     return None if handlers is None else lambda node: node is not None and handlers.has(type(node))
 
 
@@ -92,7 +93,7 @@ def flatten(state: Any, handlers: HandlerRegistry | None = None) -> list[Leaf]:
 
     Args:
         state: The state.
-        handlers: Handlers of types that are not saved without one. None: there are none.
+        handlers: Handlers for types that cannot be saved without one. None: no handlers.
 
     Raises:
         CheckpointError: A leaf cannot be saved, or two leaves have one name; the message names the path.
@@ -124,7 +125,7 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
     """Returns the leaf at JAX's key path ``path``.
 
     Raises:
-        CheckpointError: It cannot be saved; names the path.
+        CheckpointError: The leaf cannot be saved. The message names the path.
     """
     keys = path_of(path)
     where = f"state{jax.tree_util.keystr(tuple(path))}"
@@ -156,7 +157,7 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
     if dtype is None:
         raise CheckpointRefused(f"{where}: cannot save arrays of dtype {data.dtype}")
     if isinstance(data, np.ndarray):
-        order = "<" if data.dtype.byteorder == ">" else "="  # files are little-endian, as all of JAX's hosts
+        order = "<" if data.dtype.byteorder == ">" else "="  # files are little-endian, as are all of JAX's hosts
         data = np.asarray(data, data.dtype.newbyteorder(order), order="C")
     shape = tuple(data.shape)
     spec = ArraySpec(name, kind, shape, dtype, _chunk_shape(where, data, shape), key_impl)
@@ -164,7 +165,7 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
 
 
 def check_there(path: Sequence[Any], value: Any) -> None:
-    """Raises CheckpointError if the leaf is an array that has no values, or none any more; names the path."""
+    """Raises CheckpointError if the leaf is a tracer or a deleted array. The message names the path."""
     if isinstance(value, jax.core.Tracer):
         raise CheckpointRefused(
             f"state{jax.tree_util.keystr(tuple(path))}: a tracer has no values: save outside of jit, grad and the like"
@@ -198,7 +199,7 @@ def _check_names(leaves: Sequence[Leaf]) -> None:
     seen: set[str] = set()
     for leaf in leaves:
         if not leaf.keys:
-            continue  # the state is one leaf, whose files lie beside its metadata, as in Orbax
+            continue  # the state is one leaf, whose files are beside its metadata, as in Orbax
         parts = leaf.name.split("/")
         if leaf.name in seen:
             raise CheckpointRefused(f"two leaves of the state are named {leaf.name!r}: rename one of them")

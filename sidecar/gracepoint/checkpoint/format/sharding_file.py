@@ -1,6 +1,6 @@
-"""Orbax's ``_sharding`` file: how arrays were sharded when they were saved, by the ids of the devices of that time.
+"""Orbax's ``_sharding`` file: the shardings with which arrays were saved, in terms of device ids.
 
-On another topology the same ids may stand for other devices, or for none: whoever restores from it is warned.
+On another topology the same ids may refer to other devices, or to none. A restore that uses the file logs a warning.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointRefu
 
 
 def parse(contents: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
-    """Returns what is recorded of each sharding by the leaf's name.
+    """Returns what is recorded of each sharding, by the name of the leaf.
 
     Raises:
-        CheckpointCorrupt: It is not what Orbax or Gracepoint writes.
+        CheckpointCorrupt: The contents are not in the form that Orbax and Gracepoint write.
     """
     try:
         return {base64.urlsafe_b64decode(name).decode(): json.loads(text) for name, text in contents.items() if text}
@@ -31,17 +31,18 @@ def parse(contents: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
 def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
     """Returns the sharding that was recorded.
 
-    An array of a single device that is not of this process (each process had its own copy) goes to the first device
-    of this one.
+    If an array was saved on a single device, and this process does not have that device (each process had its own
+    copy), the result is the first device of this process.
 
     Raises:
-        CheckpointError: Its devices are not there, or it is of an unknown kind; says what to give instead.
+        CheckpointError: The devices do not exist, or the kind of sharding is unknown. The message says what to pass
+            instead.
     """
     match recorded.get("sharding_type"):
         case "NamedSharding":
             return _named(recorded, where)
         case "SingleDeviceSharding":
-            # JAX 0.10 calls a CPU device otherwise than those before.
+            # JAX 0.10 names CPU devices differently from earlier versions.
             wanted = recorded["device_str"].replace("TFRT_CPU_", "cpu:")
             local = jax.local_devices()
             named = [device for device in local if str(device).replace("TFRT_CPU_", "cpu:") == wanted]
@@ -51,7 +52,7 @@ def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
 
 
 def without_last_axis(sharding: jax.sharding.Sharding, ndim: int) -> jax.sharding.Sharding | None:
-    """Returns the sharding of typed keys, given that of their data of ``ndim`` axes; None if those have no such."""
+    """Returns the sharding of typed keys, given the sharding of their data with ``ndim`` axes. None if none fits."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
     if len(sharding.spec) == ndim and sharding.spec[-1] is not None:
@@ -61,7 +62,7 @@ def without_last_axis(sharding: jax.sharding.Sharding, ndim: int) -> jax.shardin
 
 
 def fits(recorded: Mapping[str, Any] | None) -> bool:
-    """True if an array was saved with a ``NamedSharding`` whose devices are all here."""
+    """True if an array was saved with a ``NamedSharding`` whose devices all exist."""
     if recorded is None or recorded.get("sharding_type") != "NamedSharding":
         return False
     try:
@@ -72,7 +73,7 @@ def fits(recorded: Mapping[str, Any] | None) -> bool:
 
 
 def describe(sharding: Any) -> str:
-    """Returns a sharding, of JAX or as it was recorded, in words; empty for None."""
+    """Returns a description of a sharding, which is JAX's or a recorded one. Empty for None."""
     if sharding is None:
         return ""
     if isinstance(sharding, Mapping):
@@ -91,7 +92,7 @@ def _named(recorded: Mapping[str, Any], where: str) -> jax.sharding.NamedShardin
     by_id = {device.id: device for device in jax.devices()}
     ids = [device["id"] for device in _flat((recorded.get("device_mesh") or {}).get("mesh", []))]
     if not ids:
-        ids = list(by_id)  # as Orbax takes it
+        ids = list(by_id)  # as Orbax does
     if missing := [device_id for device_id in ids if device_id not in by_id]:
         raise CheckpointRefused(
             f"{where} was saved {describe(recorded)} on devices {ids}, of which {missing} are not here (found "

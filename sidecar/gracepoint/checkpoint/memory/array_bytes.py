@@ -1,7 +1,7 @@
-"""The bytes that are stored of an array's values: in C order, as the type that is stored, without a copy of them all.
+"""The bytes of an array as they are stored, in C order and in the stored type, without a copy of the whole array.
 
-Arrays with a transposed device layout come as strided views, whose memory is in another order, and ``SaveArgs`` may ask
-for another type. Such values are copied in parts, each as large as the memory that the caller has for it.
+Arrays with a transposed device layout are strided views, whose memory is in another order. ``SaveArgs`` may ask for
+another type. Such values are copied in parts. Each part is as large as the memory that the caller provides.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gracepoint.checkpoint.memory.parallel_copy import copy
 
 
 class ArrayBytes:
-    """Of one array; may be used by several threads.
+    """The stored bytes of one array. Several threads may use it.
 
     Attributes:
-        in_place: All of them, where they lie in memory as they are stored; else None.
+        in_place: A view of all bytes. None if the values are in another order or type in memory.
     """
 
     def __init__(self, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
@@ -34,15 +34,15 @@ class ArrayBytes:
         return self._size_bytes
 
     def copy(self, start: int, into: npt.NDArray[np.uint8]) -> None:
-        """Fills ``into`` with the bytes from ``start`` on, where both begin and end with a value."""
+        """Fills ``into`` with the bytes from offset ``start`` on. It begins and ends at boundaries of values."""
         if self.in_place is not None:
-            np.copyto(into, self.in_place[start : start + len(into)])  # lets other threads run
+            np.copyto(into, self.in_place[start : start + len(into)])  # releases the GIL
         else:
             _copy(self._values, start // self._dtype.itemsize, into.view(self._dtype))
 
 
 def stored_values(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns ``values`` as ``dtype`` in C order: themselves where they are that, else a copy."""
+    """Returns ``values`` as ``dtype`` in C order: the same object if possible, else a copy."""
     if values.dtype == dtype and values.flags.c_contiguous:
         return values
     stored = np.empty(values.shape, dtype)
@@ -51,7 +51,7 @@ def stored_values(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray
 
 
 def _copy(values: npt.NDArray[Any], start: int, into: npt.NDArray[Any]) -> None:
-    """Fills ``into``, which is flat, with the values from ``start`` on in C order: whole rows at once."""
+    """Fills ``into``, which is flat, with the values from ``start`` on in C order. Copies whole rows at once."""
     if values.ndim < 2:
         copy(values.reshape(-1)[start : start + into.size], into)
         return

@@ -1,7 +1,7 @@
-"""A bound on bytes that are in flight at once.
+"""A bound on the bytes that are in flight at once.
 
-Threads take what they need before they start something and give it back when it is over, from whatever thread
-that is. What is larger than the bound goes alone.
+A thread takes bytes before it starts an operation. Any thread may give them back when the operation has ended. An
+operation that is larger than the bound runs alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gracepoint.deadline import Deadline
 
 
 class ByteLimiter:
-    """At most ``max_bytes`` are taken at any time; None: no bound."""
+    """At most ``max_bytes`` are taken at any time. None: no bound."""
 
     def __init__(self, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes
@@ -20,7 +20,7 @@ class ByteLimiter:
         self._changed = threading.Condition()
 
     def take(self, size_bytes: int, deadline: Deadline) -> bool:
-        """Waits for room; returns False if there was none when the deadline passed, and nothing is taken."""
+        """Waits for room and takes it. Returns False and takes nothing if there was no room before the deadline."""
         if self.max_bytes is None:
             return True
         with self._changed:
@@ -30,7 +30,7 @@ class ByteLimiter:
             return True
 
     def take_if_room(self, size_bytes: int) -> bool:
-        """Takes without waiting; returns False if there is no room."""
+        """Takes room without waiting. Returns False and takes nothing if there is none."""
         if self.max_bytes is None:
             return True
         with self._changed:

@@ -1,8 +1,8 @@
-"""How much memory snapshots may take: what the machine has, and what containers leave of it.
+"""Checks how much memory snapshots may take: the memory of the machine, and the limits of containers.
 
-Linux kills a container that goes over its limit without a word, so it is asked before memory is reserved. What the
-page cache holds counts as used in a container, and is given up on demand: it can be had. Processes of the job that
-share a machine or a container share what it has, so they look together.
+Linux kills a container that exceeds its memory limit without notice. So the available memory is checked before any is
+reserved. The page cache counts as used memory in a container, but Linux reclaims it on demand, so it counts as
+available here. Processes of the job that share a machine or a container share its memory, so they check it together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-# For the other processes to come to where memory is taken: as long as their first step may take them longer.
+# How long to wait for the other processes to reach this point: their first step may take that much longer.
 _MEETING_TIMEOUT_S = 900.0
 
 _WHAT_TO_DO = (
@@ -28,7 +28,7 @@ _WHAT_TO_DO = (
 
 @contextlib.contextmanager
 def telling(gang: ProcessGroup, key: str) -> Iterator[None]:
-    """Tells the other processes, who wait or will for ``key``, of any error that leaves the block."""
+    """Reports any error that leaves the block to the other processes, which wait for ``key`` now or later."""
     try:
         yield
     except BaseException as error:
@@ -47,24 +47,25 @@ def check_fits(
     key: str,
     left: Callable[[], Mapping[str, int]],
 ) -> None:
-    """Makes sure that snapshots may be taken: in all processes, or in none. Collective.
+    """Checks that the snapshots of all processes fit into memory. The result is the same in all processes. Collective.
 
     Args:
-        needed_bytes: Of host memory, in this process.
-        limit_bytes: The setting, of each process; None: no limit.
-        gang: The processes.
-        key: Below which they meet.
-        left: As ``left_by_pool``; asked when all have let go of what they had.
+        needed_bytes: Host memory in bytes that this process needs.
+        limit_bytes: The setting ``host_memory_limit_bytes`` of this process. None: no limit.
+        gang: The processes of the job.
+        key: Prefix of the keys under which the processes exchange values.
+        left: Returns the available bytes of each memory pool, by a name that processes sharing the pool have in
+            common. It is called after all processes have released the memory that they held.
 
     Raises:
-        CheckpointError: They may not; says what to do.
-        BarrierError: Another process did not come in time, or has failed.
+        CheckpointError: The snapshots do not fit. The message says what to do.
+        BarrierError: Another process did not arrive in time, or has failed.
     """
     here = gang.process_index
     words = gang.gather(f"{key}/needed", json.dumps([needed_bytes, limit_bytes]), timeout_s=_MEETING_TIMEOUT_S)
     needs = [json.loads(word) for word in words]
     found = gang.gather(f"{key}/left", json.dumps(dict(left())), timeout_s=_MEETING_TIMEOUT_S)
-    pools: dict[str, dict[int, int]] = {}  # what each process has seen to be left
+    pools: dict[str, dict[int, int]] = {}  # by pool: the available bytes that each process has seen
     for process, word in enumerate(found):
         for pool, left_bytes in json.loads(word).items():
             pools.setdefault(pool, {})[process] = left_bytes

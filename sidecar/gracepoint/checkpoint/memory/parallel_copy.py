@@ -1,8 +1,8 @@
-"""Copies host memory in several threads, as one alone does not reach what the memory can do.
+"""Copies host memory in several threads, as one thread alone does not reach the bandwidth of the memory.
 
-The caller tells of copies, and takes part in them at the end. The threads live from the first copies that are large
-enough to be worth them until then, and copy whatever is next. They touch memory only, so that nothing bounds how long
-they are waited for. Python's lock is free while bytes are copied.
+The caller adds copies, and takes part in them at the end of the context. Threads start once the copies are large
+enough to be worth them, and end with the context. Each takes the next copy from a queue. They only access memory, so
+the wait for them needs no timeout. The GIL is released while bytes are copied.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import numpy.typing as npt
 
 from gracepoint import machine
 
-#: More would only wait for each other at the memory.
+#: More threads would only compete for the memory bandwidth.
 MAX_THREADS = 8
-# What is worth another thread; also the most that is copied at once, so that all end at about the same time.
+# Bytes per thread that make another thread worthwhile. Also the largest single copy, so that all threads end at about
+# the same time.
 _BLOCK_BYTES = 8 << 20
-# What is not worth being handed over.
+# Copies up to this size are not worth handing to a thread.
 _SMALL_BYTES = 256 << 10
 
 _Job = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class Copies:
-    """A context that everything is copied in at its end, which raises the first error of a copy."""
+    """A context manager for copies. When it exits, all copies are complete; it raises the first error of a copy."""
 
     def __init__(self, max_threads: int | None = None) -> None:
-        """Starts no thread yet; at most ``max_threads`` with the caller's.
+        """Sets the number of threads, which includes the caller's. No thread starts yet.
 
-        None: half as many as there are cores, as the job's other processes on this host save at the same time, and more
-        threads than cores only take the caller's place while it hands out copies.
+        If ``max_threads`` is None, half as many threads as cores are used. The job's other processes on this host save
+        at the same time, and more threads than cores only displace the caller while it adds copies.
         """
         cores = machine.available_cores()
         self._helpers = min(MAX_THREADS, max(1, cores // 2) if max_threads is None else max_threads) - 1
@@ -46,11 +47,11 @@ class Copies:
         return self
 
     def add(self, values: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-        """Copies ``values``; they must not change until the end. Small ones are copied at once.
+        """Adds a copy. ``values`` must not change until the context exits. Small values are copied at once.
 
         Args:
-            values: Of any memory order, and any type that can be cast.
-            into: In C order.
+            values: The values to copy, in any memory order, of any type that can be cast.
+            into: The memory to copy into, in C order.
         """
         if values.nbytes <= _SMALL_BYTES:
             copy(values, into)
@@ -79,16 +80,16 @@ class Copies:
         while (job := self._jobs.get()) is not None:
             try:
                 copy(*job)
-            except BaseException as error:  # noqa: BLE001 - raised at the end
+            except BaseException as error:  # noqa: BLE001 - raised when the context exits
                 self._error = self._error or error
 
 
 def copy(values: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-    """Copies ``values`` into memory in C order, as its type."""
+    """Copies ``values`` into ``into``, which is in C order, and casts them to its type."""
     if values.dtype == into.dtype and values.flags.c_contiguous:
-        np.copyto(_flat(into), _flat(values))  # bytes, as numpy copies types like bfloat16 one by one
+        np.copyto(_flat(into), _flat(values))  # as bytes: numpy copies types like bfloat16 one by one
         return
-    with np.errstate(all="ignore"):  # what does not fit the type becomes what the type has for it: that was asked for
+    with np.errstate(all="ignore"):  # values out of range of the type are converted: the cast was asked for
         np.copyto(into, values, casting="unsafe")
 
 

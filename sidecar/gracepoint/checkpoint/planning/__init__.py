@@ -1,5 +1,5 @@
-"""Who writes what: the chunk grid of each array, and the process that writes each chunk.
+"""The chunk grid of each array, and the process that writes each chunk.
 
-Pure functions of shapes and shardings, computed alike in every process. The rooms that save and restore call them;
-they call ``format`` alone.
+These are pure functions of shapes and shardings, with the same result in every process. The packages that save and
+restore call them. They call only ``format``.
 """

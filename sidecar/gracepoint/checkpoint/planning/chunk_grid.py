@@ -1,9 +1,10 @@
-"""How each leaf is stored: type, format, and the grid of chunks that its shards are cut into.
+"""How each leaf is stored: its type, its format, and the grid of chunks that its shards are divided into.
 
-zarr's grid is regular, so a chunk's shape must divide the shards', which all have one shape. A shard is cut twice:
-into slices, for the processes that hold it to share (replica-parallel), and slices into chunks of bounded size. Cuts
-are along the first axis where that is as good as any: such chunks are contiguous, and are written without a copy.
-All of it follows from shardings and options alone, so all processes cut alike.
+The chunk grid of zarr is regular. So the chunk shape must divide the shard shape, which is the same for all shards of
+an array. A shard is divided twice: into slices, which the processes that hold it share out (replica-parallel), and
+each slice into chunks of bounded size. If several axes are equally suitable, the first one is divided: such chunks are
+contiguous, and are written without a copy. The result depends only on shardings and options, so it is the same in all
+processes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ logger = logging.getLogger(__name__)
 
 Shape = tuple[int, ...]
 
-# From where on files cost more than what is in them: each takes a file system some tenths of a millisecond to make
-# and to sync, whereas OCDBT writes all at once (10,000 leaves of 1 KiB: 0.2 s, as files 6 s).
+# With more chunks than this, the files can cost more than their contents. A file system takes some tenths of a
+# millisecond to create and sync each file. OCDBT writes all chunks at once (10,000 leaves of 1 KiB: 0.2 s, as files
+# 6 s).
 _MANY_CHUNKS = 512
 _SMALL_CHUNK_BYTES = 1 << 18  # on average
-# Where nobody asked for small chunks, a shape that can only be cut into much smaller ones than wanted is left whole.
+# If no chunk size was asked for, a shape is left whole if its chunks would be more than this many times smaller than
+# the target.
 _FAR_TOO_SMALL = 16
 
 
@@ -43,17 +46,18 @@ def stored_specs(
     save_args: Any = None,
     processes: Sequence[int] | None = None,
 ) -> list[ArraySpec | None]:
-    """Returns what shall be stored of each leaf.
+    """Returns what is stored of each leaf.
 
     Args:
-        leaves: As they were found in the state.
-        process_count: How many processes save it together.
-        options: For all leaves.
-        save_args: ``SaveArgs`` for all leaves, or a tree of them, like the state or with fewer leaves.
-        processes: As in ``plan.make_plan``.
+        leaves: The leaves as they were found in the state.
+        process_count: Number of processes that save the state together.
+        options: Options for all leaves.
+        save_args: ``SaveArgs`` for all leaves, or a tree of them with the structure of the state. The tree may have
+            fewer leaves.
+        processes: ``jax.process_index()`` of each of these processes. None if they are 0 to ``process_count - 1``.
 
     Raises:
-        CheckpointError: A leaf cannot be saved (so); the message names its path.
+        CheckpointError: A leaf cannot be saved, or not with these arguments. The message names its path.
     """
     args = args_by_name(leaves, save_args)
     specs = []
@@ -73,16 +77,16 @@ def chunk_shape(
     """Returns the shape of the largest chunks found that divide ``shape`` and have at most ``max_bytes``.
 
     Args:
-        shape: Without axes of length 0.
-        itemsize: Of one element.
-        max_bytes: At least ``itemsize``.
-        shard_axes: Axes that are cut before all others.
-        smallest_bytes: Chunks smaller than this are not made: ``shape`` is returned if it takes such.
+        shape: The shape to divide, without axes of length 0.
+        itemsize: Size of one element in bytes.
+        max_bytes: Upper bound on the size of a chunk, at least ``itemsize``.
+        shard_axes: Axes that are divided before all others.
+        smallest_bytes: Lower bound on the size of a chunk. If smaller chunks would be needed, ``shape`` is returned.
     """
     chunk = list(shape)
     while (size_bytes := math.prod(chunk) * itemsize) > max_bytes:
         axes = [axis for axis in shard_axes if chunk[axis] > 1] or range(len(chunk))
-        # The smallest factor overshoots least; of equal ones, the first axis' leaves contiguous parts.
+        # The smallest factor overshoots least. Among equal factors, the first axis gives contiguous chunks.
         factor, axis = min((_smallest_factor(chunk[axis]), axis) for axis in axes if chunk[axis] > 1)
         if size_bytes // factor < smallest_bytes:
             return shape
@@ -91,10 +95,10 @@ def chunk_shape(
 
 
 def slice_shape(shape: Shape, replicas: int, itemsize: int, min_bytes: int) -> Shape:
-    """Returns the shape of the slices that ``replicas`` processes share a shard of ``shape`` out in.
+    """Returns the shape of the slices of a shard of shape ``shape`` that ``replicas`` processes share out.
 
-    The first axis that can be cut into as many parts as there are replicas, else into the most possible; the shard
-    itself if its slices would have less than ``min_bytes``, or none of its axes can be cut.
+    One axis is divided into as many equal parts as possible, at most ``replicas``, and so that a slice has at least
+    ``min_bytes``. If several axes are equally suitable, it is the first one. Returns ``shape`` if no axis is suitable.
     """
     size_bytes = math.prod(shape) * itemsize
     for parts in range(min(replicas, size_bytes // min_bytes), 1, -1):
@@ -124,7 +128,7 @@ def _chunk(name: str, shape: Shape, itemsize: int, args: SaveArgs, options: Writ
                 f"leaf {name!r}: SaveArgs.shard_axes has {axis}; expected axes of shape {list(shape)}"
             )
     if asked is None and args.shard_axes:
-        # Without a size, as far as the axes go: that is what Orbax does.
+        # Without a size, these axes are divided completely, as in Orbax.
         return tuple(1 if axis in args.shard_axes else length for axis, length in enumerate(shape))
     if asked is None:
         wanted = options.target_chunk_bytes
@@ -164,14 +168,14 @@ def _format(specs: Sequence[ArraySpec], options: WriteOptions) -> Format:
 
 
 def args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, SaveArgs]:
-    """Returns the arguments of the leaves that have some, by name.
+    """Returns the arguments by the names of their leaves, for the leaves that have arguments.
 
     Raises:
-        CheckpointError: An argument is not for a leaf of the state.
+        CheckpointError: The state has no leaf for an argument.
     """
     if save_args is None:
         return {}
-    if jax.tree_util.all_leaves([save_args]):  # one for all
+    if jax.tree_util.all_leaves([save_args]):  # one object for all leaves
         save_args = save_args_of(save_args, "save_args")
         return {leaf.name: save_args for leaf in leaves if leaf.spec is not None and leaf.spec.kind != "key"}
     found = {}

@@ -1,4 +1,4 @@
-"""The form of a state: what two states have in common for which the same plan holds. It holds no data."""
+"""The form of a state. Two states of the same form can be saved with the same plan. It holds no data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TreeSignature:
     """Names, shapes, types and shardings of the leaves of one state."""
 
     def __init__(self, state: Any, leaves: Sequence[Leaf], handlers: HandlerRegistry | None = None) -> None:
-        """``leaves`` are what ``pytree.flatten`` returns for ``state`` and ``handlers``."""
+        """``leaves`` is the result of ``pytree.flatten`` for ``state`` and ``handlers``."""
         self._handlers = handlers
         self._is_leaf = pytree.leaf_test(handlers)
         self._structure = jax.tree_util.tree_structure(state, is_leaf=self._is_leaf)
@@ -25,10 +25,10 @@ class TreeSignature:
         self._data = [_form_of(leaf.data) for leaf in leaves]
 
     def leaves_of(self, state: Any) -> list[Leaf] | None:
-        """Returns the leaves of ``state``, in a small part of the time of ``tree.flatten``; None if its form differs.
+        """Returns the leaves of ``state``, or None if its form differs. Much faster than ``pytree.flatten``.
 
         Raises:
-            CheckpointError: A leaf cannot be saved; names it.
+            CheckpointError: A leaf cannot be saved. The message names the leaf.
         """
         values, structure = jax.tree_util.tree_flatten(state, is_leaf=self._is_leaf)
         if structure != self._structure:
@@ -55,4 +55,4 @@ class TreeSignature:
 def _form_of(data: Any) -> Any:
     if isinstance(data, jax.Array):
         return data.shape, data.dtype, data.sharding
-    return None  # the spec tells
+    return None  # the spec describes it

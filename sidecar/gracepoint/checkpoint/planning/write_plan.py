@@ -1,10 +1,12 @@
 """Which process writes which chunk.
 
-Every process computes the same plan from the shardings alone, without a message. A chunk that several
-processes hold is written by the one with the fewest bytes so far, largest chunks first, so that replicated
-arrays are spread over all. A leaf that is local to each process (a numpy array, a number, an array on local
-devices) counts as replicated: one process writes it, and the others record their copy's checksum, so that
-copies that differ fail the save instead of being lost silently.
+Every process computes the same plan from the shardings alone, without communication. Chunks are assigned largest
+first. If several processes hold a chunk, the one with the fewest bytes so far writes it, so that replicated arrays are
+spread over all processes.
+
+A leaf that is local to each process (a numpy array, a number, an array on local devices) counts as replicated. One
+process writes it. The others record the checksum of their copy: if copies differ, the save fails, and no value is lost
+silently.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ class Chunk:
 
     Attributes:
         leaf: Index of the leaf.
-        file: Path below the item's folder; in OCDBT, key.
-        index: Of the chunk in the array.
-        mine: This process writes it; else only its checksum is recorded.
-        bytes: Size of its values as they are stored.
+        file: Path below the item's folder. In OCDBT, the key.
+        index: Start and stop of the chunk in each axis of the array.
+        mine: True if this process writes the chunk. If False, this process only records its checksum.
+        bytes: Size of the chunk's values in the stored type.
     """
 
     leaf: int
@@ -46,15 +48,14 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A shard of the leaf ``leaves[leaf]``: it is copied from its device as a whole.
+    """A shard of the leaf ``leaves[leaf]`` of which this process needs chunks.
 
     Attributes:
         leaf: Index of the leaf.
-        index: Of the shard in the array.
-        bytes: Size of its values on the device.
-        position: Of a device that has it, among those of this process (``jax.Array.addressable_data``); 0 of a numpy
-            array.
-        chunks: That this process needs of it.
+        index: Start and stop of the shard in each axis of the array.
+        bytes: Size of the shard's values on the device.
+        position: Position of the shard in ``jax.Array.addressable_data``. 0 for a numpy array.
+        chunks: The chunks of the shard that this process needs.
     """
 
     leaf: int
@@ -69,10 +70,11 @@ class WritePlan:
     """This process's part of a save.
 
     Attributes:
-        shards: What it reads from devices: the chunks that it writes, and copies to compare.
-        arrays: Leaves (by index) whose own metadata it writes.
-        total_bytes: Size of the state's data, counted once, over all processes.
-        owners: Checksum, by leaf, of which process writes which chunk: equal in all processes that plan alike.
+        shards: What this process reads from devices: the chunks that it writes, and the copies that it compares.
+        arrays: Indices of the leaves whose own metadata this process writes.
+        total_bytes: Size of the state's data over all processes, with each chunk counted once.
+        owners: For each leaf, a checksum of the assignment of its chunks to processes. It is equal in all processes
+            that compute the same plan.
     """
 
     shards: tuple[Shard, ...]
@@ -87,7 +89,7 @@ class WritePlan:
 
     @functools.cached_property
     def mine_by_leaf(self) -> collections.Counter[int]:
-        """How many chunks this process writes of each leaf."""
+        """The number of chunks of each leaf that this process writes."""
         return collections.Counter(chunk.leaf for chunk in self.chunks if chunk.mine)
 
 
@@ -102,14 +104,14 @@ def make_plan(
     """Returns what process ``process_index`` of ``process_count`` writes of ``leaves``.
 
     Args:
-        leaves: As they are stored.
-        process_index: 0 to ``process_count - 1``.
-        process_count: How many processes save together.
-        processes: ``jax.process_index()`` of each of them; None where the two are the same.
-        max_replicas: At most so many processes write the chunks of one shard.
+        leaves: The leaves with the specs that are stored.
+        process_index: Index of this process, 0 to ``process_count - 1``.
+        process_count: Number of processes that save together.
+        processes: ``jax.process_index()`` of each of these processes. None if they are 0 to ``process_count - 1``.
+        max_replicas: Upper bound on the number of processes that write chunks of one shard. None: no bound.
 
     Raises:
-        CheckpointError: A leaf's shards cannot be stored; names it.
+        CheckpointError: The shards of a leaf cannot be stored. The message names the leaf.
     """
     held = [
         (leaf_index, index, shard, tuple(sorted(holders)))
@@ -123,7 +125,7 @@ def make_plan(
     owners: dict[tuple[int, Index], int] = {}
     owners_of: dict[int, array.array[int]] = {}
     writers_of: dict[tuple[int, Index], Sequence[int]] = {}
-    # First what leaves no choice, then the largest first: the remaining choices then even out the load.
+    # Chunks that only one process holds come first, then the largest first. The later choices then balance the load.
     for leaf_index, index, shard, holders in sorted(
         held, key=lambda h: (len(h[3]) > 1, -chunk_bytes[h[0]], h[0], h[1])
     ):
@@ -138,7 +140,7 @@ def make_plan(
         owners[leaf_index, index] = owner
         owners_of.setdefault(leaf_index, array.array("I")).append(owner)
     shards: dict[tuple[int, Index], list[Chunk]] = {}
-    writers: dict[int, int] = {}  # of metadata, by leaf: who writes the first chunk; process 0 where there is none
+    writers: dict[int, int] = {}  # of metadata, by leaf: the writer of the first chunk, or process 0
     for leaf_index, index, shard, _ in held:
         owner = owners[leaf_index, index]
         leaf = leaves[leaf_index]
@@ -162,15 +164,18 @@ def make_plan(
 def holders_of(
     leaf: pytree.Leaf, process_count: int, processes: Sequence[int] | None = None
 ) -> Mapping[Index, set[int]]:
-    """Returns the shards of a leaf by index, each with the processes that hold it; none if it has no elements.
+    """Returns the shards of a leaf by index, each with the processes that hold it. Empty if the leaf has no elements.
+
+    Processes are counted from 0 to ``process_count - 1``.
 
     Args:
-        leaf: With its data.
-        process_count: As in ``make_plan``, which processes are counted as there.
-        processes: As in ``make_plan``.
+        leaf: The leaf with its data.
+        process_count: Number of processes that save together.
+        processes: ``jax.process_index()`` of each of these processes. None if they are 0 to ``process_count - 1``.
 
     Raises:
-        CheckpointError: They have several shapes, or only processes that do not take part hold one; names the leaf.
+        CheckpointError: The shards have different shapes, or a shard is held only by processes that do not take part
+            in the save. The message names the leaf.
     """
     spec, data = leaf.spec, leaf.data
     assert spec is not None
@@ -187,7 +192,7 @@ def holders_of(
         if any(stop - start != size for (start, stop), size in zip(index, shard_shape, strict=True)):
             raise CheckpointRefused(f"leaf {leaf.name!r}: shards of different shapes cannot be saved ({data.sharding})")
         found = holders.setdefault(index, set())
-        if device.process_index in ranks:  # others hold it, too, and do not take part
+        if device.process_index in ranks:  # other holders do not take part in the save
             found.add(ranks[device.process_index])
     if lost := [index for index, found in holders.items() if not found]:
         raise CheckpointRefused(
@@ -198,9 +203,9 @@ def holders_of(
 
 
 def _check_not_of_one_process(leaf: pytree.Leaf, ranks: Mapping[int, int]) -> None:
-    """Raises CheckpointError if the array is on one process's devices, which is another one.
+    """Raises CheckpointError if the array is on the devices of one other process alone.
 
-    There it looks like a copy that each process has, so that this process and that one would plan differently.
+    To that process the array looks like a copy that every process has. The processes would compute different plans.
     """
     found = {device.process_index for device in leaf.data.sharding.device_set}
     if len(found) == 1 and len(ranks) > 1 and found <= set(ranks):
@@ -217,15 +222,14 @@ def normal_index(slices: Sequence[slice], shape: Sequence[int]) -> Index:
 
 
 def local_shards(data: Any) -> dict[Index, Any]:
-    """Returns this process's distinct shards of ``data`` by index: JAX arrays of one device, or a numpy
-    array."""
+    """Returns this process's distinct shards of ``data`` by index: JAX arrays of one device, or a numpy array."""
     if isinstance(data, np.ndarray):
         return {tuple((0, size) for size in data.shape): data}
     return {index: data.addressable_data(position) for index, position in _local_positions(data).items()}
 
 
 def _local_positions(data: Any) -> dict[Index, int]:
-    """Returns where, among this process's shards of ``data``, each distinct one is first, by index."""
+    """Returns the first position of each distinct shard among this process's shards of ``data``, by index."""
     if isinstance(data, np.ndarray):
         return {tuple((0, size) for size in data.shape): 0}
     positions: dict[Index, int] = {}

@@ -1,5 +1,5 @@
-"""What a stored checkpoint holds, and its values read in parallel.
+"""Opens stored checkpoints, and reads their values in parallel.
 
-``loading``, ``metadata`` and ``verification`` call it. It calls ``format``, ``steps`` and ``storage``; it knows neither
-devices nor what a caller wants.
+``loading``, ``metadata`` and ``verification`` call it. It calls ``format``, ``steps`` and ``storage``. It knows
+nothing of devices, or of what the caller does with the values.
 """

@@ -1,6 +1,6 @@
-"""Where the values of arrays come from: chunk files that hold them as they are, or anything that TensorStore reads.
+"""Sources of array values: chunk files that hold them unencoded, or anything that TensorStore reads.
 
-Both are read in pieces, by any number of threads at once; each piece is read by one of them, once.
+All sources are read in pieces. Any number of threads may read at once. Each piece is read once, by one thread.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ class ArraySource(Protocol):
     """The arrays of one checkpoint."""
 
     def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
-        """Returns what is to be read for each of ``boxes`` of an array, so that nothing is read twice.
+        """Returns the pieces to read for each of ``boxes``, which are regions of an array. Nothing is read twice.
 
         A piece that several boxes need is in the list of each.
         """
 
     def extra_bytes(self, name: str, piece: Index) -> int:
-        """Returns about how much memory it takes to read ``piece``, beside that which it is read into."""
+        """Returns an estimate of the memory in bytes that reading ``piece`` needs in addition to its output."""
 
     def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
         """Reads ``piece`` into ``out``, which is in C order.
 
         Raises:
-            CheckpointCorrupt: It is missing or damaged; names the leaf or its file.
+            CheckpointCorrupt: The piece is missing or damaged. The message names the leaf or its file.
             TimeoutError: The deadline passed.
         """
 
 
 class ChunkFiles:
-    """Files of raw values that the manifest has a size and a checksum of: each is read as a whole, and checked."""
+    """Files of raw values, with their sizes and checksums in the manifest. Each file is read whole, and checked."""
 
     def __init__(self, item: StoragePath, specs: Mapping[str, ArraySpec], files: Mapping[str, StoredFile]) -> None:
-        """Reads what lies below ``item``; ``files`` are by path below it."""
+        """Reads files below ``item``. ``files`` is keyed by path below it."""
         self._item = item
         self._specs = specs
         self._files = files
@@ -64,12 +64,12 @@ class ChunkFiles:
 
 
 class ChunkKeys:
-    """Raw values under keys of a store; the manifest has their checksums. Each is read as a whole, and checked."""
+    """Raw values under keys of a store, with their checksums in the manifest. Each is read whole, and checked."""
 
     def __init__(
         self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: Mapping[str, int]
     ) -> None:
-        """``where`` is for errors; ``checksums`` are by key."""
+        """``where`` is used in error messages. ``checksums`` is keyed by the key in the store."""
         self._where = where
         self._store = store
         self._specs = specs
@@ -97,7 +97,7 @@ class ChunkKeys:
 class StoredArrays:
     """Arrays that TensorStore has opened.
 
-    What it checks itself (OCDBT's checksums, a missing or short chunk) is all that is checked.
+    Only TensorStore's own checks are made: OCDBT's checksums, and missing or short chunks.
     """
 
     def __init__(self, where: StoragePath, stores: Mapping[str, ts.TensorStore]) -> None:
@@ -127,7 +127,7 @@ class StoredArrays:
 
 
 class CheckedStoredArrays(StoredArrays):
-    """The same where the manifest has checksums of their chunks' values: each is read as a whole, and checked."""
+    """Arrays as in ``StoredArrays``, with checksums of their chunks' values. Each chunk is read whole, and checked."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class CheckedStoredArrays(StoredArrays):
         specs: Mapping[str, ArraySpec],
         checksums: Mapping[str, int],
     ) -> None:
-        """``checksums`` are by the chunk's path below ``where``."""
+        """``checksums`` is keyed by the path of the chunk below ``where``."""
         super().__init__(where, stores)
         self._specs = specs
         self._checksums = checksums
@@ -158,7 +158,7 @@ def _chunks_in(box: Index, spec: ArraySpec) -> list[Index]:
 
 
 def touched(box: Index, shape: Sequence[int], chunk: Sequence[int]) -> list[Index]:
-    """Returns the indices of the chunks of a regular grid that ``box`` has a part in."""
+    """Returns the indices of the chunks of a regular grid that overlap ``box``."""
     axes = [
         [(first, min(first + size, length)) for first in range(start // size * size, stop, size)]
         for (start, stop), length, size in zip(box, shape, (max(1, size) for size in chunk), strict=True)
@@ -167,7 +167,7 @@ def touched(box: Index, shape: Sequence[int], chunk: Sequence[int]) -> list[Inde
 
 
 def chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
-    """Returns the shape of what TensorStore decodes at once."""
+    """Returns the shape of the chunks that TensorStore decodes."""
     shape = store.chunk_layout.read_chunk.shape
     return tuple(max(1, size or 1) for size in shape or (1,) * store.rank)
 
@@ -176,7 +176,7 @@ def copy_into(out: npt.NDArray[Any], store: ts.TensorStore, piece: Index, deadli
     """Reads ``piece`` into ``out``.
 
     Raises:
-        ValueError: TensorStore cannot.
+        ValueError: TensorStore cannot read it.
         TimeoutError: The deadline passed.
     """
     region = store[tuple(slice(start, stop) for start, stop in piece)][ts.d[:].translate_to[0]] if piece else store

@@ -1,10 +1,11 @@
 """Reads regions of arrays in parallel, with a bound on the bytes in flight.
 
-The calling thread hands out groups of regions, and takes those back that are complete, to deliver them: it alone
-makes JAX arrays, as several threads that do only wait for each other. It counts a group's bytes from the hand-out until
-its values are where they were delivered to, and hands out no more than the bound allows. Reading threads live as long
-as the call. Each reads pieces and checks them. After an error nothing more is begun. The threads are daemons: storage
-that hangs keeps nobody from raising in time, or from leaving.
+The calling thread hands out groups of regions. It takes back complete groups and delivers them. It alone makes JAX
+arrays, as several threads that do so would only wait for each other. A group's bytes count from the hand-out until the
+delivered values have arrived on their devices. The thread hands out no more than the bound allows.
+
+Reading threads live as long as the call. Each reads pieces and checks them. After an error no more reads are started.
+The threads are daemons: if storage hangs, the call still raises in time, and the process can still exit.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.read_group import ReadGroup, ReadRequest, groups_of
 from gracepoint.deadline import Deadline
 
-#: Pieces that are read at once in a process. More than cores, as readers mostly wait for the disk; not many more, as
-#: they compute checksums, too.
+#: Pieces that a process reads at once. There may be more than cores, as readers mostly wait for the disk. There are
+#: not many more, as readers also compute checksums.
 CONCURRENT_READS = min(32, 8 * machine.available_cores())
-# An array of up to this size is delivered at once, as that takes about as long as delivering one of its regions.
+# An array up to this size is delivered in one call, which takes about as long as delivering one of its regions.
 _TOGETHER_BYTES = 64 << 20
-# ... but of the bound only this part, so that others are read meanwhile.
+# But at most this fraction (one in so many) of the bound, so that other arrays are read meanwhile.
 _TOGETHER_PART = 8
-# Small pieces are handed out together, as handing over costs about as much as reading one.
+# Small pieces are handed out together, as a hand-out costs about as much as reading one.
 _JOB_BYTES = 1 << 20
 _JOB_PIECES = 64
 
@@ -38,18 +39,18 @@ _JOB_PIECES = 64
 def read_all(
     requests: Iterable[ReadRequest], source: ArraySource, *, limit_bytes: int | None, deadline: Deadline
 ) -> int:
-    """Reads all ``requests``; returns how many bytes of values that were.
+    """Reads all ``requests``. Returns the total size of their values in bytes.
 
     Args:
-        requests: Each array once.
-        source: Of the arrays.
-        limit_bytes: At most so much host memory is in use at once, for regions that are not delivered yet and for
-            decoding. A group of regions that needs more goes alone. None: no bound.
-        deadline: Until when.
+        requests: The requests, one for each array.
+        source: The source of the arrays.
+        limit_bytes: Upper bound on the host memory in use at once, for regions that are not delivered yet and for
+            decoding. A group of regions that needs more is read alone. None: no bound.
+        deadline: The deadline for all reads.
 
     Raises:
-        CheckpointCorrupt: Something is missing or damaged.
-        TimeoutError: The deadline passed; names the leaf that was waited for.
+        CheckpointCorrupt: A piece is missing or damaged.
+        TimeoutError: The deadline passed. The message names the leaf that was waited for.
     """
     together_bytes = _TOGETHER_BYTES if limit_bytes is None else min(_TOGETHER_BYTES, limit_bytes // _TOGETHER_PART)
     reading = _Reading(limit_bytes, deadline)
@@ -64,7 +65,7 @@ def read_all(
 
 
 class _Reading:
-    """What is being read, and delivered; for the calling thread."""
+    """The groups that are being read and delivered. Only the calling thread uses it."""
 
     def __init__(self, limit_bytes: int | None, deadline: Deadline) -> None:
         self._limit_bytes = limit_bytes
@@ -76,7 +77,7 @@ class _Reading:
         self.total_bytes = 0
 
     def hand_out(self, group: ReadGroup) -> None:
-        """Has ``group`` read once there is room for it."""
+        """Waits for room, and hands out ``group`` to the reading threads."""
         self._take_back(self._threads.complete())
         while not self._has_room(group):
             self._make_room(group)
@@ -116,7 +117,7 @@ class _Reading:
             self._wait(group)
 
     def _wait(self, group: ReadGroup) -> None:
-        """Waits until something more is complete, and delivers it; ``group`` is why."""
+        """Waits until more groups are complete, and delivers them. A timeout names ``group``."""
         complete = self._threads.complete(wait=True)
         if not complete:
             raise TimeoutError(f"leaf {group.name!r}")
@@ -144,7 +145,7 @@ class _Threads:
         self._stopped = False
 
     def hand_out(self, group: ReadGroup, piece: Index) -> None:
-        """Has ``piece`` read; small ones wait until some are together, or ``flush``."""
+        """Hands out ``piece``. Small pieces are collected until there are enough of them, or until ``flush``."""
         self._packed.append((group, piece))
         self._packed_bytes += group.piece_bytes(piece)
         if self._packed_bytes >= _JOB_BYTES or len(self._packed) == _JOB_PIECES:
@@ -160,10 +161,10 @@ class _Threads:
                 thread.start()
 
     def complete(self, *, wait: bool = False) -> list[ReadGroup]:
-        """Returns groups that are complete now; none if there are none, or there were none until the deadline.
+        """Returns groups that are complete. Empty if there are none; with ``wait``, if there were none in time.
 
         Raises:
-            CheckpointCorrupt: A piece could not be read. As any other error of a read, each once.
+            CheckpointCorrupt: A piece could not be read. Any other error of a read is raised, too, each once.
         """
         try:
             found = self._complete.get(wait, self._deadline.remaining_s() if wait else None)
@@ -174,7 +175,7 @@ class _Threads:
         return found
 
     def end(self) -> None:
-        """Lets no more be begun, and waits for what is, until the deadline."""
+        """Starts no more reads, and waits for those under way until the deadline."""
         self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)

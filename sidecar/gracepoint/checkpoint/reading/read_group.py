@@ -1,7 +1,8 @@
-"""What is wanted of an array, and regions of it that are read together: memory for them, and which pieces fill it.
+"""Requests for regions of an array, and groups of regions that are read together: their memory and their pieces.
 
-A group is read by several threads at once, each its own pieces, and belongs to none; who reads its last piece is told
-so (``read``). Everything else is for one thread: before the first piece is read, and after the last.
+Several threads read a group at once, each its own pieces. No thread owns the group. ``read`` returns True to the
+thread that reads the last piece. All other methods are for one thread, before the first piece is read or after the
+last.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ Values = dict[Index, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class ReadRequest:
-    """What is wanted of one array.
+    """The regions of one array that a caller requests.
 
     Attributes:
-        name: Of the leaf.
-        shape: Of the stored array.
-        dtype: Of the stored array.
-        regions: In its coordinates. What lies outside of the stored array is zero.
-        deliver: Called with the values of regions, each once, by the thread that asked; their memory is handed over.
-            Returns the JAX arrays, in a tree, that the values are on their way to.
-        cast: Type to deliver; None for the stored one.
+        name: Name of the leaf.
+        shape: Shape of the stored array.
+        dtype: Type of the stored array.
+        regions: The regions, in coordinates of the array. Values outside of the stored array are zero.
+        deliver: The requesting thread calls it with the values of regions, each region once. It takes over their
+            memory. It returns a tree of the JAX arrays that the values are copied to.
+        cast: The type to deliver. None: the stored type.
     """
 
     name: str
@@ -51,16 +52,16 @@ class ReadGroup:
     """Regions of one array that are delivered together.
 
     Attributes:
-        name: Of the leaf.
-        own_bytes: Size of the regions' values.
-        bytes: With what it takes to read them.
-        pieces: To read, each once.
+        name: Name of the leaf.
+        own_bytes: Size of the regions' values in bytes.
+        bytes: ``own_bytes`` plus the memory in bytes that reading needs.
+        pieces: The pieces to read, each once.
     """
 
     def __init__(
         self, request: ReadRequest, pieces_of: Mapping[Index, Sequence[Index]], source: ArraySource, *, readers: int
     ) -> None:
-        """``pieces_of`` says which pieces each region is in; at most ``readers`` of them are read at once."""
+        """``pieces_of`` has the pieces that each region needs. At most ``readers`` pieces are read at once."""
         self.name = request.name
         self._request = request
         self._source = source
@@ -75,7 +76,7 @@ class ReadGroup:
         self.bytes = self.own_bytes + sum(sorted(beside)[-readers:])
         self._values: Values = {}
         self._left = len(regions_of)
-        self._lock = threading.Lock()  # of what is left
+        self._lock = threading.Lock()  # protects _left
 
     @property
     def pieces(self) -> Sequence[Index]:
@@ -88,7 +89,7 @@ class ReadGroup:
     def begin(self) -> None:
         """Reserves memory for the regions.
 
-        All in one block: from 4 MiB on, numpy asks for huge pages, which are far faster to touch for the first time.
+        All regions share one block. From 4 MiB on, numpy asks for huge pages, whose first touch is far faster.
         """
         dtype = self._request.dtype
         starts = [
@@ -104,7 +105,7 @@ class ReadGroup:
             self._values[region] = values
 
     def read(self, piece: Index, deadline: Deadline) -> bool:
-        """Reads ``piece``; returns True if it was the last."""
+        """Reads ``piece``. Returns True if it was the last piece."""
         regions = self._regions_of[piece]
         if self._in_place(piece):
             out = self._values[regions[0]][within(piece, regions[0])]
@@ -123,7 +124,7 @@ class ReadGroup:
         return last
 
     def deliver(self) -> Any:
-        """Hands the values over; returns what they are on their way to."""
+        """Delivers the values. Returns the arrays that they are copied to."""
         values, self._values = self._values, {}
         return self._request.deliver(values)
 
@@ -131,7 +132,7 @@ class ReadGroup:
         return 0 if self._in_place(piece) else self.piece_bytes(piece)
 
     def _in_place(self, piece: Index) -> bool:
-        """True if ``piece`` is all in one region, whose memory has it as a whole."""
+        """True if ``piece`` lies in one region, and is contiguous in the memory of that region."""
         regions = self._regions_of[piece]
         if len(regions) > 1:
             return False
@@ -148,13 +149,13 @@ class ReadGroup:
 
 
 def groups_of(request: ReadRequest, source: ArraySource, *, together_bytes: int, readers: int) -> Iterator[ReadGroup]:
-    """Yields what ``request`` wants: all together if it is small or its regions have pieces in common.
+    """Yields the groups of ``request``: one group if it is small or its regions share pieces, else one per region.
 
     Args:
-        request: Of one array.
-        source: Of the array.
-        together_bytes: Up to which size that is; larger regions go one by one.
-        readers: As in ``Group``.
+        request: The request for one array.
+        source: The source of the array.
+        together_bytes: A request up to this size is small.
+        readers: Number of pieces that are read at once.
     """
     if not request.regions:
         return
@@ -171,17 +172,17 @@ def groups_of(request: ReadRequest, source: ArraySource, *, together_bytes: int,
 
 
 def clipped(region: Index, shape: Sequence[int]) -> Index:
-    """Returns the part of ``region`` before the ends of the axes."""
+    """Returns the part of ``region`` that lies inside of ``shape``."""
     return tuple((start, min(stop, length)) for (start, stop), length in zip(region, shape, strict=True))
 
 
 def within(part: Index, region: Index) -> tuple[Any, ...]:
-    """Returns the slices, in ``region``'s own coordinates, of what it has in common with ``part``."""
+    """Returns the overlap of ``part`` and ``region`` as slices relative to the start of ``region``."""
     slices = [
         slice(max(start, first) - first, min(stop, last) - first)
         for (start, stop), (first, last) in zip(part, region, strict=True)
     ]
-    return (*slices, ...)  # without the last, numpy gives the value of an array without axes, and no view of it
+    return (*slices, ...)  # without the ellipsis, numpy returns a value and no view if there are no axes
 
 
 def bytes_of(index: Index, dtype: np.dtype[Any]) -> int:

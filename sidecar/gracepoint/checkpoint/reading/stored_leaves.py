@@ -1,4 +1,4 @@
-"""Leaves that handlers stored in a folder, without the metadata of a tree: how they are stored is found by looking."""
+"""Opens leaves that handlers stored in a folder without tree metadata. The format is detected from the files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
     """Opens leaves that are arrays.
 
     Args:
-        folder: Of the tree.
-        leaves: By name and kind; all stored alike.
-        deadline: Until when.
+        folder: The folder of the tree.
+        leaves: The names and kinds of the leaves. All are stored in the same format.
+        deadline: The deadline for opening.
 
     Raises:
-        CheckpointCorrupt: One is missing, or its metadata is damaged; names it.
+        CheckpointCorrupt: A leaf is missing, or its metadata is damaged. The message names the leaf.
         TimeoutError: The deadline passed.
     """
     has_files = any((folder / leaf.name / name).is_value() for leaf in leaves for name in (".zarray", "zarr.json"))
-    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # other handlers' leaves may be there
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # the tree of other handlers may be there
     files = ocdbt.kvstore(folder) if in_ocdbt else folder.kvstore_spec()
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
     zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"

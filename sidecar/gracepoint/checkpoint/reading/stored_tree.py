@@ -1,6 +1,6 @@
-"""A checkpoint's train state as it is stored, ours or Orbax's: its tree, the arrays' types, and where values are read.
+"""Opens the train state of a checkpoint of Gracepoint or Orbax: its tree, its arrays' types, and their values' source.
 
-Opening reads metadata only. What a manifest has a checksum of is checked when it is read.
+Opening reads metadata only. Data that has a checksum in the manifest is checked when it is read.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class StoredLeaf:
     """One leaf as it is stored.
 
     Attributes:
-        name: Its keys joined by dots.
-        keys: Each with Orbax's key type.
-        value_type: Orbax's word for what was saved: "jax.Array", "np.ndarray", "scalar", "string", ...
-        spec: Of its array; None if it is none.
-        text: Of a string.
-        sharding: That it was saved with, as recorded; None if it was not.
-        write_shape: Shape of what one process wrote of a shard; None if that is not recorded.
+        name: The keys of the leaf, joined by dots.
+        keys: The keys of the leaf, each with Orbax's key type.
+        value_type: Orbax's name for the kind of value: "jax.Array", "np.ndarray", "scalar", "string", ...
+        spec: What is stored of the array. None if the leaf is not an array.
+        text: The value of a string. None if the leaf is not a string.
+        sharding: The recorded sharding that the leaf was saved with. None if none was recorded.
+        write_shape: Shape of the part of a shard that one process wrote. None if it is not recorded.
     """
 
     name: str
@@ -66,12 +66,12 @@ class StoredTree:
     """An opened checkpoint.
 
     Attributes:
-        folder: Of the checkpoint.
-        leaves: By name.
-        empty: Empty containers and None, by keys.
-        manifest: None if Orbax wrote it.
-        source: Of the arrays' values.
-        item: Folder of the train state: ``folder`` or one in it.
+        folder: The folder of the checkpoint.
+        leaves: The leaves by name.
+        empty: Empty containers and None values, by their keys.
+        manifest: The manifest. None if Orbax wrote the checkpoint.
+        source: The source of the arrays' values.
+        item: The folder of the train state: ``folder`` or a folder in it.
     """
 
     folder: StoragePath
@@ -84,7 +84,7 @@ class StoredTree:
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
 
-        Containers are dicts and lists: of others, Orbax's metadata has only names or positions.
+        Containers are dicts and lists. For other containers, Orbax's metadata has only names or positions.
 
         Raises:
             CheckpointCorrupt: The keys contradict each other.
@@ -93,7 +93,7 @@ class StoredTree:
         return _nested(nodes | dict(self.empty), self.folder)
 
     def host_state(self, process_index: int) -> bytes | bytearray:
-        """Returns the saved host state of a process, of a checkpoint with a manifest.
+        """Returns the saved host state of a process. The checkpoint must have a manifest.
 
         Raises:
             CheckpointCorrupt: The file is missing or damaged.
@@ -103,10 +103,10 @@ class StoredTree:
 
 
 def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
-    """Opens the checkpoint of a step, or one that has a path to itself.
+    """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
 
     Raises:
-        CheckpointCorrupt: Its metadata is missing or damaged.
+        CheckpointCorrupt: The metadata is missing or damaged.
         TimeoutError: The deadline passed.
     """
     manifest = commit.read_manifest(folder)
@@ -212,7 +212,7 @@ def open_arrays(
             }
             if in_ocdbt
             else (item / name).kvstore_spec(),
-            # Absent from older metadata, where chunks equal to the fill value were left out.
+            # Older metadata does not have this entry. There, chunks equal to the fill value were not stored.
             "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
             "open": True,
         }
@@ -236,11 +236,11 @@ def open_arrays(
 
 @dataclasses.dataclass(frozen=True)
 class ArrayMetadata:
-    """What Orbax records of a ``jax.Array`` beside zarr's own metadata.
+    """What Orbax records of a ``jax.Array`` in addition to zarr's own metadata.
 
     Attributes:
-        write_shape: Shape of what one process wrote of a shard; None if it is not recorded.
-        key_impl: The implementation of typed PRNG keys; None for other arrays.
+        write_shape: Shape of the part of a shard that one process wrote. None if it is not recorded.
+        key_impl: The implementation of typed PRNG keys. None for other arrays.
     """
 
     write_shape: tuple[int, ...] | None
@@ -248,10 +248,10 @@ class ArrayMetadata:
 
 
 def array_metadatas(item: StoragePath) -> dict[str, ArrayMetadata]:
-    """Returns what all processes recorded of each array, by its leaf's name; nothing where they did not.
+    """Returns what all processes recorded of each array, by the name of its leaf. Empty if nothing is recorded.
 
     Raises:
-        CheckpointCorrupt: A file of it cannot be read.
+        CheckpointCorrupt: A file of array metadata cannot be read.
     """
     found = {}
     for path in layout.array_metadata_files(item):
@@ -269,8 +269,8 @@ def array_metadatas(item: StoragePath) -> dict[str, ArrayMetadata]:
 def _opened(
     item: StoragePath, opening: Mapping[str, dict[str, Any]], deadline: Deadline, *, finds_metadata: bool = False
 ) -> dict[str, ts.TensorStore]:
-    """Returns the opened arrays; ``finds_metadata`` says that zarr's metadata may have another name than usual."""
-    # Of values nothing is cached; of OCDBT's B+tree everything, as each array is looked up in it.
+    """Returns the opened arrays. With ``finds_metadata``, the file of zarr's metadata may have an unusual name."""
+    # Values are not cached. All of OCDBT's B+tree is cached, as each array is looked up in it.
     context = ocdbt.context(cache_pool={"total_bytes_limit": 0})
     futures = {name: ts.open(spec, context=context, read=True) for name, spec in opening.items()}
     stores = {}
@@ -289,8 +289,8 @@ def _opened(
 
 
 def _metadata_key(kvstore: Mapping[str, Any], context: ts.Context, deadline: Deadline) -> str | None:
-    """Returns the name that zarr 2's metadata has in place of the usual one, as Orbax's ``metadata_key`` makes it."""
-    with contextlib.suppress(ValueError):  # it cannot be read: then nothing is found
+    """Returns the name of zarr 2's metadata if it is not the usual one (see Orbax's ``metadata_key``), else None."""
+    with contextlib.suppress(ValueError):  # if it cannot be read, no name is found
         store = ts.KvStore.open(dict(kvstore), context=context).result(timeout=deadline.remaining_s())
         for key in store.list().result(timeout=deadline.remaining_s()):
             name = key.decode()
@@ -303,7 +303,7 @@ def _metadata_key(kvstore: Mapping[str, Any], context: ts.Context, deadline: Dea
 
 
 def _checked(folder: StoragePath, path: str, manifest: Manifest | None) -> bytes | bytearray:
-    """Returns the contents of a small file, checked if there is a manifest."""
+    """Returns the contents of a small file. Checks them if there is a manifest."""
     if manifest is None:
         try:
             return (folder / path).read_bytes()
@@ -324,7 +324,7 @@ def _parsed(data: bytes | bytearray, path: StoragePath) -> dict[str, Any]:
 
 
 def text_of(strings: Any, name: str, item: StoragePath) -> str:
-    """Returns a string from Orbax's file of them, where names are JSON pointers: slashes stand for levels."""
+    """Returns a string from Orbax's file of strings. Names in it are JSON pointers: slashes separate levels."""
     try:
         for part in name.split("/"):
             strings = strings[part.replace("~1", "/").replace("~0", "~")]

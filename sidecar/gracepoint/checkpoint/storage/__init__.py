@@ -1,4 +1,4 @@
-"""Where bytes are kept: files written and read durably, with checksums.
+"""Stores of bytes: files are written durably and read, with checksums.
 
-The only room of the engine that does file I/O. Every room above may call it; it calls ``memory`` alone.
+This is the only package of the engine that does file I/O. Every package above may call it. It calls only ``memory``.
 """

@@ -1,12 +1,12 @@
-"""What the checkpoint engine asks of a store, in words that a file system and an object store can both say.
+"""The interface of a store for the checkpoint engine. File systems and object stores can implement it.
 
 A store keeps **values** under keys, which are names joined by slashes. A **folder** is all values whose keys begin with
 the folder's key and a slash. A file system has real directories for this; an object store has only prefixes.
 
 Implementations have no threads of their own. Every method may be called from any thread, and from any process that
-shares the store. Nobody owns a value: writers that may meet use the conditional methods.
+shares the store. Nobody owns a value: concurrent writers of one value use the conditional methods.
 
-Errors are the built-in ``FileNotFoundError``, ``FileExistsError`` and ``OSError``, whatever the store.
+All stores raise the built-in errors ``FileNotFoundError``, ``FileExistsError`` and ``OSError``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Generation = NewType("Generation", str)
 
 
 class StaleGeneration(OSError):
-    """A value is not of the expected generation any more: another writer replaced or deleted it."""
+    """A value no longer has the expected generation: another writer replaced or deleted it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Value:
     """A value that was read.
 
     Attributes:
-        data: Its bytes.
-        generation: Its version.
+        data: The bytes of the value.
+        generation: The version of the value.
     """
 
     data: bytes
@@ -43,13 +43,13 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a store tells of a value without reading it.
+    """What a store reports about a value without reading it.
 
     Attributes:
-        key: Of the value; in a listing, relative to the folder that was listed.
-        bytes: Its size.
-        generation: Its version.
-        changed_s: When it was last written, seconds since the epoch by the store's clock.
+        key: Key of the value. In a listing, it is relative to the listed folder.
+        bytes: Size of the value.
+        generation: The version of the value.
+        changed_s: Time of the last write, in seconds since the epoch by the store's clock.
     """
 
     key: str
@@ -63,8 +63,8 @@ class Child:
     """A name directly below a folder.
 
     Attributes:
-        name: Without any slash.
-        is_folder: False for values and for symbolic links, which are never followed.
+        name: The name, which contains no slash.
+        is_folder: True for folders. False for values and for symbolic links, which are never followed.
         is_link: True for symbolic links.
     """
 
@@ -74,7 +74,7 @@ class Child:
 
 
 class Reader(Protocol):
-    """An open value, for reading ranges of it.
+    """An open value, of which ranges can be read.
 
     Attributes:
         size_bytes: Size of the value when it was opened.
@@ -83,14 +83,14 @@ class Reader(Protocol):
     size_bytes: int
 
     def read_into(self, out: memoryview, offset: int) -> int:
-        """Reads bytes from ``offset`` into ``out``; returns how many, 0 at the end of the value."""
+        """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value."""
 
 
 class Backend(Protocol):
-    """A store. Keys are complete: they begin at the top of the store."""
+    """A store. All keys are complete, which means relative to the top of the store."""
 
     def url(self, key: str) -> str:
-        """Returns the location as users write it, and as messages show it."""
+        """Returns the location in the form that users write and messages show."""
 
     def local_path(self, key: str) -> str:
         """Returns the path in the local file system.
@@ -102,150 +102,150 @@ class Backend(Protocol):
     def kvstore_spec(self, key: str) -> dict[str, Any]:
         """Returns TensorStore's key-value store spec of all values whose keys begin with ``key``.
 
-        ``tensorstore_context.new_context`` makes the contexts that it can be opened in.
+        It can be opened in contexts that ``tensorstore_context.new_context`` makes.
         """
 
     # One value.
 
     def create(self, key: str, data: bytes) -> Generation:
-        """Writes a value if there is none. Of several callers at once, one succeeds.
+        """Writes a value if the key has none. If several callers do so at once, one succeeds.
 
-        The value is visible at once and as a whole, and survives a crash only after ``sync``.
+        The value becomes visible immediately and as a whole. It survives a crash only after ``sync``.
 
         Raises:
-            FileExistsError: There is one.
+            FileExistsError: The key already has a value.
         """
 
     def read(self, key: str) -> Value:
         """Returns a value with its generation.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The value does not exist.
         """
 
     def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
-        """Replaces a value if it is still of ``generation``. Of several callers at once, one succeeds.
+        """Replaces a value if it still has ``generation``. If several callers do so at once, one succeeds.
 
-        The value is visible at once and as a whole, and survives a crash only after ``sync``.
+        The value becomes visible immediately and as a whole. It survives a crash only after ``sync``.
 
         Raises:
-            StaleGeneration: It is not.
+            StaleGeneration: The value has another generation, or was deleted.
         """
 
     def put(self, key: str, data: bytes) -> None:
-        """Writes a value whether or not there is one. It is visible as a whole, and on return it is durable.
+        """Writes a value, even if the key has one already. It becomes visible as a whole, and is durable on return.
 
         Several processes may write the same value at once. The folder may be published meanwhile: the value stays in
         it.
 
         Raises:
-            FileNotFoundError: The folder does not exist, in a store that has folders of their own.
+            FileNotFoundError: The folder does not exist, and the store has real directories.
         """
 
     def touch(self, key: str) -> None:
-        """Writes a value of no bytes whether or not there is one. A crash may lose it."""
+        """Writes an empty value, even if the key has a value already. A crash may lose it."""
 
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
     ) -> int:
-        """Writes a value from memory; returns the CRC-32 of its bytes.
+        """Writes a value from memory. Returns the CRC-32 of its bytes.
 
-        The value need not be visible as a whole while it is written. On return its bytes are durable; its name is so
+        Parts of the value may be visible while it is written. On return its bytes are durable. Its name is durable
         after ``sync`` of its folder.
 
         Args:
-            key: Of the value.
-            data: Its bytes.
-            buffer: Aligned memory for data that cannot be written as it lies.
-            go_on: Called before each block. What it raises ends the write.
-            direct: Whether to bypass caches of this machine; only where ``has_direct_io`` says that it is possible.
+            key: Key of the value.
+            data: Bytes of the value.
+            buffer: Aligned memory for data that cannot be written in place.
+            go_on: Called before each block. An error that it raises ends the write.
+            direct: True to bypass the caches of this machine. Allowed only if ``has_direct_io`` returns True.
         """
 
     def has_direct_io(self, key: str) -> bool:
-        """Returns whether values in the folder can be written past the caches of this machine."""
+        """Returns whether writes of values in the folder can bypass the caches of this machine."""
 
     def volume(self, key: str) -> int:
-        """Returns a number of the medium that the folder is on. ``has_direct_io`` is the same for all of a medium."""
+        """Returns a number that identifies the volume of the folder. ``has_direct_io`` is the same on all of it."""
 
     def open(self, key: str) -> AbstractContextManager[Reader]:
         """Opens a value for reading ranges.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The value does not exist.
         """
 
     def entry(self, key: str) -> Entry | None:
-        """Returns what is known of a value without reading it; None if there is none."""
+        """Returns what the store reports about a value without reading it. None if the value does not exist."""
 
     def delete(self, key: str) -> None:
-        """Deletes a value, if there is one."""
+        """Deletes a value. Does nothing if it does not exist."""
 
     # Folders.
 
     def exists(self, key: str) -> bool:
-        """Returns whether there is a value or a folder."""
+        """Returns whether ``key`` is a value or a folder."""
 
     def is_folder(self, key: str) -> bool:
-        """Returns whether there is a folder."""
+        """Returns whether ``key`` is a folder."""
 
     def is_link(self, key: str) -> bool:
-        """Returns whether there is a symbolic link. Stores without links return False."""
+        """Returns whether ``key`` is a symbolic link. Stores without links return False."""
 
     def children(self, key: str) -> list[Child]:
         """Returns the names directly below a folder, in any order.
 
         Raises:
-            FileNotFoundError: There is no folder.
+            FileNotFoundError: The folder does not exist.
         """
 
     def entries(self, key: str) -> list[Entry]:
-        """Returns all values below a folder, in any order; none if there is no folder.
+        """Returns all values below a folder, in any order. Empty if the folder does not exist.
 
-        Values that are written or deleted meanwhile may be in it or not. All others are.
+        Values that are written or deleted meanwhile may be included or not. All other values are included.
         """
 
     def last_change_s(self, key: str) -> float:
-        """Returns when anything at or below ``key`` changed last, by the store's clock; 0 if there is nothing."""
+        """Returns the time of the last change at or below ``key``, by the store's clock. 0 if nothing exists there."""
 
     def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
-        """Makes a folder, where the store has folders of their own. It is not durable before ``sync``.
+        """Makes a folder, if the store represents folders. It is durable only after ``sync``.
 
         Args:
-            key: Of the folder.
-            parents: Whether missing folders above it are made, too. Without, a store that has folders of their own
-                raises FileNotFoundError.
-            exclusive: Whether it is an error that there is such a folder. Of several callers at once, one succeeds.
+            key: Key of the folder.
+            parents: True to make missing folders above it, too. If False, a store that has real directories raises
+                FileNotFoundError for a missing parent.
+            exclusive: True to fail if the folder exists already. If several callers do so at once, one succeeds.
 
         Raises:
-            FileExistsError: With ``exclusive``, there is one.
+            FileExistsError: The folder exists, and ``exclusive`` is True.
         """
 
     def make_folder_durably(self, key: str) -> None:
-        """Makes a folder and those above it; they are durable on return."""
+        """Makes a folder and the folders above it. They are durable on return."""
 
     def delete_folder(self, key: str) -> None:
-        """Deletes a folder with all that is in it. What cannot be deleted is left; nothing is raised."""
+        """Deletes a folder and everything in it. Raises no error: what cannot be deleted stays."""
 
     def publish(self, source: str, target: str) -> None:
-        """Gives a folder another name, atomically: readers see all of it at ``target``, or nothing.
+        """Renames a folder atomically: readers see all of it at ``target``, or nothing.
 
-        Of several callers with one target, one succeeds. Values that are written to ``source`` meanwhile are at one of
-        the two. The new name is durable after ``sync`` of the folder above.
+        If several callers publish to one target, one succeeds. Values that are written to ``source`` meanwhile end up
+        either in ``source`` or in ``target``. The new name is durable after ``sync`` of the folder above.
 
         Raises:
-            FileExistsError: There is something at ``target`` that is not an empty folder.
-            FileNotFoundError: There is no ``source``.
+            FileExistsError: ``target`` exists and is not an empty folder.
+            FileNotFoundError: ``source`` does not exist.
         """
 
     def staying(self, key: str) -> AbstractContextManager[Callable[[], bool]]:
-        """Yields a function that tells whether ``key`` is still the folder that had this name at the beginning.
+        """Yields a function that returns whether ``key`` is still the folder that had this name on entry.
 
         Raises:
-            FileNotFoundError: There is no folder.
+            FileNotFoundError: The folder does not exist.
         """
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Makes durable which names are directly below these folders, and what was created or replaced there."""
+        """Makes the entries of these folders durable, with the values that were created or replaced in them."""
 
     def now_s(self, key: str) -> float:
-        """Returns the time by the clock that dates the values in a folder, which may differ from this machine's."""
+        """Returns the time by the clock that dates the values in a folder. It may differ from this machine's clock."""

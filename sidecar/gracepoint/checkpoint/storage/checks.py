@@ -1,6 +1,6 @@
-"""Compares stored values with what is known of them, and waits for them to appear.
+"""Compares stored values with their recorded sizes and checksums, and waits for values to appear.
 
-Nothing here has threads or state.
+This module has no threads and no state.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1
 _BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom meet in Python
-# What is read at once by ``read_checked``: it is in a core's cache when its checksum is computed.
+# What ``read_checked`` reads at once. It is still in the cache of the core when its checksum is computed.
 _HOT_BYTES = 1 << 20
 
 
 def must_not_write(error: OSError) -> bool:
-    """Returns whether the error says that this process may only read there."""
+    """Returns whether the error says that this process may not write there."""
     return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def appears(path: StoragePath, *, within_s: float, sleep: Callable[[float], object]) -> bool:
-    """Returns whether ``path`` exists, or comes to exist in about ``within_s``."""
+    """Returns whether ``path`` exists, or appears within about ``within_s`` seconds."""
     for _ in range(max(1, round(within_s / _LOOK_EVERY_S))):
         if path.exists():
             return True
@@ -33,7 +33,7 @@ def appears(path: StoragePath, *, within_s: float, sleep: Callable[[float], obje
 
 
 def check_size(path: StoragePath, size_bytes: int) -> None:
-    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size."""
+    """Raises CheckpointCorrupt if ``path`` is missing or has another size. The message names it."""
     entry = path.entry()
     if entry is None:
         raise CheckpointCorrupt(f"{path} is missing")
@@ -45,7 +45,7 @@ def size_of(path: StoragePath) -> int:
     """Returns the size of a value.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The value does not exist.
     """
     entry = path.entry()
     if entry is None:
@@ -65,7 +65,7 @@ def crc32_of(path: StoragePath) -> int:
 
 
 def check_contents(path: StoragePath, size_bytes: int, checksum: int) -> None:
-    """Raises CheckpointCorrupt, naming ``path``, if it is missing or has another size or checksum."""
+    """Raises CheckpointCorrupt if ``path`` is missing or has another size or checksum. The message names it."""
     check_size(path, size_bytes)
     if crc32_of(path) != checksum:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
@@ -75,13 +75,13 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
     """Reads all of ``path`` into ``out``.
 
     Args:
-        path: Of the value.
-        size_bytes: Its size, as it was recorded.
-        expected: Its CRC-32, as it was recorded.
-        out: Memory of that size.
+        path: Location of the value.
+        size_bytes: The recorded size of the value.
+        expected: The recorded CRC-32 of the value.
+        out: Memory of the same size.
 
     Raises:
-        CheckpointCorrupt: The value is missing, or has another size or checksum; names the path.
+        CheckpointCorrupt: The value is missing, or has another size or checksum. The message names the path.
     """
     try:
         opening = path.open()

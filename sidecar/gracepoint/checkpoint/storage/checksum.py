@@ -1,7 +1,7 @@
-"""The checksum of all that is written and read: CRC-32, as zlib, gzip and PNG have it.
+"""The checksum of everything that is written and read: CRC-32, as in zlib, gzip and PNG.
 
-Intel's ISA-L computes it at the speed of memory and lets other threads run; zlib, a fifth as fast, is what is left on a
-platform without it. ``gracepoint[jax]`` brings the former.
+Intel's ISA-L computes it at the speed of memory, and releases the GIL. The extra ``gracepoint[jax]`` installs it. On a
+platform without ISA-L, zlib is used, which is a fifth as fast.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Files written as fast as the storage takes them, with their checksums computed on the way.
+"""Writes files as fast as the storage allows, and computes their checksums meanwhile.
 
-Where the file system has direct I/O (``O_DIRECT``), values go to the disk past the page cache, whose pages are slow
-to come by for the first time and which training may need. Direct I/O wants aligned memory: values that lie elsewhere
-are copied into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
-In either way values come through a ``Buffer`` that lie in memory in another order or as another type than is stored.
-Without direct I/O (tmpfs, some network file systems) write-back is started early, so that little is left to wait for
-at the end.
+If the file system has direct I/O (``O_DIRECT``), writes bypass the page cache. New pages of the cache are slow to
+allocate, and training may need the memory. Direct I/O needs aligned memory. Values that are not aligned are copied
+into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
 
-Nothing here has threads or state; a buffer belongs to one writer at a time.
+Without direct I/O (tmpfs, some network file systems), write-back is started early, so that the sync at the end takes
+little time. With and without direct I/O, values in another memory order or type than the stored one are copied through
+a ``Buffer``.
+
+This module has no threads and no state. A buffer belongs to one writer at a time.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from gracepoint.checkpoint.memory.aligned_memory import padded
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.checksum import crc32
 
-#: What direct I/O is aligned to, in memory and in the file: no storage in use has larger sectors.
+#: Alignment of direct I/O, in memory and in the file. No storage in use has larger sectors.
 ALIGNMENT_BYTES = 4096
-#: What is written in one call; larger ones were no faster, and each thread has a buffer of this size.
+#: Size of one write call. Larger blocks were no faster, and each thread has a buffer of this size.
 BLOCK_BYTES = 1 << 21
-# Copied and summed at once: stays in a core's own cache between the two, and is worth letting other threads run.
+# Size of a part that is copied and then added to the checksum. It stays in the cache of the core between the two
+# steps, and is large enough to be worth releasing the GIL.
 _HOT_BYTES = 1 << 18
-# Up to here the page cache costs less than aligning the file's end.
+# For files up to this size, the page cache costs less than aligning the end of the file.
 _SMALL_BYTES = 1 << 16
 
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-# How a file system says that it has no direct I/O, or not for memory of this alignment.
+# Errors of a file system that has no direct I/O, or none for memory of this alignment.
 _REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class Buffer:
-    """Aligned memory for one block; taken, and touched, when it is first used or told to be ready."""
+    """Aligned memory for one block. It is allocated and touched at its first use, or by ``make_ready``."""
 
     def __init__(self) -> None:
         self._memory: npt.NDArray[np.uint8] | None = None
@@ -58,18 +60,18 @@ class Buffer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the memory is taken."""
+        """True if the memory is allocated."""
         return self._memory is not None
 
     def make_ready(self) -> None:
-        """Takes the memory."""
+        """Allocates and touches the memory."""
         _ = self.bytes
 
 
 def has_direct_io(folder: Path) -> bool:
-    """Returns whether files in ``folder`` can be written past the page cache; writes and removes one.
+    """Returns whether writes to files in ``folder`` can bypass the page cache. Writes and removes a file.
 
-    A file system that takes unaligned memory all the same keeps pages of its own.
+    If a file system also accepts unaligned memory, the result is False: it keeps pages of its own.
 
     Raises:
         OSError: Nothing can be written there.
@@ -95,17 +97,18 @@ def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], N
     """Writes ``data`` as the whole of the file ``key`` and syncs it, but not its folder.
 
     Args:
-        key: Path of the file. Its folder exists.
-        data: Its bytes.
-        buffer: For data that cannot be written as it lies.
-        go_on: Called before each block; what it raises ends the writing.
-        direct: By direct I/O, which the file system must have, if it is large enough; else through the page cache.
+        key: Path of the file. Its folder must exist.
+        data: Contents of the file.
+        buffer: Memory for data that cannot be written in place.
+        go_on: Called before each block. An error that it raises ends the write.
+        direct: True to use direct I/O if the file is large enough. The file system must have it. False to write
+            through the page cache.
 
     Returns:
         The CRC-32 of ``data``.
 
     Raises:
-        OSError: It cannot be written; names the path.
+        OSError: The file cannot be written. The error names the path.
     """
     direct = direct and len(data) > _SMALL_BYTES
     try:
@@ -124,7 +127,7 @@ def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], N
 
 
 def checksum_of(data: ArrayBytes, buffer: Buffer) -> int:
-    """Returns the CRC-32 of ``data``; ``buffer`` as in ``write_file``."""
+    """Returns the CRC-32 of ``data``. ``buffer`` is memory for data in another order or type than the stored one."""
     checksum = 0
     for offset in range(0, len(data), BLOCK_BYTES):
         checksum = crc32(_block(data, offset, buffer).data, checksum)
@@ -132,7 +135,7 @@ def checksum_of(data: ArrayBytes, buffer: Buffer) -> int:
 
 
 def _block(data: ArrayBytes, offset: int, buffer: Buffer) -> npt.NDArray[np.uint8]:
-    """Returns the block at ``offset``: as it lies, or else in ``buffer``."""
+    """Returns the block at ``offset``: in place if possible, else copied into ``buffer``."""
     if data.in_place is not None:
         return data.in_place[offset : offset + BLOCK_BYTES]
     block = buffer.bytes[: min(BLOCK_BYTES, len(data) - offset)]
@@ -160,8 +163,8 @@ def _write_directly(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Ca
 def _copied(
     data: ArrayBytes, offset: int, size_bytes: int, memory: npt.NDArray[np.uint8], checksum: int
 ) -> tuple[npt.NDArray[np.uint8], int]:
-    """Returns a block in ``memory``, with zeros up to where it is aligned, and the checksum so far with its bytes."""
-    # What lies in another order is gone through several times if it is copied in smaller parts.
+    """Copies a block into ``memory``. Returns it padded with zeros to the alignment, and the updated checksum."""
+    # Values in another memory order are traversed several times if they are copied in smaller parts.
     part_bytes = _HOT_BYTES if data.in_place is not None else BLOCK_BYTES
     for first in range(0, size_bytes, part_bytes):
         part = memory[first : min(first + part_bytes, size_bytes)]
@@ -183,7 +186,8 @@ def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> 
             count = 0
         written_bytes += count
         if written_bytes % ALIGNMENT_BYTES or count == 0:
-            # Near a limit less than a block is taken, or nothing: the page cache takes the rest, or says why not.
+            # Near a limit, less than a block is written, or nothing. The page cache takes the rest, or an
+            # error says why it cannot.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
@@ -203,7 +207,7 @@ def _write_through_cache(descriptor: int, data: ArrayBytes, buffer: Buffer, go_o
             while written_bytes < len(hot):
                 written_bytes += os.pwrite(descriptor, hot[written_bytes:], offset + first + written_bytes)
         if len(data) > BLOCK_BYTES:
-            # Linux begins to write back what it is told will not be read, and does not wait for it.
+            # With this advice Linux starts to write back these pages, and does not wait for it.
             os.posix_fadvise(descriptor, offset, len(block), os.POSIX_FADV_DONTNEED)
     return checksum
 

@@ -1,11 +1,11 @@
-"""Checkpoints in this process's memory, in TensorStore's ``memory://`` store: keys and conditions, and no files.
+"""Checkpoints in this process's memory, in TensorStore's ``memory://`` store, with conditional writes and no files.
 
-It shows what an object store can do: there are no directories, no renames, no links and no locks of its own. A folder
-is a prefix; a value of no bytes whose key ends with a slash marks a folder that may be empty. ``publish`` is one
-TensorStore transaction, which fails if another process was faster.
+It has the features of an object store: there are no directories, renames, links or locks. A folder is a prefix of
+keys. An empty value whose key ends with a slash marks a folder that may be empty. ``publish`` is one TensorStore
+transaction, which fails if another process was faster.
 
-TensorStore's threads work here; the values belong to ``tensorstore_context.SHARED`` and go with the process. The times
-of values are kept in a dict under a lock, as TensorStore has none.
+TensorStore's threads do the work. The values belong to ``tensorstore_context.SHARED`` and live as long as the process.
+TensorStore keeps no times of values, so they are kept in a dict under a lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.tensorstore_context import SHARED
 
-# The store answers at once. The timeout only keeps a defect from hanging.
+# The store answers at once. The timeout only keeps a defect from hanging the process.
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 100
 
@@ -35,13 +35,13 @@ class MemoryBackend:
     """Values in TensorStore's memory store.
 
     Args:
-        clock: Dates the values, seconds since the epoch.
+        clock: The clock that dates the values, in seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._store = ts.KvStore.open({"driver": "memory"}, context=SHARED).result(timeout=_TIMEOUT_S)
-        # The generation that a read of a missing value returns: the condition "there is none".
+        # The generation that a read of a missing value returns. It is the condition "the value does not exist".
         self._absent = self._store.read("\0").result(timeout=_TIMEOUT_S).stamp.generation
         self._lock = threading.Lock()
         self._times: dict[str, tuple[bytes, float]] = {}  # by key: the generation, and when it was first seen
@@ -166,7 +166,7 @@ class MemoryBackend:
         )
 
     def _publish(self, source: str, target: str) -> bool:
-        """Moves all values in one transaction; False if another writer changed one of them meanwhile."""
+        """Moves all values in one transaction. Returns False if another writer changed one of them meanwhile."""
         mark = self._store.read(f"{target}/").result(timeout=_TIMEOUT_S).stamp.generation
         is_value = self._store.read(target).result(timeout=_TIMEOUT_S).state == "value"
         if is_value or any(self._keys(target)):
@@ -176,7 +176,7 @@ class MemoryBackend:
             raise self._missing(source)
         transaction = ts.Transaction(atomic=True)
         moving = self._store.with_transaction(transaction)
-        # Every publisher to this target, and every maker of that folder, writes the mark.
+        # Every caller that publishes to this target or makes that folder writes the mark.
         writes = [moving.write(f"{target}/", b"", if_equal=mark)]
         for below in keys:
             found = self._store.read(_join(source, below)).result(timeout=_TIMEOUT_S)
@@ -187,7 +187,7 @@ class MemoryBackend:
             writes.append(moving.write(_join(source, below), None, if_equal=found.stamp.generation))
         try:
             transaction.commit_async().result(timeout=_TIMEOUT_S)
-        except ValueError:  # a condition does not hold any more
+        except ValueError:  # a condition no longer holds
             return False
         return True
 
@@ -202,7 +202,7 @@ class MemoryBackend:
         yield lambda: self._store.read(mark).result(timeout=_TIMEOUT_S).stamp.generation == before
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Does nothing: what a process keeps in memory survives no crash of it."""
+        """Does nothing, as values in memory do not survive a crash of the process."""
 
     def now_s(self, key: str) -> float:
         return self._clock()
@@ -215,7 +215,7 @@ class MemoryBackend:
         return Value(found.value, Generation(found.stamp.generation.hex())) if found.state == "value" else None
 
     def _write(self, key: str, data: bytes, *, if_equal: bytes | None = None) -> Generation | None:
-        """Returns the generation of what was written; None if the condition does not hold."""
+        """Returns the generation of the written value. None if the condition does not hold."""
         written = self._store.write(key, data, if_equal=if_equal).result(timeout=_TIMEOUT_S).generation
         if not written:
             return None
@@ -224,7 +224,7 @@ class MemoryBackend:
         return Generation(written.hex())
 
     def _keys(self, folder: str) -> list[str]:
-        """Returns all keys in a folder relative to it, its own mark (empty) among them."""
+        """Returns all keys in a folder, relative to it. The folder's own mark is included as an empty key."""
         prefix = f"{folder}/" if folder else ""
         found = self._store.list(_range(folder), strip_prefix_length=len(prefix.encode())).result(timeout=_TIMEOUT_S)
         return [key.decode() for key in found]
@@ -233,7 +233,7 @@ class MemoryBackend:
         generation = bytes.fromhex(value.generation)
         with self._lock:
             seen = self._times.get(key)
-            if seen is None or seen[0] != generation:  # TensorStore's drivers write, too
+            if seen is None or seen[0] != generation:  # TensorStore's drivers also write values
                 seen = self._times[key] = generation, self._clock()
         return Entry(name, len(value.data), value.generation, seen[1])
 
@@ -254,7 +254,7 @@ def _join(folder: str, below: str) -> str:
 
 
 def _range(folder: str) -> ts.KvStore.KeyRange:
-    """Returns the range of all keys that begin with the folder's and a slash; "0" is the character after that."""
+    """Returns the range of all keys that begin with the folder and a slash. "0" is the character after the slash."""
     return ts.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else ts.KvStore.KeyRange()
 
 

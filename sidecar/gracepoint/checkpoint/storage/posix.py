@@ -1,6 +1,6 @@
-"""Checkpoints in a file system: files appear whole by a link or a rename, and are synced with their folders.
+"""Checkpoints in a file system. Files appear as a whole by a link or a rename, and are synced with their folders.
 
-Nothing here has threads or state. Keys are absolute paths.
+This module has no threads and no state. Keys are absolute paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class PosixBackend:
-    """The local file system, and every file system that is mounted in it."""
+    """The local file system, and all file systems that are mounted in it."""
 
     def url(self, key: str) -> str:
         return key
@@ -70,7 +70,7 @@ class PosixBackend:
             partial.unlink(missing_ok=True)
 
     def put(self, key: str, data: bytes) -> None:
-        # The temporary name is random, as host names and process ids are shared by pods in the host's network.
+        # The temporary name is random, as pods in the host's network share host names and process ids.
         path = Path(key)
         partial = f".{path.name}.partial-{secrets.token_hex(8)}"
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -158,7 +158,7 @@ class PosixBackend:
                 try:
                     newest = max(newest, os.lstat(path).st_mtime)
                 except FileNotFoundError:
-                    continue  # renamed or deleted: its folder's time tells
+                    continue  # renamed or deleted: the time of its folder shows it
         return newest
 
     def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
@@ -177,7 +177,7 @@ class PosixBackend:
         try:
             os.rename(source, target)
         except OSError as error:
-            if error.errno == errno.ENOTEMPTY:  # Linux says so on some file systems, and EEXIST on others
+            if error.errno == errno.ENOTEMPTY:  # some file systems return this, and others EEXIST
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
             if error.errno == errno.ENOTDIR and os.path.lexists(target):  # a file or a symbolic link has the name
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
@@ -185,7 +185,7 @@ class PosixBackend:
 
     @contextlib.contextmanager
     def staying(self, key: str) -> Iterator[Callable[[], bool]]:
-        # Kept open, as some file systems give a folder that nobody uses another number when it is looked at again.
+        # The folder is kept open, as some file systems assign another inode number to a folder that nobody uses.
         descriptor = os.open(key, os.O_RDONLY | os.O_DIRECTORY)
 
         def stayed() -> bool:
@@ -208,7 +208,8 @@ class PosixBackend:
                 os.close(descriptor)
 
     def now_s(self, key: str) -> float:
-        # The clock of a file server dates the files there. A hidden file shows it; retention deletes what a crash left.
+        # The clock of the file server dates its files. A hidden file shows the time. If a crash leaves it, retention
+        # deletes it.
         probe = Path(key) / f".gracepoint-now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             probe.write_bytes(b"")
@@ -230,7 +231,7 @@ class _FileReader:
 
 
 def _generation(found: os.stat_result) -> Generation:
-    # A file that takes the place of another was made while that one still had its number.
+    # A file that replaces another has another inode number: it was made while the other file still existed.
     return Generation(f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}")
 
 
@@ -240,13 +241,13 @@ def _entry(key: str, found: os.stat_result) -> Entry:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lets one process at a time compare and replace in ``folder``. The lock of a process that dies is released."""
+    """Locks ``folder``, so that one process at a time compares and replaces. A process that dies releases its lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            # A file system without locks: two replacements at once may both succeed, and the later one counts.
+            # The file system has no locks: two replacements at once may both succeed, and the later one counts.
             logger.debug("%s: no lock: %s", folder, error)
         yield
     finally:
@@ -254,24 +255,24 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _put_first(partial: Path, path: Path) -> None:
-    """Gives ``partial`` the name ``path`` if nothing has it: of several processes at once, one succeeds.
+    """Renames ``partial`` to ``path`` if ``path`` does not exist. If several processes do so at once, one succeeds.
 
     Raises:
-        FileExistsError: Something has it.
-        OSError: It cannot be written there.
+        FileExistsError: ``path`` exists.
+        OSError: The file cannot be written there.
     """
     try:
-        os.link(partial, path)  # fails if there is one, as a rename does not
+        os.link(partial, path)  # fails if path exists, unlike a rename
         return
     except FileExistsError:
         raise
     except OSError as error:
-        # EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EMLINK: file systems refuse hard links with many of them. If it is another
-        # problem, creating the file meets it, too.
+        # File systems refuse hard links with many errors: EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EMLINK. If the error has
+        # another cause, creating the file fails, too.
         logger.debug("%s: no hard link, so the file is created empty and replaced: %s", path, error)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        os.fsync(descriptor)  # some file systems of object stores make the file only now
+        os.fsync(descriptor)  # some file systems on object stores create the file only now
     finally:
         os.close(descriptor)
     try:

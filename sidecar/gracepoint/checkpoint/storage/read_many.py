@@ -1,8 +1,8 @@
-"""Reads many small files at once: on network storage each takes a round trip or more, and no bandwidth.
+"""Reads many small files at once. On network storage each file takes a round trip or more, and little bandwidth.
 
-The calling thread reads, and helpers that end with the call do, too: each takes the next path that nobody has taken.
-They are daemons, as storage that hangs must keep no process from ending. Where the system gives no thread, as at the
-end of the interpreter, those that there are read it all.
+The calling thread and additional threads read. Each takes the next path that no thread has taken. The additional
+threads end with the call. They are daemons: if storage hangs, the process can still exit. If the system starts no more
+threads, as when the interpreter is about to end, the threads that exist read all files.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 logger = logging.getLogger(__name__)
 
-#: Files that are read at once. The threads wait for the storage and for nothing else, so they may be many.
+#: Files that are read at once. There may be many threads, as they only wait for the storage.
 CONCURRENT_READS = 32
 
 
 def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
-    """Returns the contents of all files in order, or None if one is missing: no more are begun then.
+    """Returns the contents of all files in order. None if a file is missing; then no further reads are started.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A file cannot be read.
     """
     work = _Work(paths)
     helpers = []
@@ -45,11 +45,14 @@ def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
 
 
 class _Work:
-    """What is read, and what came of it. ``found`` has an entry of its own for each path; the rest is only ever set."""
+    """The paths to read, and the results. The threads share it without a lock.
+
+    ``found`` has a separate entry for each path. ``missing`` and ``error`` are set and never reset.
+    """
 
     def __init__(self, paths: Sequence[StoragePath]) -> None:
         self._paths = paths
-        self._next = itertools.count()  # one call takes one number, whichever thread makes it
+        self._next = itertools.count()  # each call takes one number, in any thread
         self.found: dict[int, bytes] = {}
         self.missing = False
         self.error: BaseException | None = None

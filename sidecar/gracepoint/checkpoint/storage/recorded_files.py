@@ -1,4 +1,4 @@
-"""Files that code of the user's wrote: listed, made durable, and recorded with their checksums."""
+"""Lists files that the user's code wrote, makes them durable, and returns their checksums."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 
 
 def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, int, int]]:
-    """Makes all files at and below ``where`` durable; yields the path below ``above``, size and CRC-32 of each.
+    """Makes all files at and below ``where`` durable. Yields the path below ``above``, size and CRC-32 of each.
 
-    Nobody writes there any more.
+    All writes there must have ended.
 
     Raises:
         OSError: A file cannot be read.

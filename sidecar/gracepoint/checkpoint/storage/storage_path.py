@@ -1,7 +1,7 @@
-"""A location in a store: the back end, and the key of a value or a folder there.
+"""A location in a store: the back end, and the key of a value or folder in it.
 
-All modules of the engine name locations by ``StoragePath`` and reach the store through it. ``storage_path`` alone makes
-one from what a user gives. Paths are immutable and have no state of their own.
+All modules of the engine use ``StoragePath`` for locations, and access the store through it. Only ``storage_path``
+makes one from a location that a user gives. Paths are immutable and have no state of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gracepoint.machine import LocalPath as LocalPath
 if TYPE_CHECKING:
     pass
 
-#: What users give as a location.
+#: A location as users give it.
 UserPath = str | os.PathLike[str]
 
 
@@ -40,7 +40,7 @@ class StoragePath:
         self.key = key
 
     def __truediv__(self, name: str) -> StoragePath:
-        """Returns the location of ``name`` in this folder; the folder itself for an empty name."""
+        """Returns the location of ``name`` in this folder. For an empty name, returns the folder itself."""
         if not name:
             return self
         return StoragePath(self.backend, f"{self.key.rstrip('/')}/{name}" if self.key else name)
@@ -65,12 +65,12 @@ class StoragePath:
 
     @property
     def name(self) -> str:
-        """The last name; empty at the top of the store."""
+        """The last part of the key. Empty at the top of the store."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> StoragePath:
-        """The folder above; the top of the store is above itself."""
+        """The folder above. The top of the store is its own parent."""
         above, slash, _ = self.key.rpartition("/")
         return StoragePath(self.backend, above or slash)
 
@@ -81,7 +81,7 @@ class StoragePath:
         """Returns the key relative to ``top``.
 
         Raises:
-            ValueError: It is not below ``top``.
+            ValueError: The location is not below ``top``.
         """
         prefix = f"{top.key.rstrip('/')}/" if top.key else ""
         if self.backend is not top.backend or not self.key.startswith(prefix):
@@ -89,10 +89,10 @@ class StoragePath:
         return self.key.removeprefix(prefix)
 
     def folders_up_to(self, top: StoragePath) -> Iterator[StoragePath]:
-        """Yields the folders above this location, from its own up to and with ``top``.
+        """Yields the folders above this location, from its parent up to and including ``top``.
 
         Raises:
-            ValueError: It is not below ``top``.
+            ValueError: The location is not below ``top``.
         """
         folder = self
         while folder != folder.parent:
@@ -103,14 +103,14 @@ class StoragePath:
         raise ValueError(f"{self} is not below {top}")
 
     def for_users(self) -> LocalPath:
-        """Returns the location as public results hold it."""
+        """Returns the location in the type that public results use."""
         return LocalPath(str(self))
 
     def kvstore_spec(self) -> dict[str, Any]:
         """Returns TensorStore's spec of the values in this folder."""
         return self.backend.kvstore_spec(f"{self.key}/")
 
-    # What ``Backend`` says of each.
+    # ``Backend`` documents these methods.
 
     def create(self, data: bytes) -> Generation:
         return self.backend.create(self.key, data)
@@ -189,7 +189,7 @@ class StoragePath:
 
 
 def sync_folders(folders: Iterable[StoragePath]) -> None:
-    """Makes durable which names are directly below ``folders``, each once."""
+    """Makes the entries of ``folders`` durable. Syncs each folder once."""
     for folder in sorted(set(folders)):
         folder.sync()
 
@@ -198,7 +198,7 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
     """Returns the location that a user gave: an absolute path, a ``file://`` URI, or ``memory://`` in one process.
 
     Raises:
-        SettingsError: It is another kind of URI, or not absolute.
+        SettingsError: The location is another kind of URI, or is not absolute.
     """
     if isinstance(path, StoragePath):
         return path

@@ -1,6 +1,6 @@
-"""TensorStore's contexts: all of them see the same values in memory.
+"""Makes TensorStore contexts. All of them share the same values in memory.
 
-Nothing here has threads of its own; TensorStore's belong to the contexts.
+This module has no threads of its own. TensorStore's threads belong to the contexts.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ SHARED = ts.Context({"memory_key_value_store": {}})
 
 
 def new_context(resources: dict[str, Any]) -> ts.Context:
-    """Returns a context with ``resources`` of its own, in which every back end's ``kvstore_spec`` can be opened."""
+    """Returns a context with its own ``resources``. The ``kvstore_spec`` of every back end can be opened in it."""
     return ts.Context(resources, SHARED)

@@ -1,4 +1,4 @@
-"""Values on their way from the memory of devices to the host's, and the host memory that holds a snapshot.
+"""Copies values from device memory to host memory, and holds a snapshot of the state in host memory.
 
 ``writing`` and ``saving`` call it. It calls ``planning``, ``format`` and ``memory``.
 """

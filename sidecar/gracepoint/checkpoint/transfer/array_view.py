@@ -1,6 +1,6 @@
-"""A JAX array of a CPU device as a numpy view of its memory, where its layout is another than the usual one.
+"""Numpy views of JAX arrays on CPU devices whose memory layout is not the usual row-major one.
 
-JAX itself would copy such an array as a whole to put it into the usual order, and keep the copy as long as the array.
+JAX itself would copy such an array as a whole into row-major order. It would keep the copy as long as the array lives.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-# Up to here a copy is no matter.
+# Arrays up to this size may be copied: the cost does not matter.
 _SMALL_BYTES = 1 << 20
 
 
 def as_it_lies(array: jax.Array) -> Any:
-    """Returns a read-only view of ``array``, which is on one CPU device; itself where JAX gives one without a copy."""
+    """Returns a read-only view of ``array``, which must be on one CPU device.
+
+    Returns ``array`` itself if JAX can view it without a copy, or if it is small.
+    """
     if array.ndim < 2 or array.nbytes <= _SMALL_BYTES:
         return array
     layout = array.format.layout
@@ -35,7 +38,7 @@ class _Memory:
     def __init__(self, array: jax.Array, strides: tuple[int, ...]) -> None:
         self._array = array
         self._hold = array.__dlpack__()
-        # numpy takes no array of, say, bfloat16 by DLPack, so it is told of the memory as bytes of such a size.
+        # numpy does not take types such as bfloat16 by DLPack, so the memory is described as a type of the same size.
         self.__array_interface__ = {
             "version": 3,
             "data": (array.unsafe_buffer_pointer(), True),

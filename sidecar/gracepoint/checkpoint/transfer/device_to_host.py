@@ -1,11 +1,13 @@
-"""How values get from the memory of devices into the host's: shards as wholes, or slices where that is less.
+"""Copies values from device memory to host memory: whole shards, or slices of them where that copies less.
 
-Of a shard that several processes hold, each takes only the chunks that it writes, and a large shard is taken chunk by
-chunk, so that little host memory is needed at once. A slice is a small program for each device and pair of shapes;
-``compile_slices`` has them compiled before they are needed. It takes as much memory of the device until it is copied.
+If several processes hold a shard, each copies only the chunks that it writes. A large shard is copied chunk by chunk,
+so that little host memory is needed at once. A small compiled program makes each slice, one program for each device
+and pair of shapes. ``compile_slices`` compiles these programs before they are needed. A slice takes as much device
+memory as its values until it is copied.
 
-JAX keeps the host's copy of an array as long as the array lives. So none of the state's own is ever copied: a slice,
-a copy in pinned memory, or another array of the same buffer is, and is let go with its values.
+JAX keeps the host copy of an array as long as the array lives. So the state's own arrays are never copied to the host
+themselves. A slice, a copy in pinned memory, or another array of the same buffer is copied instead, and is released
+together with its values.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from gracepoint.checkpoint.transfer.array_view import as_it_lies
 
 logger = logging.getLogger(__name__)
 
-#: So much is on its way from devices at once, unless told otherwise: enough to keep the link busy.
+#: Default bound on the bytes in transfer from devices at once. It is enough to keep the link busy.
 AHEAD_BYTES = 256 << 20
-# Up to here a shard that is needed as a whole goes as one.
+# A shard up to this size that is needed as a whole is copied in one transfer.
 _WHOLE_BYTES = AHEAD_BYTES // 4
 _PINNED = "pinned_host"
-_MAX_LENGTH = 2**31 - 1  # of an axis: where a slice begins is an int32
+_MAX_LENGTH = 2**31 - 1  # of an axis: the start of a slice is an int32
 _COMPILING_THREADS = 4
 
 
 class Pull(NamedTuple):
-    """What is copied at once.
+    """A part of a shard that is copied in one transfer.
 
     Attributes:
-        shard: That it is of.
-        chunks: That it brings.
-        region: Of what is copied, in the array.
-        bytes: Its size on the device.
+        shard: The shard that it is a part of.
+        chunks: The chunks whose values it contains.
+        region: The region that is copied, in coordinates of the array.
+        bytes: Size of the region's values on the device.
     """
 
     shard: Shard
@@ -57,19 +59,22 @@ class Pull(NamedTuple):
 
 
 def is_far(data: Any, options: WriteOptions) -> bool:
-    """True if values come to be in host memory by a copy only: those of accelerators, and all that shall be pinned."""
+    """True if a copy is needed to have the values in host memory.
+
+    These are arrays on accelerators, and all JAX arrays if ``pinned_host_transfer`` is set.
+    """
     if isinstance(data, np.ndarray):
         return False
     return options.pinned_host_transfer or next(iter(data.sharding.device_set)).platform != "cpu"
 
 
 def whole(shard: Shard) -> Pull:
-    """Returns all of a shard at once, as it is taken from host memory."""
+    """Returns the transfer of a whole shard, as it is used for values in host memory."""
     return Pull(shard, shard.chunks, shard.index, shard.bytes)
 
 
 def pulls_of(shard: Shard, data: Any, options: WriteOptions) -> Iterator[Pull]:
-    """Yields how a shard of ``data`` is copied."""
+    """Yields the transfers that copy a shard of ``data``."""
     if not is_far(data, options) or not _is_sliced(shard, data):
         yield whole(shard)
         return
@@ -78,13 +83,13 @@ def pulls_of(shard: Shard, data: Any, options: WriteOptions) -> Iterator[Pull]:
 
 
 def in_place(shard: Shard, data: Any) -> Any:
-    """Returns the values of a shard that are in host memory, where they are; ``values_of`` takes them as they are."""
-    # Its public list of shards takes longer to make than a small leaf to copy.
+    """Returns the values of a shard that is in host memory, without a copy. ``values_of`` accepts them."""
+    # Building the public list of shards takes longer than copying a small leaf.
     return data if isinstance(data, np.ndarray) else as_it_lies(data.addressable_data(shard.position))
 
 
 def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
-    """Starts to copy values of ``data`` to host memory; returns what ``values_of`` takes."""
+    """Starts to copy values of ``data`` to host memory. Returns the argument for ``values_of``."""
     if not is_far(data, options):
         return in_place(pull.shard, data)
     values = data.addressable_data(pull.shard.position)
@@ -103,7 +108,7 @@ def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
 
 
 def values_of(started: Any, region: Index, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-    """Waits for the values of ``region``, and yields those of ``chunks`` in it, as the type that the state has."""
+    """Waits for the values of ``region``, and yields each of ``chunks`` with its values, in the type of the state."""
     values = np.asarray(started)
     for chunk in chunks:
         part = values
@@ -113,14 +118,14 @@ def values_of(started: Any, region: Index, chunks: Iterable[Chunk]) -> Iterator[
 
 
 def compile_slices(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> None:
-    """Compiles what ``start`` will need for ``plan``, unless that was done.
+    """Compiles the programs that ``start`` will need for ``plan``, unless they are compiled already.
 
     Args:
-        leaves: With their data, of which slices are made and let go.
-        plan: Of the save.
-        options: Of the save.
+        leaves: The leaves with their data. Slices of the data are made and released.
+        plan: The plan of the save.
+        options: The options of the save.
     """
-    wanted: dict[Any, tuple[Pull, Any]] = {}  # by what makes a program another one
+    wanted: dict[Any, tuple[Pull, Any]] = {}  # by everything that a program depends on
     for shard in plan.shards:
         data = leaves[shard.leaf].data
         for pull in pulls_of(shard, data, options):
@@ -136,22 +141,22 @@ def compile_slices(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
 
 
 def has_pinned_memory(device: jax.Device) -> bool:
-    """True if ``device`` copies to and from pinned host memory; CPU devices have memory of that name, too."""
+    """True if ``device`` can copy to and from pinned host memory. CPU devices have memory of that name, too."""
     return any(memory.kind == _PINNED for memory in device.addressable_memories())
 
 
 def _is_sliced(shard: Shard, data: Any) -> bool:
-    """True if the chunks are copied one by one: they are not all of the shard, or that is large."""
+    """True if the chunks are copied one by one: they are only a part of the shard, or the shard is large."""
     if shard.chunks[0].index == shard.index or max(_shape(shard.index)) > _MAX_LENGTH:
         return False
     if data.sharding.memory_kind not in (None, next(iter(data.sharding.device_set)).default_memory().kind):
-        return False  # in host memory that the devices see: a program on them would bring it there first
+        return False  # in host memory that devices access: a program would first copy it to the device
     needed_bytes = sum(math.prod(_shape(chunk.index)) for chunk in shard.chunks) * data.dtype.itemsize
     return needed_bytes < shard.bytes or shard.bytes > _WHOLE_BYTES
 
 
 def _another(values: jax.Array) -> jax.Array:
-    """Returns an array of the same buffer on the device."""
+    """Returns a new array that shares the buffer on the device."""
     return jax.make_array_from_single_device_arrays(values.shape, values.sharding, [values])
 
 

@@ -1,13 +1,15 @@
-"""How chunks get from devices to host memory, and the host memory that holds them while training goes on.
+"""Copies chunks from devices to host memory, and holds them there while training continues.
 
-A ``Transfer`` is one save's: made by the training thread, which copies what must be in host memory before training
-goes on into the ``Snapshot``'s buffers, and used up by the thread that writes. What is left then (everything, in a
-save that streams) comes from the devices when the writer asks for it, ahead of it only as far as
-``device_host_max_bytes`` allows, or ``AHEAD_BYTES``: bytes count from the start of their transfer (``pulling``) until
-they are written, of which the writer's threads tell. What is in host memory anyway does not count unless asked for.
+Each save has one ``Transfer``. The training thread makes it. In doing so it copies into the buffers of the
+``HostSnapshot`` what must be in host memory before training continues. The thread that writes consumes the transfer.
+The remaining values (in a save that streams, all of them) are copied from the devices when the writer asks for them.
 
-The snapshot's buffers are reserved and touched once: the first touch of memory is an order of magnitude slower than
-a copy into it.
+Transfers run ahead of the writer up to ``device_host_max_bytes``, or up to ``AHEAD_BYTES`` if that is not set. Bytes
+count from the start of their transfer until they are written; the writer's threads report this. Values that are in
+host memory anyway count only if ``device_host_max_bytes`` is set.
+
+The buffers of the snapshot are reserved and touched once: the first touch of memory is an order of magnitude slower
+than a copy into it.
 """
 
 from __future__ import annotations
@@ -44,17 +46,18 @@ from gracepoint.errors import SaveFailed
 
 Specs = Sequence[ArraySpec | None]
 
-# From this size on a chunk in the snapshot can be written as it lies there, which costs it little memory.
+# Chunks of at least this size are aligned for direct I/O, so that they are written without a copy. The padding is
+# small compared to their size.
 _ALIGNED_BYTES = 1 << 18
-# Transfers that are begun and not waited for: those of small leaves take no room, and time.
+# Bound on the number of pending transfers. Transfers of small leaves hardly count in bytes, but each takes time.
 _MOST_AHEAD = 256
 
 
 class HostSnapshot:
-    """One reserved buffer for each chunk that is copied before a save returns; holds one state at a time."""
+    """One reserved buffer for each chunk that is copied before a save returns. It holds one state at a time."""
 
     def __init__(self, leaves: Sequence[Leaf], specs: Specs, plan: WritePlan, options: WriteOptions) -> None:
-        """Reserves memory; arguments as in ``Transfer``."""
+        """Reserves memory. The arguments are those of ``Transfer``."""
         self._buffers = {}
         for shard in _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]:
             spec = specs[shard.leaf]
@@ -62,24 +65,24 @@ class HostSnapshot:
             for chunk in shard.chunks:
                 alignment_bytes = ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
                 buffer = aligned_empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
-                buffer.fill(0)  # numpy.zeros would leave the touching to the first copy
+                buffer.fill(0)  # numpy.zeros would leave the first touch to the first copy
                 self._buffers[chunk.file] = buffer
 
     def buffer(self, chunk: Chunk) -> npt.NDArray[Any]:
-        """Returns the memory for the values of ``chunk``, as the type that is stored."""
+        """Returns the memory for the values of ``chunk``, in the type that is stored."""
         return self._buffers[chunk.file]
 
 
 @dataclasses.dataclass
 class _Taken:
-    """Bytes that count until the last of their chunks is written."""
+    """Bytes of one transfer. They count against the limit until the last of its chunks is written."""
 
     bytes: int
     unwritten: int
 
 
 class Transfer:
-    """The chunks of one save with their values, in the order in which they get to host memory."""
+    """The chunks of one save with their values, in the order in which they reach host memory."""
 
     def __init__(
         self,
@@ -89,15 +92,15 @@ class Transfer:
         options: WriteOptions,
         snapshot: HostSnapshot | None,
     ) -> None:
-        """Copies what the options ask for into ``snapshot``; on return, those leaves may be donated.
+        """Copies into ``snapshot`` what the options ask for. After that, these leaves may be donated.
 
         Args:
-            leaves: With their data.
-            specs: Of what is stored of each.
-            plan: Of the save.
-            options: Of the save.
-            snapshot: Was made for this form of state, plan and options; None: everything is left on the devices until
-                it is written.
+            leaves: The leaves with their data.
+            specs: What is stored of each leaf.
+            plan: The plan of the save.
+            options: The options of the save.
+            snapshot: Memory that was reserved for the same form of state, plan and options. None: everything stays on
+                the devices until it is written.
         """
         self._specs = specs
         self._paths = [leaf.path for leaf in leaves]
@@ -106,8 +109,8 @@ class Transfer:
         self._limit = ByteLimiter(options.device_host_max_bytes or AHEAD_BYTES)
         self._to_transfer = plan.mine_by_leaf.copy()
         self._to_write = plan.mine_by_leaf.copy()
-        self._lock = threading.Lock()  # of what ``written`` changes
-        self._taken: dict[str, _Taken] = {}  # by chunk's file: what counts against the limit
+        self._lock = threading.Lock()  # protects what ``written`` changes
+        self._taken: dict[str, _Taken] = {}  # by the chunk's file: what counts against the limit
         self._data = [leaf.data for leaf in leaves]
         self._far = {i for i in {shard.leaf for shard in plan.shards} if is_far(leaves[i].data, options)}
         self._copied: list[tuple[Chunk, npt.NDArray[Any]]] = []
@@ -118,20 +121,20 @@ class Transfer:
         self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot)
         self._left = [shard for priority in _LATER for shard in by_priority[priority]]
         left = {shard.leaf for shard in self._left}
-        self._data = [data if index in left else None for index, data in enumerate(self._data)]  # the others may go
+        self._data = [data if index in left else None for index, data in enumerate(self._data)]  # frees the others
 
     @property
     def copied(self) -> Sequence[tuple[Chunk, npt.NDArray[Any]]] | None:
-        """What lies in the snapshot, before ``chunks`` is asked for; None where that is not all of the state."""
+        """The chunks in the snapshot, before ``chunks`` is called. None if they are not all of the state."""
         return None if self._left else tuple(self._copied)
 
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-        """Yields every chunk once, as the type of the state or what is stored. Each must be given to ``written``.
+        """Yields every chunk once, in the type of the state or the stored type. The caller passes each to ``written``.
 
-        The arrays may be JAX's own memory, in any order: they are good until the state is donated.
+        The arrays may be views of JAX's own memory, in any memory order. They are valid until the state is donated.
 
         Raises:
-            SaveFailed: What was yielded was not written in time to make room for more.
+            SaveFailed: The yielded chunks were not written in time to make room for more.
         """
         yield from self._copied
         self._copied = []
@@ -147,10 +150,10 @@ class Transfer:
             for chunk, values in values_of(started, pull.region, pull.chunks):
                 self._transferred(chunk)
                 yield chunk, values
-            del started, values  # before there is more
+            del started, values  # before the next transfer is taken
 
     def written(self, chunk: Chunk) -> None:
-        """Tells that the chunk's values are needed no longer; from any thread."""
+        """Reports that the chunk's values are no longer needed. May be called from any thread."""
         with self._lock:
             taken = self._taken.pop(chunk.file, None)
             if taken is not None:
@@ -161,10 +164,10 @@ class Transfer:
         if is_leaf_written:
             self._callback.on_write_end(self._paths[chunk.leaf])
         if taken is not None and taken.unwritten == 0:
-            self._limit.give_back(taken.bytes)  # last, as it lets the next transfer begin
+            self._limit.give_back(taken.bytes)  # last, as this lets the next transfer start
 
     def _take(self, pull: Pull, deadline: Deadline | None) -> bool:
-        """Counts what is copied next against the limit; waits for room with a deadline."""
+        """Counts ``pull`` against the limit; returns False if there is no room. With a deadline, waits for room."""
         if self._options.device_host_max_bytes is None and pull.shard.leaf not in self._far:
             return True
         if deadline is None:
@@ -203,9 +206,9 @@ class Transfer:
             ahead.give_back(pull.bytes)
 
     def _transfers(self, shards: Sequence[Shard], has_room: Callable[[Pull, bool], bool]) -> Iterator[tuple[Pull, Any]]:
-        """Yields what is copied; as many transfers are begun ahead as ``has_room`` allows.
+        """Yields the transfers in order. As many are started ahead as ``has_room`` allows.
 
-        It is told whether it may wait, as nothing else is under way.
+        The second argument of ``has_room`` says whether it may wait: only if no other transfer is under way.
         """
         waiting = collections.deque(shards)
         pulls, started = collections.deque[Pull](), collections.deque[tuple[Pull, Any]]()
@@ -229,7 +232,7 @@ class Transfer:
 
 
 def snapshot_bytes(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> int:
-    """Returns the size of the snapshot's buffers."""
+    """Returns the size of the snapshot's buffers in bytes."""
     shards = _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]
     return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
 

@@ -1,7 +1,8 @@
-"""Writes one process's files of a save, in parallel, durably.
+"""Writes one process's files of a save, in parallel and durably.
 
-``file_writer`` writes where each chunk is a file of its values' bytes; ``tensorstore_writer`` writes where chunks are
-compressed or kept in OCDBT. Both say what their threads do. Each file has one writer, so there are no locks.
+``file_writer`` writes chunks whose files hold exactly the bytes of their values. ``tensorstore_writer`` writes chunks
+that are compressed or kept in OCDBT. Both modules describe their threads. Each file has one writer, so no file is
+locked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gracepoint.deadline import Deadline
 
 
 class ChunkWriter:
-    """Writes below temporary folders, one save at a time; keeps what saves have in common."""
+    """Writes below temporary folders, one save at a time. Keeps resources that saves share."""
 
     def __init__(self, options: WriteOptions = DEFAULT_OPTIONS) -> None:
         self.options = options
@@ -37,7 +38,7 @@ class ChunkWriter:
 
         Raises:
             SaveFailed: The deadline passed, or was cancelled.
-            ValueError, OSError: A file cannot be written; names it.
+            ValueError, OSError: A file cannot be written. The message names it.
         """
         started_s = deadline.elapsed_s()
         is_express = self.options.express and form_of(job).files_hold_values
@@ -46,8 +47,10 @@ class ChunkWriter:
         return written
 
     def warm(self, folder: StoragePath, deadline: Deadline) -> None:
-        """Writes and removes a tiny array below ``folder`` in each way that saves may take, so that code, threads and
-        memory are there when it counts."""
+        """Writes and removes a tiny array below ``folder`` with each writer that a save may use.
+
+        Then code is loaded, threads run and memory is reserved before the first save.
+        """
         folder.make_folder()
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
         job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {})

@@ -1,13 +1,17 @@
-"""Writes chunks that are files of their values' bytes at the speed of the storage, without TensorStore.
+"""Writes chunks whose files hold exactly the bytes of their values, at the speed of the storage, without TensorStore.
 
-The calling thread hands out files; the threads of a ``_Crew``, made for one save, write them: each one file at a time,
-straight from the arrays' memory, with its checksum computed on the way, and synced. So all cores work, what waits for
-the disk keeps none of them, and the extra memory is that of the threads' buffers. ``reserve`` takes and touches them,
-or the first values do that cannot be written as they lie; they are kept from one save to the next. A crew ends with its
-save: its threads look at the deadline before each block, and one that is stuck in the kernel keeps its buffer and is
-waited for no longer.
+The calling thread hands out files to the threads of a ``_Crew``, which is made for one save. Each thread writes one
+file at a time, straight from the memory of the arrays. It computes the checksum while it writes, and syncs the file.
+So all cores are in use, no core waits for the disk, and the only extra memory is the buffers of the threads.
 
-Files have their final names at once: their folder is the save's own, and nothing in it counts before the done-record.
+``reserve`` allocates and touches the buffers. Otherwise a buffer is allocated for the first values that cannot be
+written in place. Buffers are kept from one save to the next.
+
+A crew ends with its save. Its threads check the deadline before each block. A thread that is stuck in the kernel keeps
+its buffer, and is waited for only until the deadline.
+
+Files have their final names at once: the folder belongs to this save alone, and nothing in it counts before the
+done-record exists.
 """
 
 from __future__ import annotations
@@ -37,9 +41,10 @@ from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-#: Threads of a save, and buffers. More than cores, as writers mostly wait for the disk.
+#: Number of threads of a save, and of buffers. There may be more than cores, as writers mostly wait for the disk.
 THREADS = 8
-# Handed out and not begun: enough to keep all threads busy, and little where values are copies from a device.
+# Bounds on files that are handed out and not started. They keep all threads busy, and hold little memory if the values
+# are copies from a device.
 _WAITING_BYTES = 16 << 20
 _WAITING_FILES = 64
 
@@ -47,15 +52,15 @@ _Act = Callable[[Buffer], None]
 
 
 class FileWriter:
-    """Keeps buffers between saves. One thread writes at a time."""
+    """Writes files, one save at a time. Keeps buffers between saves."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._buffers: list[Buffer] = []  # that no thread has
+        self._buffers: list[Buffer] = []  # that no thread uses
         self._direct: dict[int, bool] = {}  # by file system
 
     def reserve(self, folder: StoragePath) -> None:
-        """Does what a save into ``folder`` need not wait for: looks what its file system can do, touches memory.
+        """Prepares for saves into ``folder``: finds out whether it has direct I/O, and allocates the buffers.
 
         Raises:
             OSError: Nothing can be written there.
@@ -70,7 +75,7 @@ class FileWriter:
 
         Raises:
             SaveFailed: The deadline passed, or was cancelled.
-            OSError: A file cannot be written; names it.
+            OSError: A file cannot be written. The message names it.
         """
         written = WrittenFiles()
         crew = _Crew(self._buffers, self._options.write_limit_bytes, job.folder, deadline)
@@ -106,19 +111,19 @@ class FileWriter:
 
 
 class _Folders:
-    """The folders of one save; they are made as they are needed, by any thread.
+    """The folders of one save. Any thread makes them when they are needed.
 
     Attributes:
-        direct: Whether their file system has direct I/O.
+        direct: True if their file system has direct I/O.
     """
 
     def __init__(self, top: StoragePath, *, direct: bool) -> None:
         self._top = top
         self.direct = direct
-        self.made = {top, top.parent}  # the latter has the entry of the former
+        self.made = {top, top.parent}  # the parent has the entry of the top folder
 
     def place(self, path: str) -> StoragePath:
-        """Returns where ``path`` is, in a folder that exists."""
+        """Returns the location of ``path``. Makes its folder if that does not exist."""
         place = self._top / path
         if place.parent not in self.made:
             place.parent.make_folder()
@@ -159,10 +164,10 @@ def _sync(folder: StoragePath, _: Buffer) -> None:
 
 
 class _Crew:
-    """The threads of one save. What they are to do is added, waited for and closed by the thread that writes."""
+    """The threads of one save. The thread that calls ``FileWriter.write`` adds their work, waits for it and closes."""
 
     def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: StoragePath, deadline: Deadline) -> None:
-        """``buffers`` is where each takes one from and gives it back."""
+        """Each thread takes a buffer from ``buffers``, and puts it back at its end."""
         self._buffers = buffers
         self._limit_bytes = limit_bytes
         self._folder = folder
@@ -172,30 +177,31 @@ class _Crew:
         self._added = self._ended = 0
         self._closed = False
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # of all that is above
+        self._lock = threading.Lock()  # protects everything above
         self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Starts the threads: as many as the system allows, as fewer write everything, too.
+        """Starts as many threads as the system allows, up to ``THREADS``.
 
-        With none, which is all that Python 3.12 allows once the interpreter is about to end, the calling thread writes.
+        If no thread can be started, the calling thread writes. Python 3.12 starts no threads once the interpreter is
+        about to end.
         """
         for number in range(THREADS):
             thread = threading.Thread(target=self._run, name=f"gracepoint: writes {number}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit of threads, or no memory for their stacks
+            except RuntimeError as error:  # a limit on threads, or no memory for their stacks
                 logger.warning("a save is written by %d threads and not %d: %s", number, THREADS, error)
                 return
             self._threads.append(thread)
 
     def add(self, size_bytes: int, act: _Act) -> None:
-        """Has a thread call ``act`` with its buffer, when there is room for it.
+        """Waits for room, and then has a thread call ``act`` with its buffer.
 
         Raises:
             SaveFailed: There was no room in time, or the save is stopped.
-            BaseException: Of any call before.
+            BaseException: The error of an earlier call.
         """
         with self._lock:
             has_room = self._deadline.wait_for(self._has_room, lambda: self._may_wait(size_bytes))
@@ -211,11 +217,11 @@ class _Crew:
             self._run(wait=False)
 
     def wait(self) -> None:
-        """Waits for all that was added.
+        """Waits until all added calls have ended.
 
         Raises:
-            SaveFailed: Not all ended in time.
-            BaseException: Of any call.
+            SaveFailed: Not all of them ended in time.
+            BaseException: The first error of a call.
         """
         with self._lock:
             in_time = self._deadline.wait_for(
@@ -226,18 +232,18 @@ class _Crew:
                 raise self._too_late()
 
     def close(self) -> None:
-        """Lets the threads end; what they have not begun is dropped."""
+        """Has the threads end. Calls that have not started are dropped."""
         with self._lock:
             self._closed = True
             self._has_work.notify_all()
 
     def join(self) -> None:
-        """Waits for threads that have nothing to do any more, so that their buffers are there for the next save."""
+        """Waits for the threads to end, so that their buffers are free for the next save."""
         for thread in self._threads:
             thread.join(self._deadline.remaining_s())
 
     def go_on(self) -> None:
-        """Raises SaveFailed if the threads are to stop."""
+        """Raises SaveFailed if the threads must stop."""
         if self._closed or self._error is not None or self._deadline.passed():
             raise self._too_late()
 
@@ -248,9 +254,9 @@ class _Crew:
             error = None
             try:
                 act(buffer)
-            except BaseException as raised:  # noqa: BLE001 - raised by the thread that writes
+            except BaseException as raised:  # noqa: BLE001 - raised by the calling thread
                 error = raised
-            del found, act  # with the values, which may be copies from a device
+            del found, act  # frees the values, which may be copies from a device
             with self._lock:
                 self._ended += 1
                 self._unwritten_bytes -= size_bytes
@@ -263,10 +269,10 @@ class _Crew:
         try:
             return self._buffers.pop()
         except IndexError:
-            return Buffer()  # was not reserved, or a thread of an earlier save is stuck with it
+            return Buffer()  # none was reserved, or a stuck thread of an earlier save has it
 
     def _next(self, wait: bool) -> tuple[int, _Act] | None:
-        """Returns what comes next; None if that is nothing any more, or without ``wait`` nothing now."""
+        """Returns the next call; None if the thread must end. Without ``wait``, None also if there is no call now."""
         with self._lock:
             if wait:
                 self._deadline.wait_for(

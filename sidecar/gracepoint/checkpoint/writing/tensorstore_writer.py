@@ -1,11 +1,11 @@
-"""Writes a save's files with TensorStore: compressed chunks, OCDBT, and any others where that is asked for.
+"""Writes a save's files with TensorStore: compressed chunks, chunks in OCDBT, and all chunks if the options say so.
 
-TensorStore's own threads do the writing and syncing, and tell of each chunk that is done; the calling thread brings
-chunks to host memory and computes checksums meanwhile. Each file has one writer, so there are no locks.
+TensorStore's own threads write and sync the files, and report each complete chunk. Meanwhile the calling thread brings
+chunks to host memory and computes checksums. Each file has one writer, so no file is locked.
 
-Several jobs may write below one folder at once: the processes of a save, and calls of type handlers. So a job looks
-only at files that it wrote itself. It knows their names, except in OCDBT, where TensorStore gives the names. There each
-job makes a folder for its tree that nobody else has, and lists that folder when all its writes have ended.
+Several jobs may write below one folder at once: the processes of a save, and calls of type handlers. So a job reads
+only files that it wrote itself. It knows their names, except in OCDBT, where TensorStore chooses them. In OCDBT each
+job makes a folder of its own for its tree, and lists that folder after all its writes have ended.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
-# Chunks that are being written at once in a process. More than cores, as writers mostly wait for the disk.
+# Chunks that a process writes at once. There may be more than cores, as writers mostly wait for the disk.
 _CONCURRENT_WRITES = 32
-# Up to here it is quicker to hand TensorStore a copy of a chunk's bytes than to open its array.
+# For chunks up to this size, giving TensorStore a copy of the bytes is faster than opening the array.
 _COPIED_BYTES = 1 << 16
 
 
 class TensorStoreWriter:
-    """Keeps TensorStore's context warm between saves."""
+    """Writes with TensorStore. Keeps its context between saves."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._limit_bytes = options.write_limit_bytes
@@ -57,7 +57,7 @@ class TensorStoreWriter:
 
         Raises:
             SaveFailed: The deadline passed, or was cancelled.
-            ValueError, OSError: TensorStore could not write a file; names it.
+            ValueError, OSError: TensorStore could not write a file. The message names it.
         """
         folder, item, specs = job.folder, job.item, job.specs
         form = form_of(job)
@@ -102,23 +102,23 @@ class TensorStoreWriter:
 
 
 class _Store:
-    """Where one job's chunks go: its item's folder, or a B+tree of its own. The tree is made by the first write."""
+    """The store of one job's chunks: its item's folder, or a B+tree of its own. The first write makes the tree."""
 
     def __init__(self, job: WriteJob, context: ts.Context, resources: Mapping[str, Any], deadline: Deadline) -> None:
-        """Takes what is needed to open it.
+        """Stores the arguments. Nothing is opened yet.
 
         Args:
-            job: Whose chunks.
-            context: For files.
-            resources: Of the context that a B+tree has for itself.
-            deadline: For opening.
+            job: The job that writes the chunks.
+            context: The context for chunks that are files.
+            resources: Resources of the separate context of a B+tree.
+            deadline: The deadline for opening the store.
         """
         self._folder = job.folder
         self._item = job.folder / job.item
         self._tree_numbers = job.tree_numbers if form_of(job).ocdbt else None
         self._context = context if self._tree_numbers is None else ocdbt.context(**resources)
         self._deadline = deadline
-        self._tree: StoragePath | None = None  # None: it is not made yet, and never is outside of OCDBT
+        self._tree: StoragePath | None = None  # None: not made yet, or not in OCDBT
         self._arrays: dict[str, ts.TensorStore] = {}
 
     @functools.cached_property
@@ -127,7 +127,7 @@ class _Store:
         return opening.result(timeout=self._deadline.remaining_s())
 
     def files(self, chunks: Iterable[str]) -> list[StoragePath]:
-        """Returns the files that this job made of ``chunks``, paths below its folder, once all writes have ended."""
+        """Returns the files that hold ``chunks``, paths below the folder. All writes must have ended."""
         if self._tree_numbers is None:
             return [self._folder / chunk for chunk in chunks]
         return [] if self._tree is None else [self._tree / entry.key for entry in self._tree.entries()]
@@ -136,13 +136,13 @@ class _Store:
         if self._tree_numbers is None:
             return (self._item / path.rstrip("/")).kvstore_spec()
         if self._tree is None:
-            # Not the folder above: if a save's was taken away, that is an error.
+            # Not the folder above: if the folder of the save was removed, that is an error.
             self._item.make_folder(parents=False)
             self._tree = ocdbt.new_folder(self._item, self._tree_numbers)
         return ocdbt.kvstore(self._tree, path)
 
     def writing(self, chunk: Chunk, spec: ArraySpec, values: npt.NDArray[Any]) -> Callable[[], ts.Future[Any]]:
-        """Returns what starts to write a chunk."""
+        """Returns a function that starts to write a chunk."""
         if spec.format.zstd_level is None and values.nbytes <= _COPIED_BYTES:
             return lambda: self.kvstore.write(chunk.file, bytes(as_bytes(values)))
         region = self._array(spec)[tuple(slice(start, stop) for start, stop in chunk.index)]
@@ -161,9 +161,9 @@ class _Store:
 
 
 class _InFlight:
-    """The writes of one save that TensorStore works at, and whether all went well.
+    """The writes of one save that are in flight, and their first error.
 
-    Added to and waited for by the thread that writes; ended by TensorStore's.
+    The thread that calls ``TensorStoreWriter.write`` adds writes and waits for them. TensorStore's threads end them.
     """
 
     def __init__(self, limit_bytes: int | None, folder: StoragePath, deadline: Deadline) -> None:
@@ -177,7 +177,7 @@ class _InFlight:
         self._begun: list[ts.Future[Any]] = []
 
     def add(self, size_bytes: int, begin: Callable[[], ts.Future[Any]], done: Callable[[], None] | None = None) -> None:
-        """Begins a write as soon as there is room for it; ``done`` is called when it has ended well.
+        """Waits for room, and starts a write. ``done`` is called when the write has succeeded.
 
         Raises:
             SaveFailed: There was no room in time, or the save is stopped.
@@ -196,10 +196,10 @@ class _InFlight:
         future.add_done_callback(lambda ended: self._end(ended, size_bytes, done))
 
     def wait(self) -> None:
-        """Waits for all that was added.
+        """Waits until all added writes have ended.
 
         Raises:
-            SaveFailed: Not all ended in time.
+            SaveFailed: Not all of them ended in time.
         """
         with self._changed:
             in_time = self._deadline.wait_for(
@@ -211,7 +211,7 @@ class _InFlight:
             raise self._given_up()
 
     def _given_up(self) -> SaveFailed:
-        """Has TensorStore drop the writes that it has not begun."""
+        """Cancels the writes that TensorStore has not started. Returns the error to raise."""
         error = self._too_late()
         for future in self._begun:
             future.cancel()
@@ -222,7 +222,7 @@ class _InFlight:
         try:
             if error is None and done is not None:
                 done()
-        except Exception as raised:  # noqa: BLE001 - of a caller's callback: raised by the thread that writes
+        except Exception as raised:  # noqa: BLE001 - of a caller's callback: raised by the calling thread
             error = raised
         self._limit.give_back(size_bytes)
         with self._changed:
@@ -237,5 +237,5 @@ class _InFlight:
 
 
 def _sizes_and_checksums(folder: StoragePath, paths: Iterable[StoragePath]) -> dict[str, StoredFile]:
-    """Returns what ``paths`` hold, by path below ``folder``."""
+    """Returns size and checksum of each of ``paths``, by path below ``folder``."""
     return {path.below(folder): StoredFile(size_of(path), crc32_of(path)) for path in paths}

@@ -1,4 +1,4 @@
-"""What every writer of a save's files is given, and what it gives back."""
+"""The input and the result of every writer of a save's files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gracepoint.deadline import Deadline
 
 
 class ChunkSource(Protocol):
-    """Where a save's chunks come from."""
+    """Supplies the chunks of a save."""
 
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-        """Yields every chunk once; its values don't change until ``written``.
+        """Yields every chunk once. Its values do not change until ``written`` is called for it.
 
-        They may be in any order in memory, and of another type than is stored.
+        They may be in any memory order, and of another type than the stored one.
         """
 
     def written(self, chunk: Chunk) -> None:
-        """Is told of each chunk whose values are needed no longer, from any thread."""
+        """Is called for each chunk whose values are no longer needed, from any thread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +33,14 @@ class WriteJob:
     """This process's part of a save.
 
     Attributes:
-        folder: The save's temporary folder; it exists.
-        item: The train state's folder below it.
-        specs: Of the leaves that the chunks and ``arrays`` refer to.
-        arrays: The leaves whose own metadata is written.
-        source: Of the chunks.
-        small_files: Contents by path below ``folder``.
-        tree_numbers: In OCDBT the chunks' tree is the first of these that does not exist yet, so that nobody else
-            writes it. A job that writes no array has no tree.
+        folder: The save's temporary folder. It exists.
+        item: Name of the train state's folder below ``folder``.
+        specs: What is stored of each leaf that the chunks and ``arrays`` refer to, by index of the leaf.
+        arrays: Indices of the leaves whose own metadata is written.
+        source: Supplies the chunks.
+        small_files: Contents of other files by path below ``folder``.
+        tree_numbers: Candidate numbers for the chunks' tree in OCDBT. The job uses the first number whose tree does
+            not exist yet, so that nobody else writes that tree. A job that writes no array has no tree.
     """
 
     folder: StoragePath
@@ -57,9 +57,9 @@ class WrittenFiles:
     """What one process wrote of a save.
 
     Attributes:
-        files: By path below the checkpoint's folder.
-        values: CRC-32 of the values of chunks whose files hold something else, or that have none, by path.
-        copies: The same of the chunks that another process writes.
+        files: Size and checksum of each file, by path below the checkpoint's folder.
+        values: CRC-32 of the values of each chunk that has no file or whose file holds encoded values, by path.
+        copies: CRC-32 of the values of each chunk that another process writes, by path.
         chunk_bytes: Size of the values of all chunks that were written.
     """
 
@@ -70,5 +70,5 @@ class WrittenFiles:
 
 
 def form_of(job: WriteJob) -> Format:
-    """Returns how arrays are put into files, which is the same for all of a save."""
+    """Returns the format of the arrays, which is the same for all arrays of a save."""
     return next(iter(job.specs.values())).format if job.specs else Format()
