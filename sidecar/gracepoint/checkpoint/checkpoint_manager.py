@@ -1,9 +1,9 @@
-"""Steps in a directory for loops that have no session: when to save, what to keep, which step is the newest.
+"""Manages the steps of a directory for training loops that have no session: when to save, and which steps to keep.
 
-A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, with processes that it brings together itself. One
-thread owns it and makes all calls, the same ones in the same order in all processes; any thread may call ``all_steps``,
-``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. When the interpreter ends, it waits for
-the save under way.
+A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, and brings the processes together itself. One
+thread owns it and makes all calls. All processes make the same calls in the same order. Any thread may call
+``all_steps``, ``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. The interpreter waits
+for the save under way when it ends.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CheckpointManager:
             host_memory_limit_bytes: As in ``AsyncCheckpointer``.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             gang: As in ``AsyncCheckpointer``.
-            clock: Returns monotonic seconds. Steps are due by the clock of the first process.
+            clock: Returns monotonic seconds. The clock of process 0 decides when a step is due.
 
         Raises:
             SettingsError: An argument is wrong.
@@ -83,7 +83,7 @@ class CheckpointManager:
         self._paths = Layout(storage_path(directory))
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
-        # All but the processes, which are brought together when they are needed first.
+        # All arguments except the process group, which is created when it is first needed.
         self._make = functools.partial(
             StepCheckpointer,
             self._directory,
@@ -100,7 +100,7 @@ class CheckpointManager:
         self._checkpointer: StepCheckpointer | None = None
         self._claimed = False
         self._has_restored = False
-        self._looks = 0  # for what is newer
+        self._looks = 0  # number of checks for newer steps
         self._closed = False
         self._at_exit = AtExit(self)
 
@@ -118,14 +118,14 @@ class CheckpointManager:
         return max(self.all_steps(), default=None)
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
-        """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
+        """Reserves and touches the memory that ``save`` copies to, so that the first save is no slower than the others.
 
         Args:
             tree: A tree of the form that will be saved.
             save_args: The argument that ``save`` will get. None: no arguments.
 
         Raises:
-            CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
+            CheckpointError: The tree cannot be saved; names the leaf. Or its copy does not fit into memory.
             OSError: The directory cannot be written to.
         """
         self._open().prepare(tree, save_args=save_args)
@@ -133,7 +133,7 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Returns whether this step is due, the same in all processes.
 
-        If steps are due by seconds, call it at every step (``save`` calls it).
+        If ``save_every_s`` is set, it must be called at every step. ``save`` calls it.
         """
         return self._open().save_interval.is_due(step)
 
@@ -149,12 +149,13 @@ class CheckpointManager:
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Returns:
-            True if a save was begun, or the step is on disk as this manager's state already.
+            True if a save was begun, or if this manager has already saved or restored the step.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
-            CheckpointExists: There is a step as new or newer, nothing was restored, and this would be the first save.
-            CheckpointError: The tree cannot be saved, naming the leaf; or another job uses the directory.
+            CheckpointExists: This would be the first save, nothing was restored, and the directory has a step that is
+                ``step`` or newer.
+            CheckpointError: The tree cannot be saved; names the leaf. Or another job uses the directory.
             BarrierError: Other processes did not take part in time.
         """
         checkpointer = self._open()
@@ -191,9 +192,9 @@ class CheckpointManager:
             The tree (``state``) and its ``step``.
 
         Raises:
-            CheckpointNotFound: There is no such step, or none at all.
-            CheckpointCorrupt: It is damaged; or all are.
-            CheckpointMismatch: It does not fit ``like``.
+            CheckpointNotFound: There is no such step, or no step at all.
+            CheckpointCorrupt: The step is damaged. Without ``step``: all steps are.
+            CheckpointMismatch: The step does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
         restored = self._open().restore(
@@ -202,7 +203,7 @@ class CheckpointManager:
             restore_args=restore_args,
             options=options,
             timeout_s=self._timeout_s,
-            tidy=self._claimed,  # another job may be training here, whose steps it keeps as it likes
+            tidy=self._claimed,  # another job may train here, and its own retention applies to its steps
         )
         if restored is None:
             raise CheckpointNotFound(f"{self._paths.root} has no checkpoint")
@@ -214,20 +215,20 @@ class CheckpointManager:
 
         Raises:
             CheckpointNotFound: There is no such step.
-            CheckpointCorrupt: Its metadata are damaged.
+            CheckpointCorrupt: The metadata of the step is damaged.
         """
         folder = restore_path.folder_of(self._paths.step(step))
         return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers)
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
         self._open().executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed, or hangs, a few seconds after its timeout.
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
         self._open().executor.wait_until_finished(None)
 

@@ -53,7 +53,7 @@ class SaveExecutor:
         clock: Returns monotonic seconds.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
         options: How arrays are written. None: the defaults.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:

@@ -66,7 +66,7 @@ class SavePlanner:
         attempt: Unique for each start of the gang; the same in all its processes.
         options: How arrays are written.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one. None: there are none.
     """
 
