@@ -24,7 +24,7 @@ def save(
     """Saves ``tree`` at ``path``, and returns when it is committed. Collective.
 
     Args:
-        path: As in ``AsyncCheckpointer.save``.
+        path: Absolute path or ``file://`` URI on a file system that all processes share.
         tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
         force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
         save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.

@@ -64,11 +64,13 @@ class CheckpointManager:
             keep_every_steps: Steps that are multiples of it are kept, too. 0: no step is kept for that reason.
             keep_for_s: Seconds for which every step is kept after its commit. 0: no step is kept for that reason.
             timeout_s: Seconds for the part of a save that runs in the background, and for each of the other calls.
-            active_processes: As in ``AsyncCheckpointer``.
+            active_processes: ``jax.process_index()`` of the processes that save. Only they make the calls, and they
+                must hold all values that are saved. None: all processes.
             options: How arrays are written. None: the defaults.
-            host_memory_limit_bytes: As in ``AsyncCheckpointer``.
+            host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
+                the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            gang: As in ``AsyncCheckpointer``.
+            gang: An existing process group, in place of ``active_processes``. None: the manager creates a group.
             clock: Returns monotonic seconds. The clock of process 0 decides when a step is due.
 
         Raises:
@@ -184,9 +186,10 @@ class CheckpointManager:
 
         Args:
             step: The step to restore. None: the newest one that is not damaged.
-            like: As in ``AsyncCheckpointer.restore``.
-            restore_args: As in ``AsyncCheckpointer.restore``.
-            options: As in ``AsyncCheckpointer.restore``.
+            like: A tree with the shapes, dtypes and shardings to restore into. Its arrays may be
+                ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
+            restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
+            options: What may be missing, and how much memory reading may take.
 
         Returns:
             The tree (``state``) and its ``step``.

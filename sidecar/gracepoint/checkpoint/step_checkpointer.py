@@ -341,8 +341,8 @@ class StepCheckpointer:
         If the background save of the snapshot is under way, this waits for it. If it failed, it is written once more.
 
         Args:
-            deadline: When the step must be committed, as in ``save``.
-            on_stage: As in ``save``.
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written", "durable" and "committed"; see ``save``.
 
         Raises:
             SaveFailed: There is no snapshot, or it was not committed in time.

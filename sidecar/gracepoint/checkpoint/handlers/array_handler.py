@@ -65,7 +65,8 @@ class NumpyHandler:
         allow_zero_size: Whether arrays without elements are saved. False: they are refused, as in Orbax.
         timeout_s: Seconds for each call, and for the part of a save that runs in the background.
         dispatcher: Copies arrays to host memory, and runs the work where the copies are. None: this process does both.
-        read_limit_bytes: As in ``RestoreOptions.limit_bytes``.
+        read_limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their
+            devices. See ``RestoreOptions.limit_bytes``. None: no limit.
         clock: Returns monotonic seconds.
         metadata_key: Must be None. Arrays are written with their metadata at zarr's own names. Arrays that Orbax wrote
             with a metadata key are read without this argument.

@@ -30,8 +30,9 @@ class SingleReplicaArrayHandler(ArrayHandler):
     Args:
         replica_axis_index: Index of the axis of the mesh along which arrays are replicated.
         primary_replica_id: Index along that axis of the replica that reads.
-        broadcast_memory_limit_bytes: As in ``SingleReplica``.
-        broadcast_memory_scaling_factor: As in ``SingleReplica``.
+        broadcast_memory_limit_bytes: Most bytes of each device's part that are sent at once. An array that is larger
+            is sent alone. None: computed from the free memory of the devices.
+        broadcast_memory_scaling_factor: Part of that memory that is used then, above 0 and at most 1.
         gang: The processes of the mesh. None: all processes of the JAX cluster.
         options: The arguments of ``ArrayHandler``.
     """

@@ -22,8 +22,9 @@ class StringHandler:
     """Saves and restores strings. Every process has the same strings, and the primary process writes them to one file.
 
     Args:
-        primary_host: As in ``NumpyHandler``.
-        dispatcher: As in ``NumpyHandler``.
+        primary_host: ``jax.process_index()`` of the process that writes. None: every process writes, to storage of its
+            own.
+        dispatcher: Runs the work. None: it runs in this process.
     """
 
     typestr = pytree.STRING

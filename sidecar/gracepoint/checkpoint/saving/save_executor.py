@@ -192,7 +192,7 @@ class SaveExecutor:
             host_state: This process's values by name.
             deadline: When the whole call must have ended.
             on_stage: Called with the name of each stage; see ``SaveOperation.run``.
-            save_args: As in ``in_background``.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Returns:
             Bytes of the state over all processes.
