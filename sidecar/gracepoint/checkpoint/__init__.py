@@ -1,9 +1,10 @@
 """Saves and restores train states: parallel sharded saves in Orbax's layout, atomic commit, recovery, restore.
 
-The public names are below. ``step_checkpointer`` is what a ``Session`` uses; it is not public. The rooms, from the
-outside in: ``handlers`` (leaves by type), ``loading``, ``saving``, ``reading``, ``steps``, ``transfer``, ``writing``,
-``planning``, ``format``, ``storage`` and ``memory``; ``make imports`` checks that each calls only those after it.
-docs/checkpoint.md explains the use, docs/checkpoint-format.md what is promised about files.
+The public names are below. A ``Session`` uses ``step_checkpointer``, which is not public. The packages, from the
+outermost to the innermost: ``handlers`` (leaves by type), ``loading``, ``saving``, ``reading``, ``steps``,
+``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``. ``make imports`` checks that each
+package imports only packages after it. docs/checkpoint.md explains the use. docs/checkpoint-format.md says what is
+guaranteed about files.
 """
 
 from gracepoint.checkpoint.api import all_steps, latest_step, restore, save

@@ -1,4 +1,4 @@
-"""One call to save a tree, to restore it, or to list steps."""
+"""Functions that save a tree, restore it, or list steps in one call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save(
     """Saves ``tree`` at ``path``, and returns when it is committed. Collective.
 
     Args:
-        path: As in ``AsyncCheckpointer.save``.
+        path: Absolute path or ``file://`` URI on a file system that all processes share.
         tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
         force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
         save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
@@ -33,7 +33,7 @@ def save(
 
     Raises:
         CheckpointExists: Something exists at ``path``, and ``force`` is not set, or it is not a checkpoint.
-        SaveFailed: It is not committed in time, or a process failed.
+        SaveFailed: The checkpoint is not committed in time, or a process failed.
         CheckpointError: The tree cannot be saved; names the leaf.
         BarrierError: Other processes did not take part in time.
     """
@@ -64,7 +64,7 @@ def all_steps(directory: UserPath) -> list[int]:
     Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it.
 
     Raises:
-        SettingsError: ``directory`` is no absolute path or ``file://`` URI.
+        SettingsError: ``directory`` is not an absolute path or a ``file://`` URI.
     """
     return listing.complete_steps(Layout(storage_path(directory)))
 

@@ -1,8 +1,8 @@
-"""Checkpoints that each have a path of their own, written in the background: Orbax's ``AsyncCheckpointer``.
+"""Saves checkpoints to paths of their own, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
 
 One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
-calls in the same order. The threads of ``save_executor`` work for it. The thread of the save under way also calls
-``post_finalization_callback``, and deletes what was replaced. When the interpreter ends, it waits for that save.
+calls in the same order. It uses the threads of ``save_executor``. The thread of the save under way also calls
+``post_finalization_callback``, and deletes the replaced checkpoint. The interpreter waits for that save when it ends.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: For what a save does in the background, and for each of the other calls.
+#: Seconds for the part of a save that runs in the background, and for each of the other calls.
 TIMEOUT_S = 900.0
-#: Event of ``jax.monitoring`` by Orbax's name: a checkpointer was made.
+#: Event of ``jax.monitoring``, with Orbax's name: a checkpointer was created.
 INIT_EVENT = "/jax/orbax/async_checkpointer/init"
 
 _ABANDON_S = 10.0
 
 
 class AsyncCheckpointer:
-    """Saves to paths and restores from them. Every call but ``metadata`` is collective.
+    """Saves to paths and restores from them. Every call except ``metadata`` is collective.
 
     Works in a single process, in any initialised JAX cluster, and beside an open session. Several checkpointers may be
     alive at the same time, if every process creates them in the same order.
@@ -76,17 +76,17 @@ class AsyncCheckpointer:
             primary_host: ``jax.process_index()`` of the process that calls ``post_finalization_callback``. None: every
                 process calls it.
             active_processes: ``jax.process_index()`` of the processes that save. Only they make the calls, and they
-                must hold all that is saved. None: all processes.
+                must hold all values that are saved. None: all processes.
             barrier_sync_fn: Barrier at which the processes meet in the background. The primary process then commits,
                 between two calls of it. A process that fails cannot tell the others, which wait for the whole timeout.
                 None: the built-in barrier, at which the last process to arrive commits.
             post_finalization_callback: Called after each commit, before the save counts as finished in any process.
-                It has ``timeout_s``, too. None: nothing is called.
+                ``timeout_s`` also applies to it. None: nothing is called.
             options: How arrays are written. None: the defaults.
             host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
-                the memory that the host has.
+                the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            gang: Processes that are together already; for ``active_processes`` in other ways than JAX's.
+            gang: An existing process group, in place of ``active_processes``. None: the checkpointer creates a group.
             clock: Returns monotonic seconds.
 
         Raises:
@@ -134,7 +134,7 @@ class AsyncCheckpointer:
         return self._last_save if self._executor is None else self._executor.last_save
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
-        """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
+        """Reserves and touches the memory that ``save`` copies to, so that the first save is no slower than the others.
 
         Args:
             tree: A tree of the form that will be saved.
@@ -142,18 +142,18 @@ class AsyncCheckpointer:
 
         Raises:
             SaveFailed: The save before this call failed, or hangs.
-            CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
+            CheckpointError: The tree cannot be saved; names the leaf. Or its copy does not fit into memory.
             BarrierError: Other processes did not take part in time.
         """
-        self.wait_until_finished()  # what is under way is in the memory that another form would take
+        self.wait_until_finished()  # the save under way uses memory that a tree of another form may need
         _, executor = self._join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
     def save(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
 
-        Waits for the save before it. On return the tree may be donated. The path exists once the save is
-        committed: as a whole, by one rename.
+        Waits for the previous save first. When this returns, the tree may be donated. The path does not exist before
+        the save is committed. One rename makes the whole checkpoint visible.
 
         Args:
             path: Absolute path or ``file://`` URI on a file system that all processes share.
@@ -183,7 +183,7 @@ class AsyncCheckpointer:
         """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
 
         Raises:
-            SaveFailed: It is not committed in time, or a process failed.
+            SaveFailed: The checkpoint is not committed in time, or a process failed.
             CheckpointExists: As in ``save``.
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
@@ -203,8 +203,8 @@ class AsyncCheckpointer:
     ) -> Any:
         """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
 
-        If all processes finished a save there, and it was not committed, it is committed first. If there is nothing
-        else, this waits for a save that another start of the job is still writing.
+        If all processes finished a save to ``path``, and it was not committed, it is committed first. If there is no
+        checkpoint, this waits for a save that another start of the job is still writing.
 
         Args:
             path: Path of the checkpoint, of a step's folder, or of one of the items in it.
@@ -218,9 +218,9 @@ class AsyncCheckpointer:
 
         Raises:
             SaveFailed: The save before this call failed, or hangs.
-            CheckpointNotFound: There is none.
-            CheckpointCorrupt: It is torn or damaged.
-            CheckpointMismatch: It does not fit ``like``.
+            CheckpointNotFound: There is no checkpoint.
+            CheckpointCorrupt: The checkpoint is not finished, or damaged.
+            CheckpointMismatch: The checkpoint does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
         self.wait_until_finished()
@@ -248,14 +248,14 @@ class AsyncCheckpointer:
         Raises:
             SaveFailed: The save before this call failed, or hangs.
             CheckpointNotFound: There is no checkpoint.
-            CheckpointCorrupt: Its metadata are damaged.
+            CheckpointCorrupt: The metadata is damaged.
         """
         self.wait_until_finished()
         folder = restore_path.folder_of(restore_path.paths_of(path).step(None))
         return metadata_of(folder, Deadline.after(self._timeout_s, self._clock), self._handlers)
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         if self._executor is not None:
@@ -265,7 +265,7 @@ class AsyncCheckpointer:
         """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed, or hangs, a few seconds after its timeout.
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
         if self._closed:
             raise SettingsError("the checkpointer is closed")
@@ -276,7 +276,7 @@ class AsyncCheckpointer:
         """Waits for the background save, and frees its memory. May be called again.
 
         Raises:
-            SaveFailed: It failed.
+            SaveFailed: The save failed.
         """
         if self._closed:
             return
@@ -307,7 +307,7 @@ class AsyncCheckpointer:
         if self._joined is None or self._executor is None:
             joined = self._joining.join(timeout_s=self._timeout_s)
             if self._primary_host is not None:
-                joined.rank(self._primary_host)  # raises where it takes no part
+                joined.rank(self._primary_host)  # raises if the primary process does not save
             self._joined = joined
             self._executor = SaveExecutor(
                 joined.gang,
@@ -343,7 +343,7 @@ class AsyncCheckpointer:
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 
     def _after_commit(self, save: SaveOperation, paths: Layout) -> None:
-        """Calls the callback, and deletes what was replaced. Runs in the thread of the save."""
+        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread of the save."""
         joined, _ = self._join()
         if self._callback is not None:
             is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index

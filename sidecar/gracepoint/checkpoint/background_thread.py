@@ -1,8 +1,8 @@
-"""At most one function at a time on a thread of its own.
+"""Runs functions in the background, one at a time, each on a thread of its own.
 
-One thread owns this object and starts functions. The thread of a function ends with it; its outcome is read after
-that, by ``wait`` or ``take_error``. An error that nobody has read is logged when this object goes. The thread is a
-daemon: a save that hangs never keeps a process that wants to leave.
+One thread owns this object and starts functions. The thread of a function ends with the function. After that, the owner
+reads its outcome by ``wait`` or ``take_error``. An error that was not read is logged when this object is deleted. The
+thread is a daemon: a save that hangs never keeps a process from ending.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _LOOK_EVERY_S = 0.05
 
 
 class BackgroundThread:
-    """Runs functions one after the other; an error waits until somebody asks."""
+    """Runs functions one after the other. An error is kept until ``take_error`` is called."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._name = ""
         self._error: Exception | None = None  # written by the thread, read once it has ended
-        self._failed = ""  # the name of what ended with it
+        self._failed = ""  # the name of the function that ended with the error
 
     def start(self, name: str, function: Callable[[], None]) -> None:
-        """Starts ``function``; nothing else may be running.
+        """Starts ``function``. No other function may be running.
 
         Raises:
-            RuntimeError: The system has no thread for it, or Python ends: nothing is started.
+            RuntimeError: No thread can be started, or the interpreter ends.
         """
         assert not self.busy
 
@@ -51,7 +51,7 @@ class BackgroundThread:
         self._name, self._thread = name, thread
 
     def __del__(self) -> None:
-        # Also in the thread of the function, which keeps this object until it ends.
+        # May run in the thread of the function, which holds a reference to this object until it ends.
         if self._error is not None:
             logger.error("%s failed, and nobody waited for it or asked: %s", self._failed, self._error)
 
@@ -60,10 +60,10 @@ class BackgroundThread:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until nothing runs; ``take_error`` then tells how it ended.
+        """Waits until no function runs. ``take_error`` then returns its error.
 
         Raises:
-            SaveFailed: It still ran after ``timeout_s``.
+            SaveFailed: The function still ran after ``timeout_s``.
         """
         if self._thread is None:
             return
@@ -73,7 +73,7 @@ class BackgroundThread:
         self._thread = None
 
     def wait_until(self, deadline: Deadline) -> None:
-        """As ``wait``, until a deadline that may move meanwhile."""
+        """Waits as ``wait`` does, until a deadline that may move meanwhile."""
         while self._thread is not None:
             self._thread.join(min(deadline.remaining_s(), _LOOK_EVERY_S))
             if not self._thread.is_alive():
@@ -82,7 +82,7 @@ class BackgroundThread:
                 raise SaveFailed(f"{self._name} did not end {deadline.ended}")
 
     def take_error(self) -> Exception | None:
-        """Returns the error of a function that has ended, once; None if it went well or still runs."""
+        """Returns the error of a function that has ended, once. None if it succeeded or still runs."""
         if self.busy:
             return None
         error, self._error = self._error, None

@@ -1,9 +1,9 @@
-"""Steps in a directory for loops that have no session: when to save, what to keep, which step is the newest.
+"""Manages the steps of a directory for training loops that have no session: when to save, and which steps to keep.
 
-A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, with processes that it brings together itself. One
-thread owns it and makes all calls, the same ones in the same order in all processes; any thread may call ``all_steps``,
-``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. When the interpreter ends, it waits for
-the save under way.
+A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, and brings the processes together itself. One
+thread owns it and makes all calls. All processes make the same calls in the same order. Any thread may call
+``all_steps``, ``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. The interpreter waits
+for the save under way when it ends.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ class CheckpointManager:
             keep_every_steps: Steps that are multiples of it are kept, too. 0: no step is kept for that reason.
             keep_for_s: Seconds for which every step is kept after its commit. 0: no step is kept for that reason.
             timeout_s: Seconds for the part of a save that runs in the background, and for each of the other calls.
-            active_processes: As in ``AsyncCheckpointer``.
+            active_processes: ``jax.process_index()`` of the processes that save. Only they make the calls, and they
+                must hold all values that are saved. None: all processes.
             options: How arrays are written. None: the defaults.
-            host_memory_limit_bytes: As in ``AsyncCheckpointer``.
+            host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
+                the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            gang: As in ``AsyncCheckpointer``.
-            clock: Returns monotonic seconds. Steps are due by the clock of the first process.
+            gang: An existing process group, in place of ``active_processes``. None: the manager creates a group.
+            clock: Returns monotonic seconds. The clock of process 0 decides when a step is due.
 
         Raises:
             SettingsError: An argument is wrong.
@@ -83,7 +85,7 @@ class CheckpointManager:
         self._paths = Layout(storage_path(directory))
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
-        # All but the processes, which are brought together when they are needed first.
+        # All arguments except the process group, which is created when it is first needed.
         self._make = functools.partial(
             StepCheckpointer,
             self._directory,
@@ -100,7 +102,7 @@ class CheckpointManager:
         self._checkpointer: StepCheckpointer | None = None
         self._claimed = False
         self._has_restored = False
-        self._looks = 0  # for what is newer
+        self._looks = 0  # number of checks for newer steps
         self._closed = False
         self._at_exit = AtExit(self)
 
@@ -118,14 +120,14 @@ class CheckpointManager:
         return max(self.all_steps(), default=None)
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
-        """Reserves and touches the memory that ``save`` copies to, so that the first is no slower than the others.
+        """Reserves and touches the memory that ``save`` copies to, so that the first save is no slower than the others.
 
         Args:
             tree: A tree of the form that will be saved.
             save_args: The argument that ``save`` will get. None: no arguments.
 
         Raises:
-            CheckpointError: The tree cannot be saved, naming the leaf; or its copy does not fit into memory.
+            CheckpointError: The tree cannot be saved; names the leaf. Or its copy does not fit into memory.
             OSError: The directory cannot be written to.
         """
         self._open().prepare(tree, save_args=save_args)
@@ -133,7 +135,7 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Returns whether this step is due, the same in all processes.
 
-        If steps are due by seconds, call it at every step (``save`` calls it).
+        If ``save_every_s`` is set, it must be called at every step. ``save`` calls it.
         """
         return self._open().save_interval.is_due(step)
 
@@ -149,12 +151,13 @@ class CheckpointManager:
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Returns:
-            True if a save was begun, or the step is on disk as this manager's state already.
+            True if a save was begun, or if this manager has already saved or restored the step.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
-            CheckpointExists: There is a step as new or newer, nothing was restored, and this would be the first save.
-            CheckpointError: The tree cannot be saved, naming the leaf; or another job uses the directory.
+            CheckpointExists: This would be the first save, nothing was restored, and the directory has a step that is
+                ``step`` or newer.
+            CheckpointError: The tree cannot be saved; names the leaf. Or another job uses the directory.
             BarrierError: Other processes did not take part in time.
         """
         checkpointer = self._open()
@@ -183,17 +186,18 @@ class CheckpointManager:
 
         Args:
             step: The step to restore. None: the newest one that is not damaged.
-            like: As in ``AsyncCheckpointer.restore``.
-            restore_args: As in ``AsyncCheckpointer.restore``.
-            options: As in ``AsyncCheckpointer.restore``.
+            like: A tree with the shapes, dtypes and shardings to restore into. Its arrays may be
+                ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
+            restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
+            options: What may be missing, and how much memory reading may take.
 
         Returns:
             The tree (``state``) and its ``step``.
 
         Raises:
-            CheckpointNotFound: There is no such step, or none at all.
-            CheckpointCorrupt: It is damaged; or all are.
-            CheckpointMismatch: It does not fit ``like``.
+            CheckpointNotFound: There is no such step, or no step at all.
+            CheckpointCorrupt: The step is damaged. Without ``step``: all steps are.
+            CheckpointMismatch: The step does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
         restored = self._open().restore(
@@ -202,7 +206,7 @@ class CheckpointManager:
             restore_args=restore_args,
             options=options,
             timeout_s=self._timeout_s,
-            tidy=self._claimed,  # another job may be training here, whose steps it keeps as it likes
+            tidy=self._claimed,  # another job may train here, and its own retention applies to its steps
         )
         if restored is None:
             raise CheckpointNotFound(f"{self._paths.root} has no checkpoint")
@@ -214,20 +218,20 @@ class CheckpointManager:
 
         Raises:
             CheckpointNotFound: There is no such step.
-            CheckpointCorrupt: Its metadata are damaged.
+            CheckpointCorrupt: The metadata of the step is damaged.
         """
         folder = restore_path.folder_of(self._paths.step(step))
         return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers)
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait."""
+        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
         self._open().executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
 
         Raises:
-            SaveFailed: It failed, or hangs, a few seconds after its timeout.
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
         self._open().executor.wait_until_finished(None)
 

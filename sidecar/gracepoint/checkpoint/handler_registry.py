@@ -1,4 +1,4 @@
-"""Type handlers: what a handler of one type of leaves does, and which handler a type has."""
+"""Type handlers: the protocol of a handler, and the registry of handlers by type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.errors import SettingsError
 from gracepoint.machine import LocalPath
 
-# What checkpointers save themselves: the types of leaves, and the names of types in a checkpoint's metadata.
+# Types of leaves that checkpointers save without a handler, and the names of these types in a checkpoint's metadata.
 _OWN_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, str)
 _OWN_NAMES = frozenset(
     {"jax.Array", "np.ndarray", "scalar", "string", "Dict", "List", "Tuple", "NamedTuple", "None"},
@@ -37,7 +37,7 @@ class ParamInfo:
 
     @property
     def path(self) -> LocalPath:
-        """The leaf's own folder or file. What the checkpointers let a handler write goes there."""
+        """The leaf's own folder or file. A handler that a checkpointer calls writes only there."""
         return self.parent_dir / self.name
 
 
@@ -55,7 +55,9 @@ class TypeHandler(Protocol):
     def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> Sequence[Future[None]]:
-        """Copies what must be copied before ``values`` change, and writes while the caller goes on.
+        """Copies ``values`` as far as needed, and writes them while the caller goes on.
+
+        After this returns, the caller may change the values.
 
         Returns:
             Futures that are done when this process's part is written. The tree is complete when they are done in all
@@ -63,20 +65,20 @@ class TypeHandler(Protocol):
         """
 
     def finalize(self, directory: LocalPath) -> None:
-        """Makes the parts of all processes below ``directory`` one; may be called again."""
+        """Merges the parts of all processes below ``directory``. May be called again."""
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> Sequence[Any]:
         """Returns the restored leaves."""
 
     def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Returns what is known of the leaves without reading their values."""
+        """Returns the metadata of the leaves, without reading their values."""
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Returns the number of bytes of each leaf that this process writes, and that it reads."""
+        """Returns for each leaf the number of bytes that this process writes, and the number that it reads."""
 
 
 class HandlerRegistry:
-    """Which handler a type has: of those that match it, the one that was added first.
+    """Maps types to handlers. If several handlers match a type, the one that was added first is used.
 
     Pass one to ``AsyncCheckpointer``, ``CheckpointManager``, ``save`` or ``restore`` for leaves of types of your own.
     """
@@ -95,13 +97,13 @@ class HandlerRegistry:
         """Adds a handler.
 
         Args:
-            leaf_type: Of the leaves.
-            handler: For them.
-            matches: Says whether it is for a type; None: for ``leaf_type`` and types derived from it.
-            override: It takes the place of the one that ``leaf_type`` has.
+            leaf_type: Type of the leaves.
+            handler: Handler of these leaves.
+            matches: Returns whether the handler is for a type. None: it is for ``leaf_type`` and its subclasses.
+            override: Whether to replace the handler that ``leaf_type`` already has.
 
         Raises:
-            SettingsError: There is one already.
+            SettingsError: ``leaf_type`` already has a handler, and ``override`` is False.
         """
         entry = (leaf_type, matches or (lambda found: issubclass(found, leaf_type)), handler)
         for position, (taken, _, _) in enumerate(self._entries):
@@ -115,10 +117,10 @@ class HandlerRegistry:
         self._entries.append(entry)
 
     def get(self, leaf_type: type | str) -> TypeHandler:
-        """Returns the handler of a type, or of Orbax's word for it.
+        """Returns the handler of a type, or of a type's name in Orbax (``typestr``).
 
         Raises:
-            SettingsError: It has none.
+            SettingsError: The type has no handler.
         """
         for _, matches, handler in self._entries:
             if handler.typestr == leaf_type if isinstance(leaf_type, str) else matches(leaf_type):
@@ -128,7 +130,7 @@ class HandlerRegistry:
         raise SettingsError(f"leaves of type {name} have no handler; there are some for {known}")
 
     def has(self, leaf_type: type | str) -> bool:
-        """True if a type, or Orbax's word for it, has a handler."""
+        """Returns whether a type, or a type's name in Orbax, has a handler."""
         try:
             self.get(leaf_type)
         except SettingsError:
@@ -136,10 +138,10 @@ class HandlerRegistry:
         return True
 
     def check_for_trees(self) -> None:
-        """Makes sure that a checkpointer can save trees with these handlers.
+        """Checks that a checkpointer can save trees with these handlers.
 
         Raises:
-            SettingsError: A handler is for a type that checkpointers save themselves.
+            SettingsError: A handler is for a type that checkpointers save without a handler.
         """
         for leaf_type, _, handler in self._entries:
             if handler.typestr in _OWN_NAMES or issubclass(leaf_type, _OWN_TYPES):

@@ -1,4 +1,4 @@
-"""What a save took: for forecasts, for logs, and for whoever listens to ``jax.monitoring``."""
+"""Durations and sizes of saves and restores, for the log and for listeners of ``jax.monitoring``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import jax
 
 logger = logging.getLogger(__name__)
 
-# Orbax's names, so that what listens to those hears ours.
+# Orbax's names, so that listeners of Orbax's events receive Gracepoint's.
 _EVENTS = "/jax/checkpoint/write/async"
 _WRITE = "/jax/orbax/write"
 _READ = "/jax/orbax/read"
 _STORAGE = "other"  # Orbax's word for file systems
-#: Events of our own: this process's rate of one read; seconds that the primary replica read, and that the others were
-#: given its values.
+#: Gracepoint's own events: bytes per second of one read in this process; seconds that the primary replica read; seconds
+#: of the broadcast of its values to the other replicas.
 READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"
 REPLICA_READ_EVENT = "/gracepoint/checkpoint/read/primary_replica_s"
 BROADCAST_EVENT = "/gracepoint/checkpoint/read/broadcast_s"
@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A committed save: ``bytes`` of the state over all processes, each counted once."""
+    """A committed save. ``bytes`` is the size of the state over all processes, with each byte counted once."""
 
     step: int
     bytes: int
@@ -35,13 +35,13 @@ class SaveStats:
     """How long the last committed save took in this process.
 
     Attributes:
-        step: That was saved; None for a checkpoint that has a path to itself.
-        bytes: Of the state over all processes.
-        blocked_s: How long the caller waited: for the save before, and for the copy. All of it, if it waited for
-            the commit.
-        snapshot_s: The copy to host memory; 0 for an emergency, which streams.
-        durable_s: From the begin of writing to this process's done-record on disk.
-        committed_s: From the begin of writing to the commit.
+        step: The step that was saved. None for a checkpoint that has a path to itself.
+        bytes: Size of the state over all processes, in bytes.
+        blocked_s: Seconds that the caller waited for the previous save and for the copy. If the caller waited for the
+            commit: seconds of the whole save.
+        snapshot_s: Seconds of the copy to host memory. 0 for an emergency save, which is streamed.
+        durable_s: Seconds from the start of writing until this process's done-record was on disk.
+        committed_s: Seconds from the start of writing to the commit.
     """
 
     step: int | None
@@ -67,13 +67,13 @@ def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: flo
     """Records the background part of a save.
 
     Args:
-        stats: Of the save.
-        path: Of the checkpoint.
-        chunks: How many this process wrote.
-        total_s: From the call to the commit; None in all but the primary process, as in Orbax.
+        stats: Figures of the save.
+        path: Path of the checkpoint.
+        chunks: Number of chunks that this process wrote.
+        total_s: Seconds from the call to the commit. None in all processes but the primary one, as in Orbax.
     """
     record = jax.monitoring.record_event_duration_secs
-    record(f"{_EVENTS}/commit_future_count", chunks)  # a count: older versions of Orbax have it as a duration
+    record(f"{_EVENTS}/commit_future_count", chunks)  # a count, which older versions of Orbax record as a duration
     jax.monitoring.record_scalar(f"{_EVENTS}/commit_future_count", chunks)
     record(f"{_EVENTS}/commit_duration_sec", stats.durable_s)
     record(f"{_EVENTS}/thread_duration_sec", stats.committed_s)
@@ -84,14 +84,14 @@ def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: flo
 
 
 def tell_now(stats: SaveStats, path: object) -> None:
-    """Records a save that was waited for."""
+    """Records a save that the caller waited for."""
     for name in ("blocking_duration_secs", "total_duration_secs"):
         jax.monitoring.record_event_duration_secs(f"{_WRITE}/{name}", stats.blocked_s, storage_type=_STORAGE)
     _tell_saved(stats, path)
 
 
 def tell_written(size_bytes: int, duration_s: float, folder: object) -> None:
-    """Tells the log and listeners how fast this process wrote its part."""
+    """Records in the log and for listeners how fast this process wrote its part."""
     gib, gib_per_s = size_bytes / _GIB, size_bytes / _GIB / max(duration_s, 1e-9)
     logger.info(
         "process %d wrote %d bytes in %.3f s (%.3f GiB/s) to %s",
@@ -107,7 +107,7 @@ def tell_written(size_bytes: int, duration_s: float, folder: object) -> None:
 
 
 def tell_read(size_bytes: int, duration_s: float, folder: object) -> None:
-    """Tells the log and listeners how fast this process read its part."""
+    """Records in the log and for listeners how fast this process read its part."""
     duration_s = max(duration_s, 1e-9)
     gib, rate = size_bytes / _GIB, size_bytes / duration_s
     logger.info(
@@ -125,13 +125,13 @@ def tell_read(size_bytes: int, duration_s: float, folder: object) -> None:
 
 
 def tell_replica_read(duration_s: float) -> None:
-    """Records how long the primary replica read; in the other processes, how long they were ready."""
+    """Records how long the primary replica read. In the other processes: how long this step took."""
     for event in (REPLICA_READ_EVENT, "/jax/checkpoint/read/primary_replica_deserialization_duration_secs"):
         jax.monitoring.record_event_duration_secs(event, duration_s)
 
 
 def tell_broadcast(duration_s: float) -> None:
-    """Records how long it took to hand the primary replica's values to the others."""
+    """Records how long it took to send the primary replica's values to the others."""
     for event in (BROADCAST_EVENT, "/jax/checkpoint/read/broadcast_duration_secs"):
         jax.monitoring.record_event_duration_secs(event, duration_s)
 

@@ -1,6 +1,6 @@
-"""What a caller may ask for: how checkpoints are written, and how they are restored, as a whole and leaf by leaf.
+"""Options of saves and restores, for a whole checkpoint and for single leaves.
 
-Where Orbax has the same option, it has the same name here.
+If Orbax has the same option, the name here is the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: Default of ``RestoreOptions.limit_bytes``. Enough for the fastest storage: at 10 GB/s it is read in 0.4 s.
 READ_LIMIT_BYTES = 4 << 30
-_ZSTD_LEVELS = range(-7, 23)  # that zstd has
+_ZSTD_LEVELS = range(-7, 23)  # the levels of zstd
 
 
 class TransferPriority(enum.Enum):
@@ -37,7 +37,7 @@ class TransferPriority(enum.Enum):
 
 
 class SaveCallback(Protocol):
-    """What a save asks and reports for each leaf, by JAX's key path. The threads of the save make the calls."""
+    """Functions that a save calls for each leaf, with JAX's key path. The threads of the save make the calls."""
 
     def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
         """Returns when to copy the leaf. Called before the copy, and only if ``device_host_max_bytes`` is set."""
@@ -51,7 +51,7 @@ class SaveCallback(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Silent:
-    """The callback of a save that was given none: everything is copied before the save returns."""
+    """The default callback: all leaves are copied before the save returns, and nothing is reported."""
 
     def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
         return TransferPriority.SYNCHRONOUS
@@ -84,7 +84,7 @@ class WriteOptions:
             before it is committed. None: no limit.
         write_limit_bytes: Most bytes that are being written at once. None: no limit.
         pinned_host_transfer: Whether values leave devices through pinned host memory. None: on GPU and TPU.
-        callback: Is asked for the priority of each leaf, and is told when a leaf is copied and when it is written.
+        callback: Returns the priority of each leaf. Also called when a leaf is copied, and when it is written.
         express: Whether to write chunks that are files of plain values without TensorStore, and past the page cache
             where the file system allows that.
         store_sharding: Whether to write the file of shardings, which a restore without arguments uses.
@@ -124,7 +124,7 @@ def _check_positive(name: str, value: Any) -> None:
         raise SettingsError(f"WriteOptions.{name} is {value!r}; expected a whole number of at least 1")
 
 
-#: How arrays are written where nothing is asked for.
+#: Default options of a save.
 DEFAULT_OPTIONS = WriteOptions()
 
 
@@ -230,16 +230,16 @@ class RestoreOptions:
     """How a tree is restored.
 
     Attributes:
-        partial_restore: Whether leaves that the checkpoint has and ``like`` has not are ignored. False: they are an
+        partial_restore: Whether leaves that are in the checkpoint and not in ``like`` are ignored. False: they are an
             error.
-        keep_missing: Whether leaves that ``like`` has and the checkpoint has not keep their value from ``like``.
+        keep_missing: Whether leaves that are in ``like`` and not in the checkpoint keep their value from ``like``.
             False: they are an error.
         limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their devices. A
             single shard, or shards that share chunks, may exceed it alone. None: no limit.
         single_replica: How one replica reads leaves that have ``SingleReplicaArrayRestoreArgs``.
         donate: Whether to delete the arrays of ``like`` that are restored before anything is read, so that the devices
-            need not hold two states. They are deleted for whoever else holds them, too. If the checkpoint does not fit
-            ``like``, or there is none, they stay. If reading fails, they are gone.
+            need not hold two states. Other references to these arrays become invalid, too. If the checkpoint does not
+            fit ``like``, or there is no checkpoint, nothing is deleted. If reading fails, the arrays stay deleted.
         handlers: Handlers of leaf types of your own. None: those of the checkpointer.
     """
 
@@ -255,5 +255,5 @@ class RestoreOptions:
         return self if self.handlers is not None else dataclasses.replace(self, handlers=handlers)
 
 
-#: How a tree is restored where nothing is asked for.
+#: Default options of a restore.
 DEFAULT_RESTORE_OPTIONS = RestoreOptions()

@@ -1,7 +1,7 @@
-"""Orbax's own objects, where code that was written for Orbax hands them over: taken as ours, or refused in words.
+"""Converts Orbax's own objects, which code written for Orbax passes in, to Gracepoint's, or refuses them.
 
-Orbax is not imported: a class is known by its name and its package. An object that Orbax's classes have and ours lack
-is refused by its name, never ignored.
+Orbax is not imported: a class is recognized by its name and its package. An option that Orbax's class has, and
+Gracepoint's lacks, is refused with an error that names it. It is never ignored.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _RESTORE_ARGS = (SingleReplicaArrayRestoreArgs, ArrayRestoreArgs, RestoreArgs)
 
 
 def restore_args_of(given: Any, where: str) -> RestoreArgs:
-    """Returns ``given`` as ours.
+    """Returns ``given`` as ``RestoreArgs`` of Gracepoint.
 
     Raises:
-        CheckpointRefused: It is neither ours nor Orbax's, or asks for what is not there.
+        CheckpointRefused: ``given`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
     """
     if isinstance(given, RestoreArgs):
         return given
@@ -38,10 +38,10 @@ def restore_args_of(given: Any, where: str) -> RestoreArgs:
 
 
 def save_args_of(given: Any, where: str) -> SaveArgs:
-    """Returns ``given`` as ours.
+    """Returns ``given`` as ``SaveArgs`` of Gracepoint.
 
     Raises:
-        CheckpointRefused: It is neither ours nor Orbax's, or asks for what is not there.
+        CheckpointRefused: ``given`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
     """
     if isinstance(given, SaveArgs):
         return given
@@ -51,10 +51,10 @@ def save_args_of(given: Any, where: str) -> SaveArgs:
 
 
 def priority_of(answer: Any, name: str) -> TransferPriority:
-    """Returns what ``key_priority`` answered for leaf ``name``, as ours.
+    """Returns the answer of ``key_priority`` for leaf ``name`` as a ``TransferPriority`` of Gracepoint.
 
     Raises:
-        CheckpointRefused: It says nothing: None, or Orbax's ``UNKNOWN``.
+        CheckpointRefused: The answer is no priority, for example None or Orbax's ``UNKNOWN``.
     """
     if isinstance(answer, TransferPriority):
         return answer
@@ -66,10 +66,10 @@ def priority_of(answer: Any, name: str) -> TransferPriority:
 
 
 def sharding_of(given: Any, where: str) -> Any:
-    """Returns ``given``, and Orbax's ``ShardingMetadata`` as the sharding that it stands for.
+    """Returns ``given``. Orbax's ``ShardingMetadata`` is converted to a JAX sharding.
 
     Raises:
-        CheckpointRefused: Its devices are not here.
+        CheckpointRefused: The devices of the sharding do not exist here.
     """
     if not _is_orbax(given, "ShardingMetadata"):
         return given
@@ -83,14 +83,14 @@ def sharding_of(given: Any, where: str) -> Any:
 
 
 def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteOptions | None:
-    """Returns ``options`` changed as the arguments of Orbax's ``ArrayHandler`` say.
+    """Returns ``options``, changed by the arguments of Orbax's ``ArrayHandler``.
 
     Args:
-        options: None: the defaults.
-        given: Those arguments by Orbax's names; None and Orbax's defaults change nothing.
+        options: The options to change. None: the defaults.
+        given: The arguments, by Orbax's names. None and Orbax's defaults change nothing.
 
     Raises:
-        SettingsError: One is unknown, or asks for what is not there.
+        SettingsError: An argument is unknown, or asks for something that is not supported.
     """
     if options is not None and not isinstance(options, WriteOptions):
         raise SettingsError(f"options: expected WriteOptions, found {options!r} (metadata_key is a keyword)")
@@ -114,7 +114,7 @@ _OPTIONS = {
     "enable_write_sharding_file": "store_sharding",
     "callback": "callback",
 }
-# Each with the values that ask for what is done anyway.
+# Arguments that are refused, each with the values that are accepted because they change nothing.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "replica_id": (
         (None, 0),
@@ -127,7 +127,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _is_orbax(value: Any, name: str) -> bool:
-    """True if ``value`` is of Orbax's class ``name``, or of one derived from it."""
+    """Returns whether ``value`` is an instance of Orbax's class ``name`` or of a subclass of it."""
     return any(base.__name__ == name and base.__module__.partition(".")[0] == "orbax" for base in type(value).__mro__)
 
 

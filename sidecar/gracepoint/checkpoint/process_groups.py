@@ -1,9 +1,9 @@
-"""The processes that save together, if no session has brought them together: those of any initialised JAX cluster.
+"""Creates process groups for checkpointers without a session, from the processes of any initialised JAX cluster.
 
-Only this module uses the coordination service; all others use a ``ProcessGroup``.
+Only this module uses the coordination service. All others use a ``ProcessGroup``.
 
-Checkpointers are numbered in the order in which they are made, separately for each set of processes. So the keys of
-checkpointers that are alive at the same time differ, if every process makes those of one set in the same order.
+Checkpointers are numbered in the order of their creation, separately for each set of processes. So the keys of
+checkpointers that are alive at the same time differ, if every process creates those of one set in the same order.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class JoinedGroup:
 
 
 class GroupFactory:
-    """Brings processes together when that is needed first. Every process creates its factories in the same order.
+    """Brings processes together when they are first needed. Every process creates its factories in the same order.
 
     Args:
-        active_processes: ``jax.process_index()`` of the processes that save. None: all.
-        gang: A group that exists already. None: one is made of ``active_processes``.
+        active_processes: ``jax.process_index()`` of the processes that save. None: all processes.
+        gang: An existing group. None: a group is created from ``active_processes``.
     """
 
     def __init__(self, active_processes: Collection[int] | None = None, gang: ProcessGroup | None = None) -> None:
@@ -81,11 +81,11 @@ class GroupFactory:
                 _made_in[gang] = self._number + 1
 
     def join(self, *, timeout_s: float) -> JoinedGroup:
-        """Brings the processes together. Collective; initialises JAX's backend.
+        """Brings the processes together. Collective. Initialises JAX's backend.
 
         Raises:
-            SettingsError: This process does not take part, or there is no coordination service to meet at.
-            BarrierTimeout: The first process did not come.
+            SettingsError: This process does not take part, or there is no coordination service.
+            BarrierTimeout: Process 0 did not arrive in time.
         """
         gang, processes = self._gang, self._processes
         if gang is None:

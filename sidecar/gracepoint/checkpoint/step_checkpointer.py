@@ -1,10 +1,10 @@
-"""The checkpoint engine as the session sees it: the steps of one directory.
+"""Saves and restores the steps of one directory. This is the checkpoint engine's interface for the session.
 
-One thread, the training thread, owns a ``StepCheckpointer``: it makes all calls, the same ones in the same order in all
-processes. These threads work for it: TensorStore's and the background save's (``save_executor``), and in process 0 the
-one that deletes trash (``cleanup``) and the lease's (``lease``).
+One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
+the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
+process 0 those that delete trash (``cleanup``) and renew the lease (``lease``).
 
-Everything that a process waits for from its peers has a timeout.
+Every wait for another process has a timeout.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: How long a background save may take. Long, as nobody waits for it until the next one is due.
+#: Seconds for a background save. Long, as no caller waits for it before the next save is due.
 BACKGROUND_TIMEOUT_S = 900.0
-# For the writer of a gang that trains and may have to save soon: short, as training waits for it.
+# Seconds for ``hasten`` to warm the writer. Short, as training waits for it.
 _HASTEN_TIMEOUT_S = 3.0
 
 
@@ -78,14 +78,15 @@ class StepCheckpointer:
             attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
                 '_'.
             processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-            save_every_steps: A save is due at the first step from each of its multiples on. 0: not for that reason.
-            save_every_s: Seconds after the last save at which a save is due. 0: not for that reason.
+            save_every_steps: A save is due at the first step from each of its multiples on. 0: no save is due for that
+                reason.
+            save_every_s: Seconds after the last save at which a save is due. 0: no save is due for that reason.
             keep_last: See ``Retention``.
             keep_every_steps: See ``Retention``.
             keep_for_s: See ``Retention``.
             options: How arrays are written. None: the defaults.
             host_memory_limit_bytes: Most bytes of host memory in this process for the snapshot of background saves.
-                None: the memory that the host has.
+                None: the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
             hastens: Whether ``hasten`` will be called.
@@ -124,10 +125,10 @@ class StepCheckpointer:
         self._restores = 0
         self._shared_checks = 0
         self._claims = 0
-        self._retired = 0  # saves up to this one; written where one was committed, never by two threads at a time
+        self._retired = 0  # keys are removed up to this save; written after a commit, never by two threads at a time
         self._due = DueSaves(gang, f"{self._key}/due")
-        self._has_tidied = False  # the first time, what earlier starts did not finish goes, too
-        self._committed_step: int | None = None  # which is on disk as this gang's state
+        self._has_tidied = False  # the first call also deletes unfinished saves of earlier starts
+        self._committed_step: int | None = None  # the step that is on disk as this gang's state
 
     # The next three forward to the executor: an emergency save sees the engine as one object (``preemption``).
 
@@ -153,9 +154,9 @@ class StepCheckpointer:
     def is_begun_by_all(self, step: int, *, sync_point: int, ready: bool) -> bool:
         """Returns whether all processes begin the save that is due. The first process that asks decides.
 
-        Collective, for each save that is due. A save that only some processes begin would never end, and the later
-        saves of the processes would not be the same ones. The first process also writes down which step it is at, and
-        all others compare that with theirs.
+        Collective, for each save that is due. If only some processes began a save, it would never end, and the later
+        saves of the processes would not match. The first process also records its step, and all others compare it with
+        theirs.
 
         Args:
             step: The step that is due in this process.
@@ -177,17 +178,17 @@ class StepCheckpointer:
     def hasten(self) -> None:
         """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
 
-        Not collective. When the save comes, process 0 decides; it comes in all processes at the same step.
+        Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
         """
-        if not self.executor.busy:  # else the writer is warm, and belongs to the save's thread
+        if not self.executor.busy:  # otherwise the writer is warm, and the save's thread owns it
             try:
                 self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will say what is wrong
+            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self.save_interval.hasten()
 
     def check_shared(self, *, timeout_s: float) -> None:
-        """Makes sure that the directory is one storage for all processes, and not a disk of each.
+        """Checks that all processes see the same directory, and not each a disk of its own.
 
         Raises:
             CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
@@ -208,8 +209,8 @@ class StepCheckpointer:
                 clusters of one start must not use the directory. None: this is not checked.
 
         Raises:
-            CheckpointError: Another job uses it, or another cluster of the same start.
-            BarrierError: Process 0 did not tell in time.
+            CheckpointError: Another job, or another cluster of the same start, uses the directory.
+            BarrierError: Process 0 did not answer in time.
         """
         self._claims += 1
         self._lease = directory_checks.claim(
@@ -223,7 +224,9 @@ class StepCheckpointer:
         )
 
     def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
-        """Does what would take too long in an emergency: plans, reserves and touches memory, warms the writer.
+        """Does in advance what would take too long in an emergency.
+
+        Plans the saves, reserves and touches memory, and warms the writer.
 
         Args:
             state: A state of the form that will be saved.
@@ -264,7 +267,7 @@ class StepCheckpointer:
             host_state: This process's values by name.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
             timeout_s: Seconds for the part in the background.
-            anew: Whether to save a step again that this gang has committed or restored.
+            anew: Whether to save the step even if this gang has already committed or restored it.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
@@ -283,7 +286,7 @@ class StepCheckpointer:
         asked = self._due.asked
 
         def then() -> None:
-            if self._committed_step is None or step > self._committed_step:  # it was stopped, and not in time
+            if self._committed_step is None or step > self._committed_step:  # the save was stopped too late
                 self._committed_step = step
             self._learn(Way.SNAPSHOT)
             self._tidy(step, save.temporary.ordinal)
@@ -305,21 +308,20 @@ class StepCheckpointer:
     ) -> Saved:
         """Saves now, and returns when the step is committed.
 
-        A background save that is under way and was not told to ``stop`` is waited for first, within the timeout;
-        if it was of the same step, that was it. If it failed, that is logged, and does not keep this one from being
-        tried. A step that this gang has committed or restored is not saved again. Chunks go from the devices to the
-        disk without a snapshot.
+        If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
+        If that save failed, the error is logged, and this save is tried nevertheless. A step that this gang has already
+        committed or restored is not saved again. Chunks go from the devices to the disk without a snapshot.
 
         Args:
             step: The step that ``state`` is at; the same in all processes.
             state: The train state. Must not be donated until this returns.
             host_state: This process's values by name.
             deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
-            on_stage: Called with "written" (this process's files are), "durable" (its done-record is) and
-                "committed" (the step is, for all).
+            on_stage: Called with "written" (this process's files are written), "durable" (its done-record is durable)
+                and "committed" (the step is committed in all processes).
 
         Raises:
-            SaveFailed: It is not committed in time, or a process failed.
+            SaveFailed: The step is not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
         self.executor.wait_until(deadline)
@@ -338,16 +340,16 @@ class StepCheckpointer:
         return Saved(step, total_bytes)
 
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
-        """Commits the newest snapshot in host memory, in place of a state for which there is no time.
+        """Commits the newest snapshot in host memory, if there is no time to save the state.
 
-        A background save that is under way is waited for; one that failed is written once more.
+        If the background save of the snapshot is under way, this waits for it. If it failed, it is written once more.
 
         Args:
-            deadline: When the step must be committed, as in ``save``.
-            on_stage: As in ``save``.
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written", "durable" and "committed"; see ``save``.
 
         Raises:
-            SaveFailed: There is no snapshot, or it is not committed in time.
+            SaveFailed: There is no snapshot, or it was not committed in time.
         """
         step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
         self._committed_step = step
@@ -377,17 +379,18 @@ class StepCheckpointer:
             restore_args: See ``read_tree``.
             options: See ``RestoreOptions``.
             reshard: See ``restore_newest``.
-            tidy: Whether to delete afterwards what retention does not keep, and what was never finished. False where
-                another job may use the directory.
+            tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
+                may use the directory.
 
         Returns:
-            None if there is nothing that looks like a checkpoint (the log says what was looked at).
+            The restored state. None if nothing looks like a checkpoint; the log says what was found.
 
         Raises:
             CheckpointNotFound: There is no complete checkpoint of ``step``.
             CheckpointCorrupt: There are checkpoints, and none can be restored.
-            CheckpointMismatch: The newest does not fit ``like``, or its host state the number of processes.
-            CheckpointError: The newest cannot be read for another reason.
+            CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
+                processes.
+            CheckpointError: The newest step cannot be read for another reason.
             BarrierError: Other processes did not take part in time.
         """
         deadline = Deadline.after(timeout_s, self._clock)
@@ -432,17 +435,17 @@ class StepCheckpointer:
             self._release()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
-        """Gives the background save ``timeout_s`` to end. Called last, in place of ``close``, if training broke off.
+        """Gives the background save ``timeout_s`` seconds to end.
 
-        Not collective; never raises.
+        If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
         """
         self.executor.abandon(reason, timeout_s=timeout_s)
         self._release()
 
     def _retire(self, ordinal: int, asked: int) -> None:
-        """Removes keys of earlier saves from the store, after all processes have committed this one.
+        """Removes keys of earlier saves from the store, after all processes have committed this save.
 
-        Keys of the previous save stay, as its thread may still be ending if it was stopped.
+        Keys of the previous save stay: if it was stopped, its thread may still be ending.
         """
         try:
             self._due.retire(asked)

@@ -1,7 +1,7 @@
-"""Holds the files of a checkpoint against what its manifest says of them.
+"""Compares the files of a checkpoint with its manifest.
 
-``verify`` looks at all files of one checkpoint, whether or not anybody restores it; it reads only. Threads of its own
-read and compute, and have ended when it returns.
+``verify`` checks all files of one checkpoint, and writes nothing. Its own threads read the files and compute checksums.
+They have ended when it returns.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath, U
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
 
-# Files that are read at once. More than cores, as readers mostly wait for the disk.
+# Most files that are read at once. May exceed the number of cores, as readers mostly wait for the disk.
 _MAX_THREADS = 16
-# What is worth a thread.
+# Bytes, and number of files, for each of which one more thread is used.
 _THREAD_BYTES = 32 << 20
 _THREAD_FILES = 64
-# For TensorStore to read one chunk.
+# Seconds for TensorStore to read one chunk.
 _CHUNK_TIMEOUT_S = 600.0
 
 
@@ -37,9 +37,10 @@ class Damage:
     """A file that is not what was saved.
 
     Attributes:
-        file: Below the checkpoint's folder; the merged tree's, where a chunk is not in it as it was saved.
-        array: StoragePath of the array in the state that it holds part of; None if it holds none of any one.
-        problem: What was found and what was expected, in words.
+        file: Path of the file below the checkpoint's folder. If a chunk of the merged tree is damaged: the tree's
+            manifest.
+        array: Name of the array that the file holds a part of. None if it does not belong to one array.
+        problem: What was found and what was expected, as text.
     """
 
     file: str
@@ -55,11 +56,11 @@ class VerificationReport:
     """What ``verify`` found.
 
     Attributes:
-        path: Of the checkpoint.
-        step: That it holds; None where it has a path to itself.
-        files: How many were looked at.
-        bytes: Their size.
-        damage: What is wrong, by file; empty if every file is what was saved.
+        path: Path of the checkpoint.
+        step: The step that the checkpoint holds. None if it has a path to itself.
+        files: Number of files that the manifest records.
+        bytes: Total size of these files in bytes, as the manifest records it.
+        damage: The damaged files. Empty if every file is what was saved.
     """
 
     path: LocalPath
@@ -81,17 +82,17 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
     """Reads a whole checkpoint and compares size and CRC-32 of every file with its manifest.
 
     Args:
-        path: Folder of one checkpoint: a step's, or one that has a path to itself.
+        path: Folder of one checkpoint: of a step, or of a checkpoint that has a path to itself.
 
     Returns:
-        What was found; ``ok`` if the checkpoint is as it was saved. The marks that only Orbax reads have no
-        checksums: that they are there is all that is looked at.
+        What was found. ``ok`` is True if the checkpoint is as it was saved. The marker files that only Orbax reads have
+        no checksums: only their existence is checked.
 
     Raises:
         CheckpointNotFound: There is no committed checkpoint at ``path``.
         CheckpointCorrupt: The manifest itself cannot be read.
-        CannotKnow: Orbax wrote it, which records no checksums.
-        OSError: A file cannot be read for a reason that is no damage.
+        CannotKnow: Orbax wrote the checkpoint, and Orbax records no checksums.
+        OSError: A file cannot be read for a reason other than damage.
     """
     folder = storage_path(path)
     manifest = commit.read_manifest(folder)
@@ -116,7 +117,7 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
 
 
 def checkpoints_at(path: UserPath) -> list[StoragePath]:
-    """Returns the folders of the checkpoints that ``path`` means: its steps', newest first, or itself."""
+    """Returns the folders of the checkpoints at ``path``: of its steps, newest first, or ``path`` itself."""
     folder = storage_path(path)
     paths = Layout(folder)
     if (folder / layout.MANIFEST).exists():
@@ -139,7 +140,7 @@ def _damaged_files(folder: StoragePath, manifest: Manifest, threads: Executor) -
 
 
 def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
-    """Reads all chunks through the tree that was merged at the commit, whose own files have no checksums of ours."""
+    """Reads all chunks through the tree that the commit merged. The manifest has no checksums of the tree's files."""
 
     def soon() -> Deadline:
         return Deadline.after(_CHUNK_TIMEOUT_S, time.monotonic)

@@ -1,4 +1,4 @@
-"""Type handlers: leaves saved and restored by their type, in Orbax's words.
+"""Type handlers: they save and restore leaves by type, with Orbax's interface.
 
-Users call it. It calls the same rooms as the checkpointers do, without a commit and without a manifest.
+Users call it. It calls the same packages as the checkpointers do, without a commit and without a manifest.
 """

@@ -1,7 +1,7 @@
-"""Leaves saved and restored by type, without a tree, a commit or a manifest: what Orbax calls type handlers.
+"""Type handlers of arrays: they save and restore leaves by type, without a tree, a commit or a manifest.
 
-They are for code that brings its own tree and its own way to commit. What they do is the engine's: the same grid of
-chunks, plan, transfer, writer and reader that checkpoints are made with.
+They are for code that has its own tree and its own commit. They use the same chunk grid, plan, transfer, writer and
+reader as the checkpointers.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ from gracepoint.errors import CheckpointRefused, SettingsError
 
 logger = logging.getLogger(__name__)
 
-#: For each call of a handler, and for what it does in the background.
+#: Seconds for each call of a handler, and for the part of a save that runs in the background.
 TIMEOUT_S = 900.0
-#: Event of ``jax.monitoring`` by Orbax's name: a handler of arrays was made.
+#: Event of ``jax.monitoring``, with Orbax's name: an array handler was created.
 INIT_EVENT = "/jax/orbax/array_handler/init"
 
 
 class NumpyHandler:
-    """For ``numpy.ndarray`` leaves, of which every process has an equal copy: the primary process writes it.
+    """Saves and restores ``numpy.ndarray`` leaves. Every process has an equal copy, and the primary process writes it.
 
     Args:
-        options: How leaves are written; None: the defaults.
-        primary_host: ``jax.process_index()`` of the process that writes what is written once; None: every process
-            does, into storage of its own.
-        allow_zero_size: Arrays without elements are saved; else they are refused, as Orbax does.
-        timeout_s: For each call, and for what it does in the background.
-        dispatcher: Takes the work to the arrays, which it has copied to host memory; None: both is done in this
-            process.
-        read_limit_bytes: As ``RestoreOptions.limit_bytes``.
-        clock: Monotonic seconds.
-        metadata_key: Refused: arrays are written with their metadata at zarr's own names. What Orbax wrote with one
-            is read without.
+        options: How leaves are written. None: the defaults.
+        primary_host: ``jax.process_index()`` of the process that writes. None: every process writes, to storage of its
+            own.
+        allow_zero_size: Whether arrays without elements are saved. False: they are refused, as in Orbax.
+        timeout_s: Seconds for each call, and for the part of a save that runs in the background.
+        dispatcher: Copies arrays to host memory, and runs the work where the copies are. None: this process does both.
+        read_limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their
+            devices. See ``RestoreOptions.limit_bytes``. None: no limit.
+        clock: Returns monotonic seconds.
+        metadata_key: Must be None. Arrays are written with their metadata at zarr's own names. Arrays that Orbax wrote
+            with a metadata key are read without this argument.
         of_orbax: The other arguments of Orbax's handler of this type, by Orbax's names. They change ``options``, or
             are refused.
 
@@ -109,26 +109,26 @@ class NumpyHandler:
     def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> list[Future[None]]:
-        """Copies values to host memory as far as the options say, and writes while the caller goes on.
+        """Copies values to host memory as the options say, and writes them while the caller goes on.
 
         Args:
-            values: May be donated or changed on return.
-            infos: One for each.
-            args: One for each; None: the defaults.
+            values: The values of the leaves. The caller may donate or change them after this returns.
+            infos: One ``ParamInfo`` for each value.
+            args: One ``SaveArgs`` for each value. None: the defaults.
 
         Returns:
-            One future, done when this process's part is durable. Its error is ``SaveFailed`` where that took too
-            long.
+            One future, which is done when this process's part is durable. If that takes too long, its error is
+            ``SaveFailed``.
 
         Raises:
-            CheckpointError: A value cannot be saved; names it.
+            CheckpointError: A value cannot be saved; names the leaf.
         """
         folder_of(infos, values, args)
         check_primary_host(self._primary_host)
         self._check(values, infos)
         name = f"writing {self.typestr} leaves"
         if self._dispatcher is None:
-            write = self._write(values, infos, args, in_snapshot=True)  # on return all is copied that must be
+            write = self._write(values, infos, args, in_snapshot=True)  # returns after all necessary copies
             return [InProcessDispatcher().dispatch(name, lambda _: write(), [])]
         positions = [position for position, value in enumerate(values) if isinstance(value, jax.Array)]
         given = self._on_host([values[i] for i in positions], [infos[i] for i in positions], self._dispatcher)
@@ -142,7 +142,7 @@ class NumpyHandler:
         return [self._dispatcher.dispatch(name, write_there, given)]
 
     def _on_host(self, arrays: Sequence[Any], infos: Sequence[ParamInfo], dispatcher: Dispatcher) -> Sequence[Any]:
-        """Returns ``arrays``, those on the host that must be before ``serialize`` returns."""
+        """Returns ``arrays``. Those that must be copied before ``serialize`` returns are replaced by copies on host."""
         options = self._options
         now = [
             position
@@ -162,7 +162,10 @@ class NumpyHandler:
         *,
         in_snapshot: bool,
     ) -> Callable[[], None]:
-        """Plans, copies what must be copied if it is ``in_snapshot``, and returns what writes the rest."""
+        """Plans the write, and returns a function that writes.
+
+        With ``in_snapshot``, values that must be copied before ``serialize`` returns are copied here.
+        """
         folder = storage_path(infos[0].parent_dir)
         leaves = self._leaves(values, infos, args)
         plan = self._plan(leaves)
@@ -180,7 +183,7 @@ class NumpyHandler:
                 plan.arrays,
                 transfer,
                 small_files,
-                # Never the tree of another call, for example of leaves of another type: both would write one manifest.
+                # Two calls, for example for two types of leaves, must not share a tree: both would write one manifest.
                 tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
             self._writer.write(job, Deadline.after(self._timeout_s, self._clock))
@@ -188,19 +191,19 @@ class NumpyHandler:
         return write
 
     def finalize(self, directory: UserPath) -> None:
-        """Makes the parts of all processes and handlers below ``directory`` one; may be called again.
+        """Merges the parts of all processes and handlers below ``directory``. May be called again.
 
-        For one process, once all parts are durable.
+        One process calls it, once all parts are durable.
         """
         ocdbt.merge_again(storage_path(directory))
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[Any]:
-        """Returns the leaves, restored as ``args`` say; None: as they were saved.
+        """Returns the leaves, restored as ``args`` say. If ``args`` is None, they are restored as they were saved.
 
         Raises:
             CheckpointCorrupt: A leaf is missing or damaged; names it.
-            CheckpointMismatch: A leaf is not as it is asked for.
-            CheckpointError: It was not read in time, or cannot be restored so.
+            CheckpointMismatch: A leaf does not have the shape or type that is asked for.
+            CheckpointError: A leaf was not read in time, or cannot be restored as asked.
         """
         folder = folder_of(infos, args)
         deadline = Deadline.after(self._timeout_s, self._clock)
@@ -217,7 +220,7 @@ class NumpyHandler:
         return (self._dispatcher or InProcessDispatcher()).dispatch(f"reading {self.typestr} leaves", read, []).result()
 
     def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
-        """Returns shapes, types, shardings and chunks of leaves without reading their values.
+        """Returns shapes, types, shardings and chunks of the leaves, without reading their values.
 
         Raises:
             CheckpointCorrupt: A leaf is missing; names it.
@@ -229,7 +232,7 @@ class NumpyHandler:
         return [metadata_of_leaf(stored.leaves[info.name]) for info in infos]
 
     def memory_size(self, values: Sequence[Any]) -> list[tuple[int, int]]:
-        """Returns bytes that this process writes, and reads, of each value."""
+        """Returns for each value the bytes that this process writes, and the bytes that it reads."""
         infos = [ParamInfo(str(index), LocalPath("/")) for index in range(len(values))]
         leaves = self._leaves(values, infos, None)
         written = dict.fromkeys(range(len(leaves)), 0)
@@ -242,7 +245,7 @@ class NumpyHandler:
         return [sizes[info.name] for info in infos]
 
     def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
-        """Raises CheckpointError if one of ``values`` must not be saved."""
+        """Raises CheckpointError if a value must not be saved."""
         for value, info in zip(values, infos, strict=True):
             if np.size(value) == 0 and not self._allow_zero_size:
                 raise CheckpointRefused(f"leaf {info.name!r} has no elements; pass allow_zero_size=True to save such")
@@ -252,7 +255,7 @@ class NumpyHandler:
     def _leaves(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None
     ) -> list[pytree.Leaf]:
-        """Returns ``values`` as they are stored, by name."""
+        """Returns the values as leaves of a tree, with the spec of each."""
         named = {info.name: value for info, value in zip(infos, values, strict=True)}
         if len(named) < len(values):
             raise CheckpointRefused(f"expected leaves of different names, found {sorted(info.name for info in infos)}")
@@ -267,7 +270,7 @@ class NumpyHandler:
 
     @property
     def _process_count(self) -> int:
-        """How many processes share a leaf out."""
+        """Number of processes that divide the writing of a leaf among them."""
         return 1
 
     def _plan(self, leaves: Sequence[pytree.Leaf]) -> WritePlan:
@@ -276,7 +279,7 @@ class NumpyHandler:
         return make_plan(leaves, 0, 1)
 
     def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
-        """Returns what is written beside the arrays."""
+        """Returns the contents of the files that are written beside the arrays, by path."""
         return {}
 
     def _open(self, infos: Sequence[ParamInfo], deadline: Deadline) -> StoredTree:
@@ -285,16 +288,17 @@ class NumpyHandler:
 
 
 class ScalarHandler(NumpyHandler):
-    """For Python's and numpy's numbers, which come back as Python's."""
+    """Saves and restores numbers of Python and numpy. They are restored as Python's numbers."""
 
     typestr = "scalar"
 
 
 class ArrayHandler(NumpyHandler):
-    """For ``jax.Array`` leaves over all processes of the job: each writes what it holds, and shares what several do.
+    """Saves and restores ``jax.Array`` leaves over all processes of the job.
 
-    Beside the arrays it writes each process's ``array_metadatas/process_<N>`` and, as the options say, ``_sharding``.
-    All arrays of a folder are given in one call.
+    Each process writes the shards that it holds. If several processes hold a shard, they divide it among them. Each
+    process also writes ``array_metadatas/process_<N>``. The primary process writes ``_sharding`` if the options say so.
+    All arrays of a folder must be passed in one call.
     """
 
     typestr = "jax.Array"
@@ -329,7 +333,7 @@ class ArrayHandler(NumpyHandler):
 
 
 def default_handlers(options: WriteOptions | None = None) -> HandlerRegistry:
-    """Returns the handlers of all types of leaves that have one, with the same options."""
+    """Returns the handlers of all types of leaves that Gracepoint has a handler for, with the same options."""
     registry = HandlerRegistry()
     registry.add(jax.Array, ArrayHandler(options))
     registry.add(np.ndarray, NumpyHandler(options))

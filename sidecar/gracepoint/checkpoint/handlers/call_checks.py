@@ -1,4 +1,4 @@
-"""Checks of the arguments that handlers are called with."""
+"""Checks of the arguments of a handler's methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from gracepoint.errors import CheckpointRefused, SettingsError
 
 
 def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> StoragePath:
-    """Returns the folder of all ``infos``, which ``others`` are as many as."""
+    """Returns the folder of all ``infos``.
+
+    Raises:
+        CheckpointRefused: There are no infos, their folders differ, or one of ``others`` has another length.
+    """
     if not infos:
         raise CheckpointRefused("expected at least one leaf, found none")
     if wrong := [len(other) for other in others if other is not None and len(other) != len(infos)]:
@@ -25,12 +29,12 @@ def folder_of(infos: Sequence[ParamInfo], *others: Sequence[Any] | None) -> Stor
 
 
 def is_primary(primary_host: int | None) -> bool:
-    """True if this process writes what is written once; None: each does, into storage of its own."""
+    """Returns whether this process writes. If ``primary_host`` is None, every process writes, to its own storage."""
     return primary_host is None or primary_host == jax.process_index()
 
 
 def check_primary_host(primary_host: int | None) -> None:
-    """Raises SettingsError if there is no such process, so that nothing would be written."""
+    """Raises SettingsError if there is no such process, as nothing would be written then."""
     if primary_host is not None and not 0 <= primary_host < jax.process_count():
         raise SettingsError(
             f"primary_host is {primary_host!r}; expected one of the process indices 0 to {jax.process_count() - 1}, or "

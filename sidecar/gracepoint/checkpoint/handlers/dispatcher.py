@@ -1,8 +1,8 @@
-"""Where a handler's work on arrays is done: in this process, or where a dispatcher for remote arrays takes it.
+"""Dispatchers run a handler's work on arrays, in this process or in the processes that have the devices.
 
-With arrays whose devices belong to other processes than the one that calls (single-controller JAX), work must be
-done beside the devices. A dispatcher takes it there; the one that is here takes it to a thread of this process,
-which ends with the work, and is a daemon: storage that hangs keeps no process from leaving.
+In single-controller JAX the devices of an array belong to other processes than the one that calls. Work must then run
+in those processes, and a dispatcher for remote arrays sends it there. The dispatcher of this module runs it in a thread
+of this process. The thread ends with the work. It is a daemon: storage that hangs keeps no process from ending.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Result = TypeVar("Result")
 
 
 class Dispatcher(Protocol):
-    """Takes arrays to host memory, and work to where their shards are."""
+    """Copies arrays to host memory, and runs work where their shards are."""
 
     def device_to_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Copies ``arrays`` to host memory where their shards are; returns the copies, in the same order.
+        """Copies ``arrays`` to the host memory of the processes that have their shards. Returns the copies, in order.
 
         When this returns, the originals may be donated. The copies have the shapes, types and shardings of the
-        originals, but for the kind of memory; ``dispatch`` is given them later.
+        originals, except for the memory kind. They are passed to ``dispatch`` later.
         """
 
     def dispatch(self, name: str, function: Callable[[Sequence[Any]], Result], arrays: Sequence[Any]) -> Future[Result]:
-        """Calls ``function`` where the shards of ``arrays`` can be addressed; returns at once.
+        """Calls ``function`` where the shards of ``arrays`` are addressable. Returns at once.
 
         Args:
-            name: Of the work, in words.
-            function: Is given ``arrays``, as they are seen there; it uses no others.
-            arrays: Of JAX; empty where the work needs none.
+            name: Name of the work, for the name of a thread.
+            function: Called with ``arrays`` as that process sees them. It uses no other arrays.
+            arrays: JAX arrays. Empty if the work needs none.
         """
 
 
 class InProcessDispatcher:
-    """For arrays whose shards this process addresses itself."""
+    """A dispatcher for arrays whose shards are addressable in this process."""
 
     def device_to_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [_to_host(array) for array in arrays]
@@ -50,7 +50,7 @@ class InProcessDispatcher:
         def run() -> None:
             try:
                 future.set_result(function(arrays))
-            except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
                 future.set_exception(error)
 
         threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True).start()

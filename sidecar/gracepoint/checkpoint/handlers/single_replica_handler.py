@@ -1,4 +1,4 @@
-"""The handler of arrays that one replica reads for all."""
+"""Type handler of arrays that one replica reads for all replicas."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from gracepoint.process_group import ProcessGroup
 
 
 class SingleReplicaArrayHandler(ArrayHandler):
-    """For ``jax.Array`` leaves that are replicated along an axis of their mesh: saved as any, restored by one replica.
+    """Saves and restores ``jax.Array`` leaves that are replicated along an axis of their mesh.
 
-    ``deserialize`` is collective: every process of the mesh makes the same calls. Processes are made known to each
-    other as the first is made, so every process makes its handlers in the same order.
+    They are saved as by ``ArrayHandler``. One replica restores them, and sends them to the others.
+
+    ``deserialize`` is collective: every process of the mesh makes the same calls. The first call brings the processes
+    together. Every process must create its handlers in the same order.
 
     Args:
-        replica_axis_index: Axis of the mesh along which there are replicas.
-        primary_replica_id: Of the replica that reads, along that axis.
-        broadcast_memory_limit_bytes: As in ``SingleReplica``.
-        broadcast_memory_scaling_factor: As in ``SingleReplica``.
-        gang: The processes of the mesh; None: all of the JAX cluster.
-        options: As in ``ArrayHandler``, as are all others.
+        replica_axis_index: Index of the axis of the mesh along which arrays are replicated.
+        primary_replica_id: Index along that axis of the replica that reads.
+        broadcast_memory_limit_bytes: Most bytes of each device's part that are sent at once. An array that is larger
+            is sent alone. None: computed from the free memory of the devices.
+        broadcast_memory_scaling_factor: Part of that memory that is used then, above 0 and at most 1.
+        gang: The processes of the mesh. None: all processes of the JAX cluster.
+        options: The arguments of ``ArrayHandler``.
     """
 
     def __init__(
@@ -56,15 +59,15 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """Returns the arrays, which the primary replica has read.
 
         Args:
-            infos: One for each.
-            args: ``SingleReplicaArrayRestoreArgs`` with a sharding, one for each.
+            infos: One ``ParamInfo`` for each array.
+            args: One ``SingleReplicaArrayRestoreArgs`` with a sharding for each array.
 
         Raises:
-            InvalidSharding: With a sharding, one replica cannot read for the others.
+            InvalidSharding: One replica cannot read for the others with the sharding of an array.
             CheckpointCorrupt: An array is missing or damaged; names it.
-            CheckpointMismatch: An array is not as it is asked for.
-            CheckpointError: It was not read in time, or cannot be restored so.
-            BarrierTimeout: Another process did not say in time whether it has read its part.
+            CheckpointMismatch: An array does not have the shape or type that is asked for.
+            CheckpointError: An array was not read in time, or cannot be restored as asked.
+            BarrierTimeout: Another process did not report in time whether it has read its part.
         """
         folder = folder_of(infos, args)
         for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True):

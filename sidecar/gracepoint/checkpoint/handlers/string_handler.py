@@ -1,4 +1,4 @@
-"""Strings saved and restored by type: all of a folder are in one file, as Orbax has them."""
+"""Type handler of strings. All strings of a folder are in one file, in Orbax's format."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointRefused
 
 
 class StringHandler:
-    """For strings, which the primary process writes into one file, of which every process has equal ones.
+    """Saves and restores strings. Every process has the same strings, and the primary process writes them to one file.
 
     Args:
-        primary_host: As in ``NumpyHandler``.
-        dispatcher: As in ``NumpyHandler``.
+        primary_host: ``jax.process_index()`` of the process that writes. None: every process writes, to storage of its
+            own.
+        dispatcher: Runs the work. None: it runs in this process.
     """
 
     typestr = pytree.STRING
@@ -35,10 +36,10 @@ class StringHandler:
     def serialize(
         self, values: Sequence[str], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> list[Future[None]]:
-        """Writes strings while the caller goes on; all of a folder are given in one call.
+        """Writes strings while the caller goes on. All strings of a folder must be passed in one call.
 
         Raises:
-            CheckpointRefused: ``args`` ask for what strings have not.
+            CheckpointRefused: ``args`` ask for a type or for chunks, which strings do not have.
         """
         folder = folder_of(infos, values, args)
         for info, arg in zip(infos, args or (), strict=False):
@@ -59,13 +60,13 @@ class StringHandler:
         return [self._dispatcher.dispatch("writing strings", write, [])]
 
     def finalize(self, directory: UserPath) -> None:
-        """Does nothing: there are no parts."""
+        """Does nothing, as one process writes all strings."""
 
     def deserialize(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None) -> list[str]:
         """Returns the strings.
 
         Raises:
-            CheckpointCorrupt: One is missing; names it.
+            CheckpointCorrupt: A string is missing; names the leaf.
             CheckpointRefused: ``args`` ask for another type.
         """
         folder = folder_of(infos, args)
@@ -79,11 +80,11 @@ class StringHandler:
         return [text_of(strings, info.name, folder) for info in infos]
 
     def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
-        """Returns that they are strings."""
+        """Returns the metadata of the leaves: their names and type."""
         return [LeafMetadata(info.name, self.typestr) for info in infos]
 
     def memory_size(self, values: Sequence[str]) -> list[tuple[int, int]]:
-        """Returns bytes that this process writes, and reads, of each string."""
+        """Returns for each string the bytes that this process writes, and the bytes that it reads."""
         writes = is_primary(self._primary_host)
         sizes = [len(value.encode()) for value in values]
         return [(size if writes else 0, size) for size in sizes]

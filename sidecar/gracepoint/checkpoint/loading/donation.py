@@ -1,12 +1,12 @@
-"""Donation of the arrays of ``like``: their memory is freed for what is restored in their place.
+"""Donation of the arrays of ``like``: their memory is freed for the restored arrays.
 
 A state fills most of its devices' memory, so a second one does not fit beside it. With ``RestoreOptions.donate`` the
-arrays of ``like`` are therefore deleted: after the checkpoint was found to fit ``like``, and before anything is read.
-What ``like`` says of them (shapes, types, shardings, layouts) is noted first, so that an older step can be restored
-where a newer one is damaged.
+arrays of ``like`` are therefore deleted. This happens after the checkpoint was found to fit ``like``, and before
+anything is read. The shapes, types, shardings and layouts of the arrays are recorded first, so that an older step can
+be restored if a newer one is damaged.
 
-A deleted array raises JAX's error where it is used, whoever else holds it. So a restore that fails after this point
-leaves nothing behind that looks like a state.
+JAX raises an error when a deleted array is used, also through other references to it. So a restore that fails after
+this point leaves nothing that looks like a state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTE = (
 
 
 def marked(like: Any) -> Any:
-    """Returns ``like`` with ``Donated`` in the place of its arrays."""
+    """Returns ``like`` with its arrays replaced by ``Donated``."""
     return jax.tree.map(
         lambda leaf: Donated(leaf, as_like("", leaf)) if isinstance(leaf, jax.Array) else leaf,
         like,
@@ -35,7 +35,7 @@ def marked(like: Any) -> Any:
 
 
 def kept(leaf: Any) -> Any:
-    """Returns a leaf of ``like`` that is not restored as the caller gave it."""
+    """Returns a leaf of ``marked`` as the caller gave it, for a leaf that is not restored."""
     return leaf.array if isinstance(leaf, Donated) else leaf
 
 
@@ -43,11 +43,11 @@ def take(given: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -
     """Deletes the arrays of leaves that will be restored.
 
     Args:
-        given: Leaves of ``marked``, with their names. One array may be several of them.
+        given: Leaves of ``marked`` that will be restored, with their names. Several leaves may be the same array.
         staying: Leaves that are not restored, with their names.
 
     Raises:
-        CheckpointError: An array is both, or a leaf that stays has a deleted array. Nothing more is deleted.
+        CheckpointError: An array is in both, or a leaf that stays has a deleted array. Nothing more is deleted then.
     """
     donated = {id(leaf.array): (name, leaf.array) for name, leaf in given if isinstance(leaf, Donated)}
     for name, leaf in staying:
@@ -64,14 +64,14 @@ def take(given: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -
                 "which is restored, has the same one: expected two arrays, or donate=False"
             )
     arrays = [array for _, array in donated.values() if not array.is_deleted()]
-    jax.block_until_ready(arrays)  # what still computes them would hold their memory
+    jax.block_until_ready(arrays)  # a computation that still runs would hold their memory
     for array in arrays:
         array.delete()
 
 
 @contextlib.contextmanager
 def telling(like: Any) -> Iterator[None]:
-    """Adds to an error that leaves the block that arrays of ``like`` were deleted in it, if that is so."""
+    """Adds a note to an error that leaves the block, if arrays of ``like`` were deleted in the block."""
     arrays = [leaf for leaf in map(kept, jax.tree.leaves(like)) if isinstance(leaf, jax.Array)]
     there = [array for array in arrays if not array.is_deleted()]
     try:

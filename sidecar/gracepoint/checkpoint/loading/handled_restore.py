@@ -20,7 +20,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch
 
 
 def is_handled(stored: StoredLeaf, like: Any, handlers: HandlerRegistry | None) -> bool:
-    """True if a handler restores the leaf.
+    """Returns whether a handler restores the leaf.
 
     Raises:
         CheckpointMismatch: ``like`` is of a type with a handler, and the leaf was saved as another type.
@@ -66,7 +66,7 @@ def restore_handled(
 
 
 def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadline: Deadline) -> Mapping[str, Any]:
-    """Returns what handlers know of their leaves without reading values, by the leaf's name.
+    """Returns the metadata of handled leaves as their handlers return it, by the leaf's name. Values are not read.
 
     Raises:
         TimeoutError: The deadline passed; names a leaf.
@@ -86,7 +86,7 @@ def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadl
 
 
 def in_time(function: Any, what: str, deadline: Deadline) -> None:
-    """Calls ``function`` in a thread; raises its error, or TimeoutError if it is not done by the deadline."""
+    """Calls ``function`` in a thread. Raises its error, or TimeoutError if it does not end by the deadline."""
     future: Future[None] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What is asked of one leaf: by its ``RestoreArgs`` first, then by the leaf of ``like``, then by what was saved."""
+"""How one leaf must be restored: as its ``RestoreArgs`` say, else as the leaf of ``like``, else as it was saved."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointRefused
 
-#: In the place of a sharding: the default device.
+#: Value of ``LeafRequest.sharding`` that means the default device.
 ANYWHERE = "anywhere"
 NUMBERS = (bool, int, float)
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafRequest:
-    """What is asked for: ``restore_type`` is a type, or "scalar" for the number that Python has for it."""
+    """How one leaf must be restored. ``restore_type`` is a type, or "scalar" for the matching number type of Python."""
 
     restore_type: Any
     shape: tuple[int, ...] = ()
@@ -43,11 +43,11 @@ class LeafRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Donated:
-    """A ``jax.Array`` of ``like`` whose memory goes to the array that is restored in its place.
+    """A ``jax.Array`` of ``like`` whose memory is freed for the array that is restored in its place.
 
     Attributes:
-        array: It is deleted before that one is made.
-        wanted: What it asked for while it was there.
+        array: The array. It is deleted before the restored array is created.
+        wanted: The request that the array stood for, recorded before it was deleted.
     """
 
     array: jax.Array
@@ -55,25 +55,25 @@ class Donated:
 
 
 def describe_leaf(leaf: StoredLeaf) -> str:
-    """Returns a stored leaf's type, shape and sharding in words."""
+    """Returns the type, shape and sharding of a stored leaf as text."""
     return f"a {leaf.value_type}" if leaf.spec is None else str(as_stored(leaf))
 
 
 def describe_like(like: Any) -> str:
-    """Returns the same of a leaf of ``like``."""
+    """Returns the type, shape and sharding of a leaf of ``like`` as text."""
     return str(as_like("", like))
 
 
 def describe(shape: Sequence[int], dtype: Any, key_impl: str | None) -> str:
-    """Returns a shape and a type in words; of typed keys, as the user sees them."""
+    """Returns a shape and a type as text. For typed PRNG keys, the key type as users see it."""
     return f"{f'key<{key_impl}>' if key_impl else np.dtype(dtype).name}{list(shape)}"
 
 
 def as_stored(stored: StoredLeaf) -> LeafRequest:
-    """Returns what asks for the leaf as it was saved.
+    """Returns the request that restores the leaf as it was saved.
 
     Raises:
-        CheckpointError: It is of a kind that only Orbax knows.
+        CheckpointError: The leaf is of a type that only Orbax supports.
     """
     spec = stored.spec
     if stored.value_type == pytree.STRING:
@@ -87,10 +87,10 @@ def as_stored(stored: StoredLeaf) -> LeafRequest:
 
 
 def as_like(name: str, like: Any) -> LeafRequest:
-    """Returns what a leaf of ``like`` asks for.
+    """Returns the request that a leaf of ``like`` stands for.
 
     Raises:
-        CheckpointError: Nothing can be restored into a leaf of this type.
+        CheckpointError: A leaf of this type cannot be restored into.
     """
     if isinstance(like, Donated):
         return like.wanted
@@ -117,10 +117,10 @@ def as_like(name: str, like: Any) -> LeafRequest:
 
 
 def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, as_saved: bool) -> LeafRequest:
-    """Returns what is asked for where ``args`` ask before ``wanted``; ``as_saved`` says that there was no ``like``.
+    """Returns ``wanted``, changed where ``args`` ask for something else. ``as_saved``: whether ``like`` was None.
 
     Raises:
-        CheckpointError: They contradict themselves.
+        CheckpointError: The arguments contradict each other.
     """
     restore_type = _kind(args.restore_type)
     if restore_type is None and isinstance(args, ArrayRestoreArgs):
@@ -160,14 +160,14 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
 
 
 def _kind(restore_type: Any) -> Any:
-    """Returns the kind of array that ``restore_type``, as ``type(array)`` has it, is derived from."""
+    """Returns ``jax.Array`` or ``numpy.ndarray`` for a subclass of it, and any other ``restore_type`` unchanged."""
     if isinstance(restore_type, type):
         return next((kind for kind in (jax.Array, np.ndarray) if issubclass(restore_type, kind)), restore_type)
     return restore_type
 
 
 def _of_dtype(stored: StoredLeaf, wanted: LeafRequest, dtype: Any) -> LeafRequest:
-    """Returns ``wanted`` in another type; typed keys have their own, and that of their data names them, too."""
+    """Returns ``wanted`` with another dtype. Typed PRNG keys accept their own dtype and the dtype of their data."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return dataclasses.replace(wanted, dtype=None, key_impl=key_impl_of(jax.ShapeDtypeStruct((), dtype)))
     if wanted.key_impl and stored.spec is not None and np.dtype(dtype) == stored.spec.numpy_dtype:
@@ -176,23 +176,26 @@ def _of_dtype(stored: StoredLeaf, wanted: LeafRequest, dtype: Any) -> LeafReques
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns the stored type's name, which has no byte order."""
+    """Returns the name of a dtype as it is stored, without byte order."""
     return zarr_dtype(np.dtype(dtype)) or str(dtype) if dtype is not None else ""
 
 
 def _layout_of(like: Any) -> Any:
-    """Returns the device layout that was asked for, or that an array has and is not the usual one."""
+    """Returns the device layout that is asked for. None for the default layout.
+
+    It is the layout of an abstract array with a sharding, or the layout of an array if that is not the default one.
+    """
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.format.layout if like.sharding is not None else None
     if like.is_deleted():
-        return None  # it is not told any more
+        return None  # a deleted array does not tell its layout
     layout = like.format.layout
     return layout if layout is not None and tuple(layout.major_to_minor) != tuple(range(like.ndim)) else None
 
 
 def key_impl_of(like: Any) -> str:
-    """Returns the implementation's name of typed keys, given or abstract."""
+    """Returns the name of the implementation of typed PRNG keys, concrete or abstract."""
     found: list[str] = []
-    # Only a key, or a traced one, tells; nothing is computed here.
+    # JAX tells the implementation only for a concrete or traced key. Tracing computes nothing.
     jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), like)
     return found[0]

@@ -1,4 +1,4 @@
-"""How one leaf is restored: what is read for it, and how the leaf is made of that.
+"""How one leaf is restored: what is read for it, and how the leaf is built from that.
 
 The shape and the type must be the stored ones, unless an argument asks for others.
 """
@@ -49,7 +49,7 @@ class LeafTarget:
         stored: The leaf in the checkpoint.
         dtype: Type that the values are cast to. None: they are not cast.
         placement: Where the array's values go. None if the leaf is not an array.
-        finish: Makes the leaf of the array.
+        finish: Builds the leaf from the array.
         from_file: Whether the sharding is the saved one, which names devices by their ids at that time.
     """
 
@@ -60,7 +60,7 @@ class LeafTarget:
     from_file: bool = False
 
     def request(self, parts: list[Any]) -> ReadRequest | None:
-        """Returns what is to be read into ``parts``; None if nothing is."""
+        """Returns the request that reads into ``parts``. None if nothing is read."""
         spec, placement = self.stored.spec, self.placement
         if placement is None:
             return None
@@ -73,7 +73,7 @@ class LeafTarget:
         return ReadRequest(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver, self.dtype)
 
     def build(self, parts: Sequence[Any]) -> Any:
-        """Makes the leaf."""
+        """Builds the leaf from ``parts``."""
         return self.finish(self.stored.text if self.placement is None else self.placement.build(parts))
 
 
@@ -107,7 +107,7 @@ def target_of(
         wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
     _check(stored, wanted, found, args)
     assert stored.spec is not None
-    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is somewhere
+    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is on a device
     if says_nothing and wanted.shape == found.shape and sharding_file.fits(found.sharding):
         wanted = dataclasses.replace(wanted, sharding=found.sharding)
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
@@ -127,14 +127,17 @@ def target_of(
 
 
 def _is_numpy_of_no_device(like: Any, found: LeafRequest, args: RestoreArgs) -> bool:
-    """True if the leaf was saved from numpy, and nothing names a device for it: it stays numpy's, in its type."""
+    """Returns whether the leaf was saved from numpy and nothing names a device for it. It then stays a numpy array."""
     is_abstract = isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
     asks = args.restore_type is not None or isinstance(args, ArrayRestoreArgs)
     return is_abstract and found.restore_type is np.ndarray and not asks
 
 
 def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: RestoreArgs) -> bool:
-    """True if typed keys are asked for by their data's shape and type, as Orbax's metadata and abstract arrays do."""
+    """Returns whether the request names typed PRNG keys by the shape and type of their data.
+
+    Orbax's metadata and abstract arrays do so.
+    """
     assert stored.spec is not None
     if wanted.restore_type is not jax.Array or wanted.shape != stored.spec.shape:
         return False
@@ -148,7 +151,7 @@ def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: Restor
 
 
 def _is_same_kind(dtype: Any, other: Any) -> bool:
-    """True if both are whole numbers, or both are not, as far as Python tells them apart."""
+    """Returns whether both types are integers, or both are floating-point numbers."""
     if dtype is None or other is None:
         return False
     kinds = (jnp.integer, jnp.floating)
@@ -195,7 +198,7 @@ def _on_devices(
     sharding = sharding_file.to_jax(wanted.sharding, where) if from_file else wanted.sharding
     if wanted.key_impl and not isinstance(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
-    ):  # others tell the number of axes, and keys' data has one more
+    ):  # other shardings have a fixed number of axes, and the keys' data has one more
         raise CheckpointRefused(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
     return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
 

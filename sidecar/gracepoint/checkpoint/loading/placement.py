@@ -1,4 +1,4 @@
-"""Where the values of a restored array go: which regions this process reads, and what is made of them."""
+"""Where the values of a restored array go: the regions that this process reads, and the array built from them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from gracepoint.checkpoint.reading.read_group import Values
 
 
 class Placement(Protocol):
-    """Of one array."""
+    """The placement of one array."""
 
     @property
     def regions(self) -> Sequence[Index]:
-        """The regions that this process needs, each once."""
+        """The regions that this process needs, without duplicates."""
 
     def put(self, values: Values) -> Any:
-        """Takes over the values of some regions, or of all at once; returns a part, whose JAX arrays may be on their
-        way."""
+        """Takes the values of some regions, or of all regions at once. Returns a part for ``build``.
+
+        The transfer of the part's JAX arrays to devices may not have ended yet.
+        """
 
     def build(self, parts: Sequence[Any]) -> Any:
-        """Makes the array of what ``put`` returned for all of its regions."""
+        """Builds the array from the parts that ``put`` returned for all of its regions."""
 
 
 class OnHost:
@@ -45,10 +47,10 @@ class OnHost:
 
 
 class OnDefaultDevice(OnHost):
-    """One ``jax.Array`` that is not bound to its device: JAX may still move it."""
+    """One ``jax.Array`` that is not committed to its device: JAX may still move it."""
 
     def __init__(self, shape: Sequence[int], *, weak_scalar: bool = False) -> None:
-        """With ``weak_scalar``, one without axes is weakly typed, as Python's numbers are."""
+        """With ``weak_scalar``, an array without axes is weakly typed, like Python's numbers."""
         super().__init__(shape)
         self._weak = weak_scalar and not shape
 
@@ -59,9 +61,9 @@ class OnDefaultDevice(OnHost):
 
 
 class OnDevices:
-    """One ``jax.Array`` with a sharding, and a device layout where one is given.
+    """One ``jax.Array`` with a sharding, and with a device layout if one is given.
 
-    Where none of its devices are this process's, nothing is read, and the array has a type and a sharding alone.
+    If this process has none of its devices, nothing is read, and the array has no shards in this process.
     """
 
     def __init__(
@@ -80,7 +82,10 @@ class OnDevices:
         return tuple(self._devices)
 
     def put(self, values: Values) -> Any:
-        """Returns the array, of all regions at once, which is several times as fast; else those devices' by region."""
+        """Returns the array if ``values`` has all regions, which is several times as fast.
+
+        Otherwise returns the single-device arrays of each region.
+        """
         if len(values) == len(self._devices):
             return self._whole(values)
         return {region: self._on_its_devices(region, part) for region, part in values.items()}

@@ -1,7 +1,7 @@
-"""What processes tell each other in a restore in which one replica reads for all: how reading went.
+"""How the processes agree, in a restore in which one replica reads for all, that reading succeeded everywhere.
 
-A process that waits in a collective operation for one that gave up would wait forever. So each says first, with a
-timeout, whether it has what it should have read; one that fails before that says so at once.
+If a process failed before a collective operation, the others would wait in that operation forever. So each process
+first reports, with a timeout, whether it has read its part. A process that fails earlier reports that at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gracepoint.process_group import ProcessGroup
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one process says.
+    """The report of one process.
 
     Attributes:
-        limit_bytes: How many bytes of each device's part it can take at once.
-        word: Kind of the error with which reading failed (``errors.to_word``). None if it has read its part.
-        failure: That error's message; empty if there is none.
+        limit_bytes: Most bytes of each device's part that the process can receive at once.
+        word: Kind of the error with which reading failed (``errors.to_word``). None if the process has read its part.
+        failure: Message of that error. Empty if there is none.
     """
 
     limit_bytes: int
@@ -36,11 +36,11 @@ class ReplicaAnswer:
 
 
 class ReplicaAgreement:
-    """Processes that restore together, and what they tell each other in one restore: once, how reading went.
+    """The reports that the processes exchange in one restore. Each process reports once.
 
     Args:
-        gang: The processes.
-        key: Of this restore.
+        gang: The processes that restore together.
+        key: Key of the exchange. Unique to this restore.
     """
 
     def __init__(self, gang: ProcessGroup, key: str) -> None:
@@ -49,10 +49,10 @@ class ReplicaAgreement:
         self._told = False
 
     def tell(self, failure: Exception | None, limit_bytes: int, deadline: Deadline) -> list[ReplicaAnswer]:
-        """Returns what each process says, by index.
+        """Reports for this process, and returns the reports of all processes, by index.
 
         Raises:
-            BarrierTimeout: One did not in time.
+            BarrierTimeout: A process did not report in time.
         """
         self._told = True
         word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
@@ -62,7 +62,7 @@ class ReplicaAgreement:
 
     @contextlib.contextmanager
     def telling_failure(self, deadline: Deadline) -> Iterator[None]:
-        """Tells the others of an error that leaves the block, if they were told nothing else; they wait for that."""
+        """Reports an error that leaves the block, if this process has not reported yet. The others wait for it."""
         try:
             yield
         except Exception as error:
@@ -73,6 +73,6 @@ class ReplicaAgreement:
 
 
 def asks_one_replica(restore_args: Any) -> bool:
-    """True if some of ``restore_args`` ask one replica to read for all."""
+    """Returns whether some of ``restore_args`` ask one replica to read for all."""
     args = jax.tree.leaves(restore_args, is_leaf=lambda node: isinstance(node, SingleReplicaArrayRestoreArgs))
     return any(isinstance(arg, SingleReplicaArrayRestoreArgs) for arg in args)

@@ -1,4 +1,4 @@
-"""The checkpoint that has a path to itself: what may be saved there, which folder is meant, and restoring it together.
+"""Checkpoints that have a path to themselves: checks before a save, the folder that a path names, and the restore.
 
 A path may also name a step's folder, or one of its items.
 """
@@ -44,7 +44,7 @@ def paths_of(path: UserPath) -> Layout:
     """Returns the paths of saves to ``path``, an absolute path or ``file://`` URI.
 
     Raises:
-        SettingsError: It is none.
+        SettingsError: ``path`` is neither of these, or does not name a folder.
     """
     root = storage_path(path)
     if not root.name:
@@ -55,7 +55,7 @@ def paths_of(path: UserPath) -> Layout:
 def check_target(
     save: SaveOperation, gang: ProcessGroup, *, make_way: Callable[[], None], force: bool, timeout_s: float
 ) -> None:
-    """Raises in all processes alike if ``save`` cannot begin, or must not go where it should. Collective.
+    """Raises the same error in all processes if ``save`` cannot begin, or must not be written to its path. Collective.
 
     Args:
         save: The save that is about to begin.
@@ -65,8 +65,8 @@ def check_target(
         timeout_s: Seconds for the other processes to arrive.
 
     Raises:
-        SaveFailed: As ``make_way``.
-        CheckpointExists: There is something, and ``force`` is not set, or it is no checkpoint.
+        SaveFailed: ``make_way`` raised it.
+        CheckpointExists: Something exists at the path, and ``force`` is not set, or it is not a checkpoint.
         CheckpointError: The processes save to different paths.
         BarrierError: Another process did not come in time, or cannot begin.
     """
@@ -87,7 +87,7 @@ def check_target(
 
 
 def why_not_to(target: StoragePath, force: bool) -> str | None:
-    """Returns why nothing must be saved at ``target``, or None if it may."""
+    """Returns why nothing may be saved at ``target``. None if a save may go there."""
     if not target.exists():
         return None
     if not force:
@@ -110,17 +110,17 @@ def why_not_to(target: StoragePath, force: bool) -> str | None:
 
 
 def folder_of(path: StoragePath) -> StoragePath:
-    """Returns the folder to open for the checkpoint that ``path`` names: itself, a step or an item.
+    """Returns the folder to open for the checkpoint that ``path`` names: a whole checkpoint, a step or an item.
 
     Raises:
-        CheckpointNotFound: There is none.
-        CheckpointCorrupt: It is torn, or it holds several items and does not say which is meant.
+        CheckpointNotFound: There is no checkpoint.
+        CheckpointCorrupt: The checkpoint is not finished, or ``path`` does not say which of several items is meant.
     """
     if not path.is_folder():
         raise CheckpointNotFound(f"there is no checkpoint at {path}")
     above = commit.read_manifest(path.parent)
     if above is not None and above.item == path.name:
-        return path.parent  # where the checksums are
+        return path.parent  # the manifest with the checksums is there
     if commit.read_manifest(path) is not None:
         return path
     has_mark = any((path / mark).exists() for mark in _MARKS)
@@ -174,8 +174,8 @@ def restore(
         options: See ``read_tree``.
 
     Raises:
-        CheckpointNotFound: There is none.
-        CheckpointCorrupt: It is torn or damaged.
+        CheckpointNotFound: There is no checkpoint.
+        CheckpointCorrupt: It is not finished, or damaged.
         CheckpointTooNew: A newer Gracepoint wrote it.
         CheckpointMismatch: It does not fit ``like``.
         CheckpointError: It cannot be read for another reason.
@@ -211,7 +211,7 @@ def restore(
 
 
 def _reading(folder: StoragePath) -> contextlib.AbstractContextManager[None]:
-    """Keeps a step of ours from being deleted by the job that keeps it, while it is read; nothing else is deleted."""
+    """Keeps a step that Gracepoint wrote from being deleted while it is read. Retention deletes nothing else."""
     if folder.name.isdecimal() and listing.is_ours(folder, int(folder.name)):
         return retention.reading(Layout(folder.parent), int(folder.name))
     return contextlib.nullcontext()
@@ -220,7 +220,10 @@ def _reading(folder: StoragePath) -> contextlib.AbstractContextManager[None]:
 def _found(
     paths: Layout, path: StoragePath, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
 ) -> tuple[str, str]:
-    """Returns the folder to read, or what is wrong: for all processes, so nothing is raised."""
+    """Returns "folder" and the folder to read, or the kind and the message of an error.
+
+    Raises nothing, as the result is sent to all processes.
+    """
     remarks: list[str] = []
     try:
         # Waiting for another attempt's writer must leave time to read.

@@ -1,9 +1,9 @@
-"""Restores the newest step that all processes can read: one agreement, no process alone.
+"""Restores the newest step that all processes can read. All processes restore the same step.
 
-Process 0 salvages and lists; the others are told. Then, newest first, every process reads what it needs of a
-step and says how that went. One process's damage sends all to the step before, with a log line that names the
-path; one process's mismatch (the state has changed) raises in all, as going back would not help. Each
-collective call has what is left of the timeout.
+Process 0 salvages and lists the steps, and tells the other processes. Then every process reads its part of a step and
+reports how that went, beginning with the newest step. If a process finds damage, all processes go back to the step
+before, and a log line names the path. If a process finds a mismatch, the state has changed, and an older step would not
+help: all processes raise. Each collective call gets the rest of the timeout.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Result = TypeVar("Result")
 
 # Kinds of errors (``errors.to_word``) for which an older step is read.
 _DAMAGE = ("corrupt", "not found")
-# All others end the restore. Where processes met different ones, the first of these is raised in all.
+# All other kinds end the restore. If the processes report different kinds, the first in this order is raised in all.
 _RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
-#: Makes a process's value of the host state where another number of processes saved it, of the values of those: it is
-#: called with them, this process's index and the number of processes that there are now.
+#: Computes this process's value of the host state if another number of processes saved it. Called with the values that
+#: those processes saved, the index of this process, and the current number of processes.
 Reshard = Callable[[Sequence[Any], int, int], Any]
 
 
@@ -85,7 +85,7 @@ def restore_newest(
     reshard: Mapping[str, Reshard] | None = None,
     only: int | None = None,
 ) -> Restored | None:
-    """Restores the newest step that all processes can; None if there is nothing that looks like a checkpoint.
+    """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
     Args:
         paths: The directory of the steps.
@@ -97,15 +97,15 @@ def restore_newest(
         sleep: Waits for a number of seconds.
         restore_args: See ``read_tree``.
         options: See ``read_tree``.
-        reshard: Functions by name of a host state's value; each makes the values fit another number of processes.
+        reshard: Functions that convert host state values to another number of processes, by the value's name.
         only: The only step that may be restored. None: the newest that can be.
 
     Raises:
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
-        CheckpointMismatch: The newest readable one does not fit ``like``.
-        CheckpointTooNew: A newer Gracepoint wrote the newest that is not damaged.
-        CheckpointError: It cannot be read, for reasons that are not damage.
+        CheckpointMismatch: The newest readable step does not fit ``like``.
+        CheckpointTooNew: A newer Gracepoint wrote the newest step that is not damaged.
+        CheckpointError: The step cannot be read, for reasons other than damage.
     """
     listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep)
     for remark in listing.remarks:
@@ -117,7 +117,7 @@ def restore_newest(
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
     if options.donate:
-        like = donation.marked(like)  # once, as the arrays may be deleted when a step before the newest is read
+        like = donation.marked(like)  # before the loop, as the arrays may be deleted when an older step is read
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
@@ -175,14 +175,18 @@ def _agree_on_listing(
 def read_together(
     what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
 ) -> tuple[Result | None, str]:
-    """Calls ``read`` in every process; returns its result, or None and what is damaged, the same in all processes.
+    """Calls ``read`` in every process, and exchanges the outcomes.
+
+    Returns:
+        The result and an empty text. If some process found damage, None and a description of the damage, in all
+        processes.
 
     Raises:
-        CheckpointMismatch: ``read`` raised one in some process; what they say.
-        CheckpointTooNew: The same.
-        CheckpointRefused: The same.
-        InvalidSharding: The same.
-        CheckpointError: It raised something else that is no damage.
+        CheckpointMismatch: ``read`` raised this error in some process; says what each process reported.
+        CheckpointTooNew: ``read`` raised this error in some process.
+        CheckpointRefused: ``read`` raised this error in some process.
+        InvalidSharding: ``read`` raised this error in some process.
+        CheckpointError: ``read`` raised another error that is not damage.
     """
     failure: Exception | None = None
     result = None
@@ -194,7 +198,7 @@ def read_together(
         failure = error
     mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
     answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
-    failures: dict[str, list[str]] = {}  # what the processes say, by the word for the kind of error
+    failures: dict[str, list[str]] = {}  # the reports of the processes, by kind of error
     for process, answer in enumerate(map(json.loads, answers)):
         if answer:
             word, text = answer
@@ -223,8 +227,8 @@ def read_step(
     """Reads this process's part of a step.
 
     Raises:
-        CheckpointCorrupt: What it reads is damaged.
-        CheckpointMismatch: It does not fit ``like`` or the number of processes.
+        CheckpointCorrupt: A file that it reads is damaged.
+        CheckpointMismatch: The step does not fit ``like`` or the number of processes.
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):

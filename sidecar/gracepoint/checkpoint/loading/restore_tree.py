@@ -1,7 +1,8 @@
-"""Restores the train state of one checkpoint into this process: no agreement with others, no choice of a step.
+"""Restores the train state of one checkpoint into this process.
 
-The calling thread works out what is asked of each leaf, then has all of it read at once (``reader``), and makes the
-leaves. Every process does this for its own devices.
+This module neither agrees with other processes nor chooses a step. The calling thread decides how each leaf is
+restored, has all of them read at once (``parallel_reader``), and builds the leaves. Every process does this for its own
+devices.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gracepoint.errors import BarrierError, CheckpointError, CheckpointMismatch,
 
 logger = logging.getLogger(__name__)
 
-#: A leaf of ``like`` that is not restored, and stays.
+#: Marks a leaf of ``like`` that is not restored. The marker stays in the result.
 PLACEHOLDER = ...
 
 _SHOWN = 5
@@ -53,24 +54,24 @@ def read_tree(
     deadline: Deadline,
     together: ReplicaAgreement | None = None,
 ) -> Any:
-    """Restores the train state of the checkpoint in ``folder``, ours or Orbax's.
+    """Restores the train state of the checkpoint in ``folder``, written by Gracepoint or Orbax.
 
     Args:
-        folder: Of a step, or of a checkpoint that has a path to itself.
-        like: A state; its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. ``...`` in the place of a leaf stays
-            there. None: dicts and lists of what was saved, with the shardings that it was saved with, which is wrong
-            on another topology.
-        restore_args: ``RestoreArgs`` for each leaf, in a tree of the same keys; one in the place of a subtree, or of
-            all, is for each leaf below it.
-        options: How.
-        deadline: Until when.
-        together: The processes that restore, each making the same call; None: this one alone. Only leaves that one
-            replica reads for all need to know.
+        folder: Folder of a step, or of a checkpoint that has a path to itself.
+        like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. A leaf that is ``...`` is not
+            restored and stays. None: the tree is restored as it was saved, as dicts and lists, with the saved
+            shardings, which are wrong on another topology.
+        restore_args: ``RestoreArgs`` for each leaf, in a tree with the same keys. ``RestoreArgs`` in place of a
+            subtree, or of the whole tree, apply to each leaf below. None: no arguments.
+        options: What may be missing, and how much memory reading may take.
+        deadline: When the whole call must have ended.
+        together: The processes that restore together and make the same call. Only used for leaves that one replica
+            reads for all. None: this process restores alone.
 
     Raises:
-        CheckpointCorrupt: What is read is missing or damaged.
+        CheckpointCorrupt: A file that is read is missing or damaged.
         CheckpointMismatch: The checkpoint does not fit ``like``; names each leaf with what was expected and found.
-        CheckpointError: It cannot be restored for another reason, time among them.
+        CheckpointError: It cannot be restored for another reason, or not in time.
     """
     with in_time(folder, deadline), telling(together, restore_args, deadline):
         return read_into(
@@ -87,7 +88,7 @@ def read_into(
     deadline: Deadline,
     together: ReplicaAgreement | None = None,
 ) -> Any:
-    """Does the same as ``read_tree`` with an opened checkpoint, whose TimeoutError names the leaf that was late."""
+    """Does the same as ``read_tree`` with an opened checkpoint. Its TimeoutError names the leaf that was late."""
     if options.donate:
         like = donation.marked(like)
     nodes, structure = jax.tree_util.tree_flatten_with_path(
@@ -153,10 +154,10 @@ def read_leaves(
     deadline: Deadline,
     together: ReplicaAgreement | None = None,
 ) -> list[Any]:
-    """Reads what ``targets`` ask for, all at once, and makes their leaves.
+    """Reads the values of all ``targets`` at once, and builds their leaves.
 
     Raises:
-        CheckpointCorrupt: What is read is missing or damaged.
+        CheckpointCorrupt: A file that is read is missing or damaged.
         TimeoutError: The deadline passed; names the leaf that was late.
     """
     if unsafe := [target.stored.name for target in targets if target.from_file]:
@@ -193,7 +194,7 @@ def read_leaves(
 def telling(
     together: ReplicaAgreement | None, restore_args: Any, deadline: Deadline
 ) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that tells the other processes of an error, if they will wait for this one's part."""
+    """Returns a context that reports an error to the other processes, if they will wait for this process's report."""
     if together is None or not asks_one_replica(restore_args):
         return contextlib.nullcontext()
     return together.telling_failure(deadline)
@@ -218,7 +219,7 @@ def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], 
 
 
 def _empty_names(like: Any) -> set[str]:
-    """Returns the names of None and of nodes without leaves, as optax's ``MaskedNode`` is."""
+    """Returns the names of None nodes and of nodes without leaves, for example optax's ``MaskedNode``."""
     nodes = jax.tree_util.tree_flatten_with_path(like, is_leaf=pytree.is_empty_or_leaf)[0]
     return {pytree.name_of(pytree.path_of(path)) for path, node in nodes if not jax.tree_util.tree_leaves(node)}
 
@@ -230,7 +231,7 @@ def _shown(problems: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def in_time(folder: StoragePath, deadline: Deadline) -> Iterator[None]:
-    """Turns a TimeoutError that names a leaf into a CheckpointError that says where and how long."""
+    """Turns a TimeoutError that names a leaf into a CheckpointError that also names the folder and the timeout."""
     try:
         yield
     except BarrierError:

@@ -1,10 +1,12 @@
-"""One replica reads, and hands what it has read to the others over the devices' own network.
+"""One replica reads arrays, and sends them to the other replicas over the network of the devices.
 
-Where arrays are replicated along an axis of the mesh, the processes of one slice along it, the primary replica, read
-from storage what all would read. In all others the devices begin with zeros; a sum over the replicas then gives all
-of them the primary's values. Values are summed as whole numbers of the same bits, so that none of them is changed.
+This is for arrays that are replicated along an axis of the mesh. Only the processes of the primary replica, which is
+one index of that axis, read from storage. The devices of the other replicas hold zeros. A sum over the replicas then
+gives all of them the values of the primary replica. The bits of the values are summed as unsigned integers, so that no
+value changes.
 
-Every process makes the same call, and all say how reading went (``together``) before the devices are used together.
+Every process makes the same call. Before a collective operation on the devices, all processes report whether reading
+succeeded (``together``).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gracepoint.errors import CheckpointError, InvalidSharding, from_word
 
 logger = logging.getLogger(__name__)
 
-# What a device holds of an array meanwhile: the replica's values or zeros, their sum, and the result.
+# Copies of an array that a device holds meanwhile: the replica's values or zeros, their sum, and the result.
 _COPIES = 3
 
 
@@ -42,7 +44,7 @@ def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sha
     """Returns ``sharding`` if one of its replicas can read for the others.
 
     Raises:
-        InvalidSharding: It cannot; says why.
+        InvalidSharding: No replica can; says why.
     """
     if not isinstance(sharding, jax.sharding.NamedSharding):
         raise InvalidSharding(f"{where}: expected a NamedSharding, found {sharding}")
@@ -65,10 +67,10 @@ def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sha
 
 
 def replica_of(replica: SingleReplica, where: str, reads: Any, sharding: Any, shape: Sequence[int]) -> SingleReplica:
-    """Returns ``replica`` with the id of the replica whose devices the sharding ``reads`` is over.
+    """Returns ``replica`` with the id of the replica that has the devices of the sharding ``reads``.
 
     Raises:
-        InvalidSharding: It is not one of the replicas; says which those are.
+        InvalidSharding: These are not the devices of one replica, or get other parts than in ``sharding``.
     """
     mesh, axis = check_sharding(replica, where, sharding).mesh, replica.replica_axis_index
     replicas = [set(np.take(mesh.devices, index, axis=axis).flat) for index in range(mesh.devices.shape[axis])]
@@ -118,7 +120,7 @@ class OnOneReplica:
         return {region: self._on_its_devices(region, part) for region, part in values.items()}
 
     def build(self, parts: Sequence[Any]) -> jax.Array:
-        """Returns the bits of all replicas along a new first axis: zeros in all but the primary one."""
+        """Returns the bits of all replicas along a new first axis, with zeros in all replicas but the primary one."""
         held = {
             device: array
             for part in parts
@@ -152,20 +154,21 @@ def hand_to_all(
     together: ReplicaAgreement | None,
     deadline: Deadline,
 ) -> list[jax.Array]:
-    """Reads in the primary replica, and returns the arrays in all.
+    """Reads in the primary replica, and returns the arrays in all processes.
 
     Args:
-        placements: Of the arrays; the same in all processes.
-        parts: What ``read`` puts there for each.
+        placements: Placements of the arrays. The same in all processes.
+        parts: One list for each array, which ``read`` fills.
         read: Reads this process's part.
-        replica: How.
-        together: The processes; None: this one alone.
-        deadline: Until when.
+        replica: How the replica reads for all others.
+        together: The processes that restore together. None: this process restores alone.
+        deadline: When the processes must have reported.
 
     Raises:
         CheckpointCorrupt: Another process found damage.
-        CheckpointError: It could not read its part, or nobody knows which processes restore.
-        BarrierTimeout: Another process did not say in time whether it could.
+        CheckpointError: Another process could not read its part. Or there are several processes, and ``together`` is
+            None.
+        BarrierTimeout: Another process did not report in time.
     """
     if together is None and jax.process_count() > 1:
         raise CheckpointError(
@@ -198,7 +201,10 @@ def hand_to_all(
 def _agree(
     failure: Exception | None, replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline
 ) -> int:
-    """Returns how many bytes of a device are handed over at once, the same in all; raises if a process failed."""
+    """Returns how many bytes of each device's part are sent at once, the same in all processes.
+
+    Raises an error if reading failed in some process.
+    """
     limit_bytes = replica.broadcast_memory_limit_bytes
     if limit_bytes is None:
         limit_bytes = int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
@@ -216,7 +222,7 @@ def _agree(
 
 
 def _batches(sizes_bytes: Sequence[int], limit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges of what fits into the limit together; what does not fit goes alone."""
+    """Yields ranges of arrays that fit into the limit together. An array that is larger is in a range of its own."""
     start, total_bytes = 0, 0
     for position, size_bytes in enumerate(sizes_bytes):
         if position > start and total_bytes + size_bytes > limit_bytes:
@@ -228,7 +234,10 @@ def _batches(sizes_bytes: Sequence[int], limit_bytes: int) -> Iterator[tuple[int
 
 
 def _device_bytes() -> int:
-    """Returns how much memory is free on the fullest of this process's devices, or on the host that they are."""
+    """Returns the free bytes on the device of this process that has the least free memory.
+
+    If the devices do not report their memory, returns the free host memory divided by the number of devices.
+    """
     free = []
     for device in jax.local_devices():
         stats = device.memory_stats() or {}
@@ -250,9 +259,9 @@ def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) ->
 
 
 def _to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the bits of ``values`` as whole numbers without a sign; of complex ones, with one more axis of two.
+    """Returns the bits of ``values`` as unsigned integers. Complex values get one more axis, of size two.
 
-    Types that are smaller than a byte on the device are widened: they have no bits of their own here.
+    Types that are smaller than a byte on the device are converted to a wider type first.
     """
     dtype = values.dtype
     wide = _widened(dtype)
@@ -264,7 +273,7 @@ def _to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Returns the values of ``dtype`` that ``_to_bits`` was given, on the device."""
+    """Returns the values of type ``dtype`` whose bits ``_to_bits`` returned. Runs on the device."""
     wide = _widened(dtype)
     if dtype.kind == "b":
         return bits != 0
@@ -277,7 +286,7 @@ def _from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 
 
 def _widened(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Returns a type of whole bytes that holds all values of one that is smaller; None for others."""
+    """Returns a type of whole bytes that holds all values of a type smaller than a byte. None for other types."""
     for kind, info, wide in ((jnp.integer, jnp.iinfo, np.int8), (jnp.floating, jnp.finfo, np.float32)):
         if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
             return np.dtype(wide)

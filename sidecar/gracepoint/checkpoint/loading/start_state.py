@@ -1,4 +1,4 @@
-"""What a training run asks for when it starts: a state of a certain form, restored or made anew."""
+"""The first state of a training run: a state of a given form, restored from a checkpoint or created."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gracepoint.errors import CheckpointNotFound, InvalidSharding, SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What ``Session.restore`` was asked for.
+    """The arguments of ``Session.restore``, after checks.
 
     Attributes:
-        like: The form that is restored.
-        init: Makes the first state; None: ``like`` is it.
-        restore_args: Of the leaves.
-        options: Of reading.
+        like: A state or its form, which is restored.
+        init: Creates the first state. None: ``like`` is the first state.
+        restore_args: ``RestoreArgs`` of the leaves. None: no arguments.
+        options: How the tree is restored.
     """
 
     like: Any
@@ -39,15 +39,15 @@ class Asked:
     options: RestoreOptions
 
     def telling(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that adds to errors that the arrays of ``like`` were deleted."""
+        """Returns a context that adds a note to errors, if the arrays of ``like`` were deleted."""
         return donation.telling(self.like)
 
     def first_state(self) -> Any:
-        """Returns the state to begin with where there is no checkpoint.
+        """Returns the state to begin with if there is no checkpoint.
 
         Raises:
-            CheckpointNotFound: There is none.
-            SettingsError: ``init`` made another one than ``like`` says.
+            CheckpointNotFound: There is no such state: ``init`` is None, and ``like`` has no values.
+            SettingsError: ``init`` created a state that differs from ``like``.
         """
         if self.init is not None:
             state = self.init()
@@ -62,7 +62,7 @@ class Asked:
 
 
 def asked(like: Any, init: Callable[[], Any] | None, single_replica: bool | SingleReplica, *, donate: bool) -> Asked:
-    """Returns what the arguments of ``Session.restore`` ask for.
+    """Checks the arguments of ``Session.restore``, and returns them.
 
     Raises:
         InvalidSharding: No array can be read by one replica for all.
@@ -84,10 +84,10 @@ def asked(like: Any, init: Callable[[], Any] | None, single_replica: bool | Sing
 
 
 def form_of(init: Callable[[], Any]) -> Any:
-    """Returns the form of the state that ``init`` makes, with ``jax.ShapeDtypeStruct`` for arrays, and makes none.
+    """Returns the form of the state that ``init`` creates, with ``jax.ShapeDtypeStruct`` leaves. Creates no arrays.
 
     Raises:
-        SettingsError: The shardings cannot be told from it; names the first leaf. With one device there is no choice.
+        SettingsError: ``init`` does not determine the shardings; names the first leaf. Not raised with a single device.
     """
     form = jax.eval_shape(init)
     if jax.device_count() == 1:
@@ -103,10 +103,10 @@ def form_of(init: Callable[[], Any]) -> Any:
 
 
 def check_made_alike(state: Any, form: Any) -> None:
-    """Makes sure that what ``init`` has made would be restored as it is.
+    """Checks that the state that ``init`` created has the form that a restore would give it.
 
     Raises:
-        SettingsError: It is not as ``like`` says; names the leaf.
+        SettingsError: The state differs from ``like``; names the leaf.
     """
     made, expected = jax.tree.structure(state), jax.tree.structure(form)
     if made != expected:
@@ -122,22 +122,22 @@ def check_made_alike(state: Any, form: Any) -> None:
 
 
 def is_abstract(like: Any) -> bool:
-    """True if some leaf is a ``jax.ShapeDtypeStruct``, which has no values."""
+    """Returns whether some leaf is a ``jax.ShapeDtypeStruct``, which has no values."""
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(like))
 
 
 def has_arrays(like: Any) -> bool:
-    """True if some leaf is a ``jax.Array``, which takes memory of devices."""
+    """Returns whether some leaf is a ``jax.Array``, which takes memory of devices."""
     return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(like))
 
 
 def by_one_replica(like: Any, replica: SingleReplica) -> Any:
-    """Returns arguments by which one replica reads, for all, each array that is replicated along the replicas' axis.
+    """Returns restore arguments with which one replica reads the arrays that are replicated along the replicas' axis.
 
-    All other leaves are read by every process that needs them.
+    Every process reads all other leaves that it needs.
 
     Raises:
-        InvalidSharding: There is no such array; says why the first array is none.
+        InvalidSharding: There is no such array; says why the first array is not one.
     """
     why: list[InvalidSharding] = []
 
@@ -170,7 +170,7 @@ def _kind(wanted: LeafRequest) -> tuple[Any, ...]:
 
 
 def _lie_alike(found: LeafRequest, wanted: LeafRequest) -> bool:
-    """True if the shardings are the same, or one says nothing."""
+    """Returns whether the shardings are equivalent, or one of them is not given."""
     if found.sharding in (None, ANYWHERE) or wanted.sharding in (None, ANYWHERE):
         return True
     return bool(found.sharding.is_equivalent_to(wanted.sharding, len(found.shape)))

@@ -1,4 +1,4 @@
-"""Has a save that is under way waited for when the interpreter ends: its thread would be killed, silently."""
+"""Waits for a save under way when the interpreter ends. Otherwise its thread would be killed without a message."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
-    """What is to be closed."""
+    """An object that ``AtExit`` closes."""
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the save under way."""
 
 
 class AtExit:
-    """Closes ``what`` when the interpreter ends, unless it is gone by then, or ``forget`` was called."""
+    """Closes ``what`` when the interpreter ends, unless it no longer exists or ``forget`` was called."""
 
     def __init__(self, what: Closable) -> None:
         self._what = weakref.ref(what)
@@ -29,7 +29,7 @@ class AtExit:
         atexit.register(self._close)
 
     def forget(self) -> None:
-        """There is nothing to close any more."""
+        """Cancels the call at the end of the interpreter."""
         atexit.unregister(self._close)
 
     def _close(self) -> None:

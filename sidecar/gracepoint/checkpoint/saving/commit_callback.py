@@ -1,4 +1,4 @@
-"""What a user wants to be called with once a checkpoint is committed, before its end is known in any process."""
+"""Calls the user's callback after the commit, before the save counts as finished in any process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gracepoint.process_group import ProcessGroup
 
 
 def call_back(callback: Callable[[], None] | None, *, gang: ProcessGroup, key: str, timeout_s: float) -> None:
-    """Calls ``callback``, and returns when it has been called wherever there is one. Collective.
+    """Calls ``callback``, and returns when it has returned in all processes that have one. Collective.
 
     Args:
-        callback: None where another process calls it.
-        gang: The processes.
-        key: Where they meet.
-        timeout_s: For those that wait.
+        callback: The function to call. None if only other processes call it.
+        gang: The processes that save together.
+        key: Key of the barrier at which they meet.
+        timeout_s: Seconds to wait at the barrier.
 
     Raises:
-        SaveFailed: It failed here.
-        BarrierError: It failed in another process, or did not return in time.
+        SaveFailed: The callback failed in this process.
+        BarrierError: The callback failed in another process, or did not return in time.
     """
     if callback is not None:
         try:

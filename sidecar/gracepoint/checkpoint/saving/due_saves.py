@@ -1,7 +1,7 @@
-"""What all processes decide when a periodic save is due: whether it is begun, and that it is the same save in all.
+"""When a periodic save is due, decides for all processes whether it begins, and checks that all are at the same step.
 
-Asking belongs to the training thread, ``retire`` to the one that has committed a save. No process waits for another:
-the first to ask decides, and writes that down for all others together with where it is.
+The training thread calls ``are_begun``. The thread that has committed a save calls ``retire``. No process waits for
+another. The first process that asks decides, and records the decision together with its step and sync point.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gracepoint.process_group import ProcessGroup
 
 @dataclasses.dataclass(frozen=True)
 class _Word:
-    """What the first process to ask says.
+    """The decision of the first process that asks.
 
     Attributes:
-        process: Its index.
-        step: That is due.
+        process: Index of that process.
+        step: The step that is due in that process.
         sync_point: Number of the sync point at which it is due.
-        begins: True: the save is begun; False: it is left out.
+        begins: Whether the save begins. False: it is skipped.
     """
 
     process: int
@@ -31,7 +31,7 @@ class _Word:
 
 
 class OtherSave(AgreementError):
-    """Another process is at another step. ``begun`` says whether it has begun its save."""
+    """The first process that asked is at another step or sync point. ``begun``: whether it has begun its save."""
 
     def __init__(self, message: str, *, begun: bool) -> None:
         super().__init__(message)
@@ -39,21 +39,21 @@ class OtherSave(AgreementError):
 
 
 class DueSaves:
-    """Counts the saves that are due, alike in all processes.
+    """Counts the saves that are due. The count is the same in all processes.
 
     Args:
-        gang: The processes.
-        key: Below which the decisions are written; used by nothing else.
+        gang: The processes that save together.
+        key: Prefix of the keys of the decisions. Nothing else uses it.
     """
 
     def __init__(self, gang: ProcessGroup, key: str) -> None:
         self._gang = gang
         self._key = key
         self._asked = 0
-        self._retired = 0  # the thread of whichever save was committed last; never two at a time
+        self._retired = 0  # written by the thread of the save that was committed last; never by two threads at a time
 
     def are_begun(self, step: int, *, sync_point: int, ready: bool) -> bool:
-        """Whether the save that is due is begun, as the first process that asks would have it.
+        """Returns whether the save that is due begins. The first process that asks decides, by its ``ready``.
 
         Raises:
             OtherSave: The first process is at another step or at another sync point; names both.
@@ -74,11 +74,13 @@ class DueSaves:
 
     @property
     def asked(self) -> int:
-        """How many saves were due so far."""
+        """Number of saves that were due so far."""
         return self._asked
 
     def retire(self, asked: int) -> None:
-        """All processes have asked for so many: what was decided then is removed. Called in the same order in all.
+        """Removes the first ``asked`` decisions, which all processes have read.
+
+        All processes make these calls in the same order.
 
         Raises:
             BarrierError: The store cannot be reached.

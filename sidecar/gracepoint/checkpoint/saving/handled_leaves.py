@@ -1,8 +1,8 @@
-"""The leaves of one save that type handlers write, and what is recorded of their files.
+"""The leaves of one save that type handlers write, and the record of their files.
 
 The caller's thread calls ``serialize``. The save's thread waits for the handlers' futures, and then for the other
-processes. After that nobody writes these files any more: the first process finalizes them, and records them in its
-done-record. So a save is durable only with them, and they are checked as all other files are.
+processes. After that no process writes these files any more. Process 0 finalizes them, and records them in its
+done-record. So a save is durable only with these files, and a restore checks them like all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class HandledLeaves:
-    """The handled leaves of one save; at least one."""
+    """The handled leaves of one save. There is at least one."""
 
     def __init__(self, temporary: Temporary, paths: Layout, leaves: Sequence[Leaf], handlers: HandlerRegistry) -> None:
         self._temporary = temporary
@@ -39,11 +39,11 @@ class HandledLeaves:
         self._futures: list[tuple[str, Future[Any]]] = []
 
     def serialize(self, args: Mapping[str, SaveArgs]) -> None:
-        """Calls each handler with its leaves. Returns when their values may change.
+        """Calls each handler with its leaves. After this returns, their values may change.
 
         Raises:
             CheckpointError: A handler refused a leaf.
-            OSError: The folder cannot be made.
+            OSError: The folder cannot be created.
         """
         self._folder.make_folder_durably()
         for handler, leaves in self._by_handler.values():
@@ -55,10 +55,10 @@ class HandledLeaves:
             self._futures += [(handler.typestr, future) for future in futures]
 
     def record(self, gang: ProcessGroup, key: str, deadline: Deadline) -> dict[str, StoredFile]:
-        """Waits until the handlers of all processes have written; returns the files that this process records.
+        """Waits until the handlers of all processes have written. Returns the files that this process records.
 
         Raises:
-            SaveFailed: A handler was not done in time, or wrote nothing for a leaf.
+            SaveFailed: A handler did not finish in time, or wrote nothing for a leaf.
             BarrierError: Another process did not come in time, or has failed.
         """
         for typestr, future in self._futures:

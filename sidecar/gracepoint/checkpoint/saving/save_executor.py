@@ -33,11 +33,11 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that writing a probe may take before training begins.
+#: Seconds to write a probe file before training begins.
 WARM_UP_TIMEOUT_S = 60.0
-#: Seconds that the thread of an abandoned save gets to notice that nobody waits for it any more.
+#: Seconds for the thread of an abandoned save to end.
 _ABANDONED_ENDS_S = 1.0
-#: Seconds that the thread of a stopped save gets to end. It looks several times in 0.1 s, except inside of a disk call.
+#: Seconds for the thread of a stopped save to end. It checks several times in 0.1 s, except during a file system call.
 _STOPPED_ENDS_S = 1.0
 
 
@@ -53,7 +53,7 @@ class SaveExecutor:
         clock: Returns monotonic seconds.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
         options: How arrays are written. None: the defaults.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
@@ -97,7 +97,7 @@ class SaveExecutor:
 
         Raises:
             OSError: The directory cannot be written to.
-            SaveFailed: It was not done in time.
+            SaveFailed: The file was not written in time.
         """
         paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
@@ -197,7 +197,7 @@ class SaveExecutor:
             host_state: This process's values by name.
             deadline: When the whole call must have ended.
             on_stage: Called with the name of each stage; see ``SaveOperation.run``.
-            save_args: As in ``in_background``.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
 
         Returns:
             Bytes of the state over all processes.
@@ -364,10 +364,11 @@ class SaveExecutor:
             logger.warning("a background save was stopped: %s", error)
 
     def stop(self, reason: str) -> None:
-        """Stops the background save, and waits for its thread, for one second at most.
+        """Stops the background save, and waits at most one second for its thread. Collective.
 
-        Its thread ends between two chunks. Its folder stays and is deleted later. If the save is already durable in
-        all processes, it is committed. Collective, as processes that still write would fail otherwise.
+        The thread ends between two chunks. The folder of the save stays and is deleted later. If the save is already
+        durable in all processes, it is committed. If only some processes made this call, the save would fail in the
+        others.
         """
         if self._newest is None or not self.busy:
             return
@@ -382,8 +383,8 @@ class SaveExecutor:
     def abandon(self, reason: str, *, timeout_s: float) -> None:
         """Gives the background save ``timeout_s`` to end, as the last call after training broke off.
 
-        A thread that is inside of TensorStore or the coordination service when the interpreter ends would abort the
-        process, whose exit code would then not be that of the error. Not collective; never raises.
+        If a thread is in a call of TensorStore or of the coordination service when the interpreter ends, the process
+        aborts, and its exit code is not that of the error. Not collective. Never raises.
         """
         if self.is_busy(timeout_s) and self._newest is not None:
             self._newest.save.fail(SaveFailed(reason))

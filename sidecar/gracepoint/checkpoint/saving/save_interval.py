@@ -1,24 +1,28 @@
-"""When a periodic save is due, alike in all processes.
+"""Decides when a periodic save is due, at the same step in all processes.
 
-By steps that is arithmetic: a save is due at the first step that is asked for from each multiple on, as sync points may
-be passed at every k-th step only. By seconds it is not: clocks and paces differ, and a process that saves alone waits
-for the others in vain. So process 0's clock decides, and all learn of it before they are there, without meeting at
-every step. Calls of ``is_due`` are counted (every process makes the same ones) and divided into **blocks**. On entering
-a block, process 0 publishes the length of the *next* one and which of its calls saves, if any; on entering a block the
-others read what was published for it. So nobody guesses: a process that has run a whole block ahead of process 0
-waits for its word, and all others find it there already. The pace of process 0 in a block says how many calls the
-next one should have to last ``1 / _BLOCKS`` of the interval; from one call at the start, a block at most doubles.
+An interval in steps needs no communication. Sync points may be passed at every k-th step only. So a save is due at the
+first step, from each multiple of the interval on, that ``is_due`` is called with.
 
-What all have read is removed, a **shelf** of ``_SHELF`` blocks at a time: on entering the first block of the next one,
-each process says that it is done with the one before.
+An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves alone
+waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before they need
+it, without a barrier at every step. Every process makes the same calls of ``is_due``. The calls are counted, and
+divided into **blocks**. When process 0 enters a block, it publishes the plan of the *next* block: its number of calls,
+and which call saves, if any. When another process enters a block, it reads the plan of that block. A process that is a
+whole block ahead of process 0 waits for the plan. All others find it published already. From its speed in a block,
+process 0 computes how many calls the next block needs to last ``1 / _BLOCKS`` of the interval. The first block has one
+call, and a block has at most twice as many calls as the block before.
 
-That costs one read of the store in ``1 / _BLOCKS`` of the interval, and a save is late by about two blocks where
-training slows down.
+Plans that all processes have read are removed. This is done for ``_SHELF`` blocks at a time, which are called a
+**shelf**. When a process enters the first block of a shelf, it reports that it is done with the shelf before.
 
-A save may also be asked for early (``hasten``), which is not arithmetic either: where that is possible, there are
-blocks by steps, too, of at most ``1 / _BLOCKS`` of ``_HASTENED_S``, so that it comes some seconds later.
+The cost is one read of the store in each ``1 / _BLOCKS`` of the interval. If training slows down, a save is late by
+about two blocks.
 
-All methods belong to the training thread; there are no others here.
+A save may also be brought forward (``hasten``). This needs communication, too. If ``hasten`` may be called, an interval
+in steps also uses blocks, which last at most ``1 / _BLOCKS`` of ``_HASTENED_S``. So the save comes some seconds after
+the call.
+
+The training thread calls all methods. This module has no threads of its own.
 """
 
 from __future__ import annotations
@@ -34,28 +38,34 @@ from gracepoint.process_group import ProcessGroup
 _BLOCKS = 20
 _HASTENED_S = 60.0
 _SHELF = 32
-#: How long a process may be a block ahead of process 0: what an evaluation by process 0 alone may take.
+#: Seconds that a process waits for the plan of process 0. Long enough for an evaluation that only process 0 runs.
 _WAIT_S = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """``calls`` of ``is_due``, of which the one numbered ``save`` (from 1) is to save; 0 for none."""
+    """The plan of a block.
+
+    Attributes:
+        calls: Number of calls of ``is_due`` in the block.
+        save: Number of the call at which a save is due, counted from 1. 0: no call.
+    """
 
     calls: int
     save: int
 
 
 class SaveInterval:
-    """Says at which steps to save.
+    """Decides at which steps to save.
 
     Args:
-        every_steps: Save at the first step that is asked for from each of its multiples on; 0: never for that reason.
-        every_s: Save when so many seconds have passed since the last save (or the first call), by process 0's
-            clock; 0: never for that reason.
-        gang: The processes.
-        key: Below which the blocks are published; used by nothing else.
-        clock: Monotonic seconds; only process 0's counts.
+        every_steps: A save is due at the first step, from each of its multiples on, that ``is_due`` is called with. 0:
+            no save is due for that reason.
+        every_s: Seconds after the last save, or after the first call, at which a save is due, by the clock of process
+            0. 0: no save is due for that reason.
+        gang: The processes that save together.
+        key: Prefix of the keys of the plans. Nothing else uses it.
+        clock: Returns monotonic seconds. Only the clock of process 0 counts.
         hastens: Whether ``hasten`` will be called.
 
     Raises:
@@ -84,11 +94,11 @@ class SaveInterval:
         self._key = key
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
-        self._multiples: int | None = None  # of every_steps up to the last step; None: that is not known
+        self._multiples: int | None = None  # number of multiples of every_steps up to the last step; None: not known
         self._blocks = 0  # entered so far
         self._block = _Block(0, 0)
         self._call = 0  # number in the block
-        # Process 0's alone.
+        # Used by process 0 only.
         self._next = _Block(1, 0)
         self._entered_s: float | None = None
         self._due_s = 0.0
@@ -96,41 +106,41 @@ class SaveInterval:
 
     @property
     def periodic(self) -> bool:
-        """False if nothing is ever due."""
+        """Whether any periodic save can become due."""
         return self._every_steps > 0 or self._every_s < math.inf
 
     def is_due(self, step: int) -> bool:
-        """True if this step is to be saved. Collective: asked at the same steps in all processes.
+        """Returns whether this step must be saved. Collective: all processes call it with the same steps.
 
-        Asked again for the same step, it gives the same answer.
+        If it is called again with the same step, it returns the same answer.
 
         Raises:
-            BarrierTimeout: Process 0 is so far behind that it has not said what comes next.
+            BarrierTimeout: Process 0 is so far behind that it has not published the next plan in time.
         """
         if self._asked is None or self._asked[0] != step:
             self._asked = (step, self._due(step))
         return self._asked[1]
 
     def hasten(self) -> None:
-        """Brings the next save forward to the block after this one; only process 0's word counts."""
+        """Brings the next save forward to the block after this one. Has an effect only in process 0."""
         self._hastened = True
 
     def saved(self) -> None:
-        """The state was saved just now, for whatever reason: seconds count from here."""
+        """Records that the state was saved just now, for any reason. The interval in seconds begins again."""
         self._due_s = self._clock() + self._every_s
 
     def began_at(self, step: int) -> None:
-        """Training begins after this step: the one that was restored, or 0. Multiples count from there.
+        """Sets the step after which training begins: the restored step, or 0. Multiples are counted from there.
 
-        Where nobody says so, the first step that is asked for is due only if it is a multiple itself.
+        If this is never called, the first step that ``is_due`` is called with is due only if it is a multiple itself.
         """
         self._asked = None
         if self._every_steps > 0:
             self._multiples = step // self._every_steps
 
     def _due(self, step: int) -> bool:
-        by_time = self._by_blocks and self._due_by_time()  # counts calls: asked for at every step
-        by_steps = self._every_steps > 0 and self._due_by_steps(step)  # counts multiples: likewise
+        by_time = self._by_blocks and self._due_by_time()  # counts calls, so it must run at every step
+        by_steps = self._every_steps > 0 and self._due_by_steps(step)  # counts multiples, so it must run, too
         return by_time or by_steps
 
     def _due_by_steps(self, step: int) -> bool:
@@ -163,7 +173,7 @@ class SaveInterval:
         return f"{self._key}/{block // _SHELF}/{block}"
 
     def _plan_next(self, calls_before: int) -> _Block:
-        """Plans the block after the one that process 0 enters now, in which a save is planned already."""
+        """Plans the block after the one that process 0 enters now, whose own plan is published already."""
         now_s = self._clock()
         entered_s, self._entered_s = self._entered_s, now_s
         if entered_s is None:

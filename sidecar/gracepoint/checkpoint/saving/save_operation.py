@@ -56,7 +56,7 @@ class SaveStages:
 class SaveOperation:
     """A save of one step by this process: ``describe``, then ``run``, each once.
 
-    If it fails in this process, it fails in all: the others are told, whether they wait at the barrier yet or not.
+    If it fails in this process, it fails in all processes. The others are told, even if they do not wait yet.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class SaveOperation:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Tells all processes that the save failed, so that none waits any more. From any thread; never raises."""
+        """Tells all processes that the save failed, so that none waits any more.
+
+        Any thread may call it. Never raises.
+        """
         try:
             if self._handled is not None:
                 self._gang.fail(self._handled_key, error)
@@ -107,9 +110,9 @@ class SaveOperation:
             logger.warning("the other processes could not be told that a save failed: %s", unreachable)
 
     def cancel(self, reason: str) -> None:
-        """Ends the wait of all processes. What is not durable in all of them by now is not committed.
+        """Ends the wait of all processes. The save is committed only if it is already durable in all of them.
 
-        From any thread; never raises.
+        Any thread may call it. Never raises.
         """
         try:
             if self._handled is not None:
@@ -119,7 +122,7 @@ class SaveOperation:
             logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
 
     def again(self, temporary: Temporary) -> SaveOperation:
-        """Returns a save of the same state into another folder; ``describe`` need not be called again."""
+        """Returns a save of the same state to another folder. ``describe`` need not be called again."""
         save = copy.copy(self)
         save.temporary = temporary
         save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
@@ -178,13 +181,13 @@ class SaveOperation:
         return self._handled is not None
 
     def run(self, source: ChunkSource, deadline: Deadline, on_stage: Callable[[str], None]) -> SaveStages:
-        """Writes the chunks of ``source``, and returns when all processes' are committed.
+        """Writes the chunks of ``source``, and returns when the save of all processes is committed.
 
-        All processes that are alive and can reach each other end with the same outcome, whichever of them is late.
+        All processes that are alive and can reach each other end with the same outcome, even if some are late.
 
         Raises:
-            SaveFailed: Not committed in time, or a process failed. If it is durable all the same, the next
-                start commits it.
+            SaveFailed: The save was not committed in time, or a process failed. If the save is durable nevertheless,
+                the next start commits it.
         """
         clock = deadline.clock
         started_s = clock()
@@ -244,7 +247,10 @@ class SaveOperation:
         )
 
     def _check_stayed(self, stayed: Callable[[], bool]) -> None:
-        """Raises SaveFailed if the folder is gone: writers make missing ones, so that its files may be in several."""
+        """Raises SaveFailed if the folder was renamed or deleted.
+
+        Writers create missing folders, so the files of the save may then be in several folders.
+        """
         if not stayed():
             raise SaveFailed(
                 f"{self.temporary.path} was taken away while it was written, as a later start may do where nothing has "
@@ -258,10 +264,10 @@ class SaveOperation:
             self._commit_apart(error)
 
     def _commit_apart(self, error: Exception) -> None:
-        """Ends a save whose processes did not meet: a missing process may have died after its part was durable.
+        """Ends a save whose processes did not meet at the barrier.
 
-        A process that is only late could find the save durable after the others found that it is not. So the first
-        process that looks decides for all.
+        A missing process may have died after its part was durable. If a process is only late, it could find the save
+        durable after the others found that it is not. So the first process that checks decides for all.
         """
         what = self.temporary.what
         try:
@@ -272,13 +278,13 @@ class SaveOperation:
         try:
             decided = self._gang.decide(f"{self.key}/apart", found)
         except BarrierError as unreachable:
-            # Process 0, where the store is, has died, and JAX ends the others now. What is on the disk counts.
+            # Process 0, which has the store, has died, and JAX ends the other processes now. Only the disk counts.
             logger.warning("the processes cannot agree on the end of a save: %s", unreachable)
         if decided != _DURABLE:
             late = f", and was durable too late: the next start commits {self.temporary.path}" if durable else ""
             raise SaveFailed(f"{what} is not committed: {decided}{late}") from error
         try:
-            # Others may be at it just now, so nothing is replaced.
+            # Other processes may commit at the same time, so nothing is replaced.
             if not commit.finalize(self._paths, self.temporary, replace=False):
                 path, target = self.temporary.path, self.temporary.target
                 raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {error})")
@@ -300,7 +306,7 @@ class SaveOperation:
         return files | self._files_of_items(values) if item else files
 
     def _files_of_items(self, values: Mapping[str, Any]) -> dict[str, bytes]:
-        """Returns what a checkpoint with items has beside the train state."""
+        """Returns the files that a checkpoint with items has beside the train state, by path."""
         files = {layout.host_state_file(self._gang.process_index): host_state.encode(values)}
         if self._gang.process_index == 0:
             success = f"Checkpoint commit was successful to {self.temporary.target / self._paths.item}"

@@ -40,7 +40,7 @@ class PreparedSave:
         metadata: Contents of Orbax's metadata files, by name below the item's folder.
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
-        snapshot: Memory for a snapshot. None before it was needed first.
+        snapshot: Memory for a snapshot. None if it is not reserved yet.
     """
 
     form: TreeSignature
@@ -66,7 +66,7 @@ class SavePlanner:
         attempt: Unique for each start of the gang; the same in all its processes.
         options: How arrays are written.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the memory that the host has.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one. None: there are none.
     """
 
@@ -91,9 +91,10 @@ class SavePlanner:
         self._prepared: PreparedSave | None = None
 
     def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
-        """Plans, compares the plan with the other processes, and compiles what copies slices of shards. Collective.
+        """Plans a save, and compares the plan with those of the other processes. Collective.
 
-        With ``in_background``, memory for a snapshot is reserved and touched, too.
+        Also compiles the functions that copy slices of shards. With ``in_background``, memory for a snapshot is
+        reserved and touched, too.
 
         Returns:
             Bytes of the state over all processes.
@@ -117,7 +118,7 @@ class SavePlanner:
         return prepared.plan.total_bytes
 
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[pytree.Leaf], PreparedSave]:
-        """Returns the leaves of ``state``, and what holds for all states of its form.
+        """Returns the leaves of ``state``, and the plan for all states of its form.
 
         Raises:
             CheckpointError: A leaf cannot be saved; names it.

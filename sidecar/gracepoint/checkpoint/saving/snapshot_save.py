@@ -1,8 +1,8 @@
 """A background save and the snapshot that it writes: its progress, whether it hangs, and how to stop it.
 
 The training thread creates it when a background save begins. The save's thread sets ``committed``, and the writer's
-threads count what is written. The training thread asks, stops the save, or writes the snapshot again. Only the next
-background save fills the snapshot's memory again.
+threads count the written bytes. The training thread reads the progress, stops the save, or writes the snapshot again.
+The snapshot's memory is not changed before the next background save.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed
 
-#: Seconds after its deadline in which a save may end: it tells the others, and looks whether all have finished.
+#: Seconds after its deadline in which a save must end. It tells the other processes, and checks whether all finished.
 _LATE_ENDS_S = 5.0
 
 _Chunks = Sequence[tuple[Chunk, npt.NDArray[Any]]]
@@ -72,19 +72,19 @@ class SnapshotSave:
         )
 
     def stop(self, reason: str) -> None:
-        """Tells the save's thread to end: between two chunks, or where it waits for other processes."""
+        """Tells the save's thread to end, between two chunks or during a wait for other processes."""
         self.deadline.cancel(reason)
         self.save.cancel(reason)
 
     def was_stopped(self, error: Exception) -> bool:
-        """True if ``error``, with which the save ended, is that it was stopped here or in another process."""
+        """Returns whether the save ended with ``error`` because it was stopped, here or in another process."""
         return self.deadline.cancelled or isinstance(error.__cause__, BarrierCancelled)
 
     def may_take_s(self) -> float:
         """Returns how many seconds the save may still take before it counts as hanging."""
         until_s = self.deadline.timeout_s + _LATE_ENDS_S
         if self.committed:
-            until_s += self.deadline.timeout_s  # what is called after the commit waits for other processes
+            until_s += self.deadline.timeout_s  # the function called after the commit waits for other processes
         return max(0.0, until_s - self.deadline.elapsed_s())
 
     def hanging(self) -> SaveFailed:

@@ -1,9 +1,9 @@
 """Compares the states of all processes once, at the first step, so that a difference is not found in an emergency.
 
-Each process plans its part of a save by itself. That works only if all have the same leaves, in the same form, lying
-in the same way, and if what each has a copy of is the same everywhere. So every process makes a digest of all that and
-they compare it. Where digests differ, process 0 tells what it has, leaf by leaf, and each process says what is
-different in it; then all raise the same error.
+Each process plans its part of a save by itself. This is correct only if all processes have the same leaves, with the
+same shapes, types and placement, and if leaves that each process has a copy of have the same values. So every process
+computes a digest of its state, and the processes compare the digests. If they differ, process 0 publishes what it has,
+leaf by leaf, each process reports its differences, and all processes raise the same error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointError
 from gracepoint.process_group import ProcessGroup
 
-# For the other processes to come: as long as their first step may take them longer.
+# Seconds to wait for the other processes, whose first step may take longer.
 _MEETING_TIMEOUT_S = 900.0
-#: Values of larger leaves are compared by the saves alone.
+#: Largest size in bytes of a leaf whose values are compared here. Values of larger leaves are compared by each save.
 SMALL_BYTES = 64 << 10
-# Leaves that a process tells of, and an error names.
+# Most leaves that a process reports, and that an error names.
 _SHOWN = 5
 _SHOWN_CHARACTERS = 80
 
@@ -39,18 +39,18 @@ _WHAT_TO_DO = (
 
 
 def meeting_of(key: str) -> str:
-    """Returns where the processes meet first; one that does not come fails it."""
+    """Returns the key at which the processes exchange digests. A process that fails before that fails this key."""
     return f"{key}/alike"
 
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What one process has of a leaf, in words.
+    """The description of a leaf in one process, as text.
 
     Attributes:
-        form: Its kind, shape, type and chunks.
-        lies: Whether it is one array over processes, or a copy in each, and who writes it.
-        value: Of a small leaf that each process has a copy of; empty for all others.
+        form: Kind, shape, type and chunks of the leaf.
+        lies: Whether the leaf is one array over processes or a copy in each process, and which processes write it.
+        value: Value or checksum of a small leaf that each process has a copy of. Empty for all other leaves.
     """
 
     form: str
@@ -58,18 +58,18 @@ class Said:
     value: str
 
     def differing(self, other: Said) -> tuple[str, str]:
-        """Returns what this one and ``other`` say of the first thing that they differ in."""
+        """Returns the first field in which this description differs from ``other``, from both."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return next((mine, theirs) for mine, theirs in pairs if mine != theirs)
 
 
 def describe(leaves: Sequence[pytree.Leaf], specs: Sequence[ArraySpec | None], plan: WritePlan) -> dict[str, Said]:
-    """Returns what this process has of each leaf, by name.
+    """Returns the description of each leaf in this process, by name.
 
     Args:
-        leaves: Of this process's state.
-        specs: What is stored of each; None for what is no array.
-        plan: Of this process.
+        leaves: The leaves of this process's state.
+        specs: How each leaf is stored. None for a leaf that is not an array.
+        plan: The part of a save that this process does.
     """
     return {
         leaf.name: _said(leaf, spec, plan.owners.get(position, 0))
@@ -78,15 +78,16 @@ def describe(leaves: Sequence[pytree.Leaf], specs: Sequence[ArraySpec | None], p
 
 
 def check(mine: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
-    """Makes sure that all processes save the same state. Collective.
+    """Checks that all processes save the same state. Collective.
 
     Args:
         mine: What ``describe`` returned in this process.
-        gang: The processes that save.
-        key: Below which they meet.
+        gang: The processes that save together.
+        key: Prefix of the keys that they use.
 
     Raises:
-        CheckpointError: They do not, in all of them; names leaves, what they are, and in which processes.
+        CheckpointError: The states differ; names leaves, what they are, and in which processes. Raised in all
+            processes.
         BarrierError: Another process did not come in time, or has failed.
     """
     if gang.process_count == 1:
@@ -127,7 +128,7 @@ def _value(data: Any) -> str:
 
 
 def _differences(mine: Mapping[str, Said], theirs: Mapping[str, Said]) -> Iterable[tuple[str, str, str]]:
-    """Yields leaves with what this process and process 0 have of them."""
+    """Yields the name of each leaf that differs, with the descriptions of this process and of process 0."""
     for name in sorted({*mine, *theirs}):
         if name not in mine:
             yield name, "nothing", theirs[name].form
@@ -155,7 +156,7 @@ def _told(answers: Sequence[Sequence[Sequence[str]]]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Returns ascending numbers in words: "0-3, 7"."""
+    """Returns ascending numbers as ranges, for example "0-3, 7"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,7 @@
-"""Committing a save with a barrier of the caller's own, which knows neither who comes last nor of failures."""
+"""Commits a save with a barrier that the caller passed in.
+
+Such a barrier neither knows which process comes last nor learns of failures.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 class SyncFnBarrier:
-    """``saving.Barrier`` on a ``BarrierSyncFn``: all have written; one process commits; all know.
+    """A ``save_operation.Barrier`` that uses a ``BarrierSyncFn``.
+
+    All processes meet when they have written. One process commits. All processes meet again after the commit.
 
     Args:
-        sync_fn: Called twice a save, with keys of their own.
-        commits_here: True in the one process that commits.
+        sync_fn: The barrier. Called twice in each save, with different keys.
+        commits_here: Whether this process commits. True in exactly one process.
     """
 
     def __init__(self, sync_fn: BarrierSyncFn, *, commits_here: bool) -> None:
@@ -24,7 +29,7 @@ class SyncFnBarrier:
         self._commits_here = commits_here
 
     def __call__(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
-        """As ``saving.Barrier``; the timeout is each call's."""
+        """See ``save_operation.Barrier``. Each of the two calls has the whole timeout."""
         timeout_ms = max(1, int(timeout_s * 1000))
         try:
             self._wait(f"{key}/write_complete", timeout_ms)

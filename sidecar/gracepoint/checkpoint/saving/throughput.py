@@ -1,13 +1,13 @@
-"""How fast saves to one directory have been, remembered beside the checkpoints from one start to the next.
+"""The speed of saves to one directory, kept in a file beside the checkpoints from one start to the next.
 
-Two ways lead to the disk, and each has its own figures: *streamed*, in an emergency, with training stopped, and from
-a *snapshot*, in the background, beside training. The median of the latest saves counts.
+There are two ways to save, and each has its own figures. An emergency save is *streamed*, while training is stopped. A
+background save is written from a *snapshot*, while training goes on. The median of the latest saves counts.
 
-Every process reads the file when it starts; process 0 writes it, whole and by a rename, after each save that was
-committed: in the thread of a background save, or after an emergency in one of its own, which ends with that, as nobody
-waits for the storage once the step is committed. A file that cannot be read or written costs figures and no
-checkpoint: it is said in the log. Figures of another number of processes
-are taken for what these can be sure of.
+Every process reads the file when it starts. Process 0 writes it after each committed save, as a whole and by a rename.
+After a background save, the thread of the save writes it. After an emergency save, a thread of its own writes it, so
+that no caller waits for the storage once the step is committed. That thread ends when the file is written. If the file
+cannot be read or written, the log says so, and no save fails. If more processes made the figures, they are scaled down
+to the number of processes that save now.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _KEPT = 5
 
 
 class Way(StrEnum):
-    """How a save's bytes get to the disk."""
+    """How the bytes of a save get to the disk."""
 
     STREAMED = "streamed"
     SNAPSHOT = "snapshot"
 
 
 class Throughput:
-    """See the module.
+    """The speed of the latest saves.
 
     Args:
-        file: Where the figures are kept; None: nowhere, they end with this object.
-        writes: Whether this process writes them.
-        process_count: How many save together.
+        file: The file that keeps the figures. None: they are kept in memory only.
+        writes: Whether this process writes the file.
+        process_count: Number of processes that save together.
     """
 
     def __init__(self, file: StoragePath | None, *, writes: bool, process_count: int = 1) -> None:
@@ -48,10 +48,10 @@ class Throughput:
         self._process_count = process_count
         self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
         self._writing = threading.Lock()
-        self._thread: threading.Thread | None = None  # the last that writes
+        self._thread: threading.Thread | None = None  # the latest thread that writes the file
 
     def read(self) -> None:
-        """Takes over what earlier starts have learnt."""
+        """Reads the figures of earlier starts."""
         if self._file is None:
             return
         try:
@@ -66,7 +66,13 @@ class Throughput:
             )
 
     def learn(self, way: Way, size_bytes: int, duration_s: float) -> None:
-        """A save of ``size_bytes``, over all processes, was committed ``duration_s`` after it began to be written."""
+        """Records a committed save.
+
+        Args:
+            way: How it was saved.
+            size_bytes: Bytes of the state over all processes.
+            duration_s: Seconds from the start of writing to the commit.
+        """
         if size_bytes <= 0 or duration_s <= 0:
             return
         self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
@@ -81,7 +87,7 @@ class Throughput:
             self._write(self._file)
 
     def finish(self, timeout_s: float) -> None:
-        """Waits until what was learnt last is written, so long at most."""
+        """Waits until the latest figures are written, for at most ``timeout_s`` seconds."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -95,12 +101,12 @@ class Throughput:
 
     @property
     def streamed_bytes_per_s(self) -> float | None:
-        """Bytes of the state, over all processes, in a second of an emergency; None if there was none."""
+        """Speed of emergency saves, in bytes of the state over all processes per second. None if there was none."""
         return self._typical(Way.STREAMED)
 
     @property
     def snapshot_bytes_per_s(self) -> float | None:
-        """The same of a save in the background."""
+        """Speed of background saves, in bytes of the state over all processes per second. None if there was none."""
         return self._typical(Way.SNAPSHOT)
 
     def _typical(self, way: Way) -> float | None:
@@ -121,6 +127,7 @@ def _rates_of(data: bytes, process_count: int) -> dict[Way, tuple[float, ...]]:
     processes = found.get("processes", process_count)
     if type(processes) is not int or processes < 1:
         raise ValueError(f"processes: expected how many saved, found {processes!r:.80}")
-    # Whether the processes or the storage set the pace is not known: fewer are slower, and more no faster.
+    # Whether the processes or the storage limit the speed is not known. So fewer processes count as slower, and more
+    # processes as no faster.
     part = min(1.0, process_count / processes)
     return {way: tuple(rate * part for rate in rates[way][-_KEPT:]) for way in Way}

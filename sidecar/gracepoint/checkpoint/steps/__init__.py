@@ -1,5 +1,5 @@
-"""Which steps a directory holds: commit, recovery after a crash, listing, retention, deletion, and who may use it.
+"""The steps of a directory: commit, recovery after a crash, listing, retention, deletion, and the directory's lease.
 
-``saving``, ``reading`` and ``loading`` call it. It calls ``format`` and ``storage``. Everything here is safe against
-a crash after any operation, and against other processes that do the same at the same time.
+``saving``, ``reading`` and ``loading`` call it. It calls ``format`` and ``storage``. A crash after any operation leaves
+the directory valid. Several processes may run the same operation at the same time.
 """

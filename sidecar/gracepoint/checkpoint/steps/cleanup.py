@@ -1,7 +1,7 @@
-"""What process 0 clears away: old steps, what was never finished, and trash.
+"""Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
-The caller's thread makes trash, by renaming; one thread deletes it, and ends when there is none. No save waits for
-it; what a process leaves behind, the next start deletes.
+The caller's thread renames folders to trash. One background thread deletes the trash, and ends when none is left. No
+save waits for that thread. The next start deletes what a process leaves behind.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-#: How long a save that was never finished is left alone before it is deleted.
+#: Seconds without a change after which an unfinished save is deleted.
 UNFINISHED_KEPT_S = 3600.0
 
 
 class StepCleaner:
-    """Tidies one checkpoint directory; ``tidy`` and ``finish`` are not called at the same time."""
+    """Tidies one checkpoint directory. ``tidy`` and ``finish`` must not be called at the same time."""
 
     def __init__(self, paths: Layout, retention: Retention, attempt: str) -> None:
         self._paths = paths
@@ -33,12 +33,12 @@ class StepCleaner:
         self._sweeper = BackgroundThread()
 
     def tidy(self, newest_good: int | None, *, ordinal: int, give_up_old: bool = False) -> None:
-        """Makes trash of old steps, and of what was never finished, and has it deleted. Fails nothing.
+        """Renames old steps to trash, and starts the deletion of trash. An OSError is logged, not raised.
 
         Args:
-            newest_good: The step just committed or restored; None: no step is deleted.
-            ordinal: Of this attempt's newest save, to name trash by.
-            give_up_old: Whether unfinished saves of other attempts go.
+            newest_good: The step just committed or restored. None: no step is deleted.
+            ordinal: Ordinal of this attempt's newest save, which is part of the name of the trash.
+            give_up_old: Whether old unfinished saves of other attempts are deleted, too.
         """
         try:
             if newest_good is not None:
@@ -52,7 +52,7 @@ class StepCleaner:
         self._sweep()
 
     def mark(self, damaged: Mapping[int, str], good: int | None) -> None:
-        """Marks the steps that a restore went back from, and takes the mark off the one it restored. Fails nothing."""
+        """Marks ``damaged`` steps, and removes the mark of the step ``good``. An OSError is logged, not raised."""
         try:
             retention.mark_damaged(self._paths, damaged)
             if good is not None:
@@ -61,22 +61,22 @@ class StepCleaner:
             logger.warning("damaged steps of %s were not marked: %s", self._paths.root, error)
 
     def finish(self, deadline: Deadline) -> None:
-        """Waits until all trash is deleted, at most until ``deadline``: the next start deletes the rest."""
+        """Waits until all trash is deleted, or until ``deadline``. The next start deletes the rest."""
         with contextlib.suppress(SaveFailed):
             self._sweeper.wait(deadline.remaining_s())
-            self._sweep()  # what was made trash while it was busy
+            self._sweep()  # deletes what became trash while the thread was busy
             self._sweeper.wait(deadline.remaining_s())
 
     def _sweep(self) -> None:
-        if not self._sweeper.busy:  # else what is new is left to the next time
+        if not self._sweeper.busy:  # otherwise the next call deletes the new trash
             try:
                 self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
-            except RuntimeError as error:  # as once the interpreter is about to end: no reason to fail a save
+            except RuntimeError as error:  # for example at the end of the interpreter: no reason to fail a save
                 logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:
-    """Deletes what older saves left beside a checkpoint that has a path to itself. Fails nothing."""
+    """Deletes what older saves left beside a checkpoint that has its own path. An OSError is logged, not raised."""
     try:
         commit.give_up_old(paths, attempt=temporary.attempt, older_than_s=UNFINISHED_KEPT_S)
         commit.empty_trash(paths)

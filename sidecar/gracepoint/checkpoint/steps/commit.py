@@ -1,16 +1,16 @@
-"""From done-records to a committed step: finalize, and clearing up what will never be finished.
+"""Commits durable saves, and discards saves that will never be finished.
 
-**Durable** means that the done-records of all processes of a save exist: no writer is left, and nothing more
-has to be learnt from any process. **Committed** means that the folder has its final name, by one atomic
-rename. Between the two only small files are added, and everything is written so that it may be done again, by
-any number of processes at once, and stopped anywhere:
+A save is **durable** when the done-records of all its processes exist. Then no process writes any more, and no process
+is needed to finish the save. A save is **committed** when its folder has its final name, which one atomic rename gives.
+Between the two states only small files are added. Any number of processes may run the commit at the same time, may stop
+anywhere, and may repeat it:
 
-* files appear whole, by a rename, and have the same meaning whoever writes them;
-* the rename to ``<step>`` succeeds for one process; for the others the temporary folder is gone and the
-  committed one, with this very attempt and ordinal in its manifest, is there;
-* a folder that stands at ``<step>`` already is replaced only by the gang that has just saved that step
-  (``replace``) and only once the new one is durable; salvage leaves it, unless it is known to be damaged, or is the
-  very one that the save found there and was to replace.
+* A file appears as a whole, by a rename. Its meaning does not depend on which process wrote it.
+* The rename to ``<step>`` succeeds in one process. The other processes find that the temporary folder is gone, and that
+  the committed folder has the same attempt and ordinal in its manifest.
+* If a folder already exists at ``<step>``, only the gang that has just saved that step replaces it (``replace``), and
+  only once the new save is durable. Salvage leaves an existing folder, with two exceptions: the folder is known to be
+  damaged, or it is the one that the save found there and was to replace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
-# Orbax finds the handler of an item by these names when it is asked for a step without arguments.
+# If a step is restored without arguments, Orbax finds the handler of each item by these names.
 _ITEM_HANDLERS = {
     layout.STATE_ITEM: "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
     layout.HOST_STATE_ITEM: "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
@@ -38,14 +38,14 @@ _ITEM_HANDLERS = {
 
 
 def done_records(folder: StoragePath) -> list[DoneRecord] | None:
-    """Returns the done-records of a save, by process, or None while some are missing.
+    """Returns the done-records of a save, by process. None if some are missing.
 
-    The commit waits for this, and each takes a network file system a round trip or more. So the first is read alone, as
-    it tells how many there are, and the others several at a time. A listing of the folder would not do, as a network
-    file system may list names late that can be opened.
+    The commit waits for this call, and a network file system needs at least one round trip for each record. The first
+    record is read alone, because it holds the number of records. The others are read several at a time. The folder is
+    not listed, because a network file system may list a file later than it can be opened.
 
     Raises:
-        CheckpointCorrupt: One cannot be read.
+        CheckpointCorrupt: A done-record cannot be read.
         CheckpointTooNew: A newer Gracepoint wrote them.
     """
     paths = [folder / layout.done_record(0)]
@@ -61,7 +61,7 @@ def done_records(folder: StoragePath) -> list[DoneRecord] | None:
 
 
 def is_durable(paths: Layout, temporary: Temporary) -> bool:
-    """True if all processes' parts of the save are on the disk, committed or not.
+    """Returns whether the parts of all processes are on disk, committed or not.
 
     Raises:
         CheckpointCorrupt: A done-record cannot be read.
@@ -73,17 +73,17 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
     """Commits ``temporary`` if it is durable.
 
     Args:
-        paths: Where it lies.
+        paths: Layout of the directory that holds the save.
         temporary: The save.
-        replace: Whether it takes the place of another folder of its step.
+        replace: Whether the save replaces another folder that exists for its step.
 
     Returns:
-        True if the save is committed, by whichever process. False if done-records are missing, or its step
+        True if the save is committed, by this or by another process. False if done-records are missing, or if its step
         has another folder that must not be replaced.
 
     Raises:
-        CheckpointCorrupt: The records contradict each other.
-        CheckpointTooNew: A newer Gracepoint wrote the step that is there.
+        CheckpointCorrupt: The done-records contradict each other.
+        CheckpointTooNew: A newer Gracepoint wrote the existing step.
     """
     target = temporary.target
     try:
@@ -96,7 +96,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
         temporary.path.publish(target)
         paths.root.sync()
     except FileNotFoundError:
-        # The folder was renamed under our hands: by one who committed it, or nobody may do so.
+        # The folder was renamed meanwhile. Only a process that commits the save may do that.
         if is_committed(paths, temporary):
             return True
         raise
@@ -106,12 +106,12 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
 
 
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
-    """True if what has the final name is this very save."""
+    """Returns whether the folder with the final name is this save."""
     return _is_of(temporary.target, temporary)
 
 
 def _is_of(folder: StoragePath, temporary: Temporary) -> bool:
-    """Returns whether the checkpoint in ``folder`` is what ``temporary`` was to become."""
+    """Returns whether the checkpoint in ``folder`` has the attempt and ordinal of ``temporary``."""
     try:
         manifest = manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
@@ -123,9 +123,10 @@ def _is_of(folder: StoragePath, temporary: Temporary) -> bool:
 
 
 def standing(folder: StoragePath) -> str | None:
-    """Returns what tells the checkpoint in ``folder`` from all others of ours; empty where it is none that can be read.
+    """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
 
-    None if nothing is there, or a newer Gracepoint wrote it: it stays.
+    Empty if the folder has no manifest, or a damaged one. None if there is no folder, or if a newer Gracepoint wrote
+    it; such a folder is not replaced.
     """
     if not folder.is_folder():
         return None
@@ -139,29 +140,31 @@ def standing(folder: StoragePath) -> str | None:
 
 
 def read_manifest(folder: StoragePath) -> Manifest | None:
-    """Returns the manifest of a committed step, or None if the folder has none.
+    """Returns the manifest of a committed step. None if the folder has no manifest.
 
     Raises:
-        CheckpointCorrupt: It cannot be read.
-        CheckpointTooNew: This version does not know its format.
+        CheckpointCorrupt: The manifest cannot be read.
+        CheckpointTooNew: This version does not know the format of the manifest.
     """
     data = manifest_bytes(folder)
     return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
 
 
 def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
-    """Returns the same as it is written, in a small part of the time where there are many arrays.
+    """Returns the fields of the manifest as JSON values. None if the folder has no manifest.
+
+    This is much faster than ``read_manifest`` if there are many arrays.
 
     Raises:
-        CheckpointCorrupt: It cannot be read.
-        CheckpointTooNew: This version does not know its format.
+        CheckpointCorrupt: The manifest cannot be read.
+        CheckpointTooNew: This version does not know the format of the manifest.
     """
     data = manifest_bytes(folder)
     return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
 
 
 def manifest_bytes(folder: StoragePath) -> bytes | None:
-    """Returns the same unread."""
+    """Returns the contents of the manifest file. None if the folder has no manifest."""
     try:
         return (folder / layout.MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -169,7 +172,10 @@ def manifest_bytes(folder: StoragePath) -> bytes | None:
 
 
 def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
-    """Turns saves of other attempts in which nothing has changed for ``older_than_s`` into trash."""
+    """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
+
+    Also deletes hidden files of that age.
+    """
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes:
         return
@@ -178,7 +184,7 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
         if probe.last_change_s() < old_s:
             probe.delete_folder() if probe.is_folder() else probe.delete()
     for temporary in left:
-        if 0.0 < temporary.path.last_change_s() < old_s and not _is_too_new(temporary):  # 0: was committed, or deleted
+        if 0.0 < temporary.path.last_change_s() < old_s and not _is_too_new(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
@@ -194,21 +200,21 @@ def _is_too_new(temporary: Temporary) -> bool:
 
 
 def discard(folder: StoragePath, trash: StoragePath) -> None:
-    """Makes ``folder`` trash, durably, so that no crash leaves half of something that looks whole."""
-    with contextlib.suppress(FileNotFoundError):  # another process did
+    """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint."""
+    with contextlib.suppress(FileNotFoundError):  # another process renamed it
         folder.publish(trash)
-    # Otherwise a crash might take the new name back and not what was deleted under it.
+    # Without the sync, a crash might undo the rename but not the deletion of files below the new name.
     trash.parent.sync()
 
 
 def empty_trash(paths: Layout) -> None:
-    """Deletes all trash, which may take long."""
+    """Deletes all trash. This may take long."""
     for trash in paths.trashed():
-        trash.delete_folder()  # another process may be at it too
+        trash.delete_folder()  # another process may delete it at the same time
 
 
 def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
-    """Adds what makes the folder a committed step: our manifest, and Orbax's marks."""
+    """Adds the files that a committed step has: Gracepoint's manifest, and Orbax's marker files."""
     metadata = {
         "item_handlers": _ITEM_HANDLERS if manifest.item else _ITEM_HANDLERS[layout.STATE_ITEM],
         "metrics": {},
@@ -225,17 +231,17 @@ def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> N
 
 
 def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
-    """Makes trash of what stands at ``target``, unless it is this very save.
+    """Renames the folder at ``target`` to trash, unless it is this save.
 
-    A later attempt that starts meanwhile may commit this save between the look at ``target`` and the rename. So what
-    was renamed is looked at again, and gets its name back. A crash in between leaves that to the next salvage, which
-    trash would not be.
+    A later attempt may commit this save between the check of ``target`` and the rename. So the folder is first renamed
+    to a name of its own and checked again. If it is this save, it gets its name back. If a crash happens in between,
+    the next salvage gives the name back, which it would not do for trash.
     """
     aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
     try:
         target.publish(aside)
     except FileNotFoundError:
-        return  # another process took it away
+        return  # another process renamed it
     if _is_of(aside, temporary):
         aside.publish(target)
     else:
@@ -243,22 +249,22 @@ def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
 
 
 def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
-    """Moves what stands at ``target`` out of the way of a durable save.
+    """Moves a folder that already exists at ``target``, so that a durable save can take the name.
 
-    Only the process that came last to its gang's barrier does so: two could move each other's away.
+    Only the process that came last to its gang's barrier does so. Two processes could move each other's folders.
 
     Raises:
-        CheckpointTooNew: A newer Gracepoint wrote it: it stays.
+        CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.
     """
     if not target.is_folder() or is_committed(paths, temporary):
         return
     with contextlib.suppress(CheckpointCorrupt):
         manifest_fields(target)
-    if (target / layout.MANIFEST).exists() or not paths.item:  # a path of its own is replaced only when told so
+    if (target / layout.MANIFEST).exists() or not paths.item:  # the caller asked for ``replace``
         logger.warning("%s is saved again: %s is replaced", temporary.what, target)
         _replace(paths, temporary, target)
         return
-    with contextlib.suppress(FileNotFoundError):  # somebody else took it away
+    with contextlib.suppress(FileNotFoundError):  # another process renamed it
         if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
             logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)

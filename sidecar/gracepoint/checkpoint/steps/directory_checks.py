@@ -1,4 +1,4 @@
-"""Makes sure that a checkpoint directory is one storage for all processes, no other job's, and has nothing newer."""
+"""Checks of a checkpoint directory: all processes share it, no other job uses it, and it has no newer step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists
 from gracepoint.process_group import ProcessGroup
 
-#: How late a file of another machine may be seen on a network file system.
+#: Seconds after which a file that another machine wrote must be visible on a network file system.
 _APPEARS_S = 5.0
 
 
 def check_shared(paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, deadline: Deadline) -> None:
-    """Makes sure that the directory is not a disk of each process. Collective.
+    """Checks that all processes see the same directory, and not each a disk of its own. Collective.
 
-    Nothing else would tell before the first save, which for a job without periodic saves is the emergency.
+    Without this check the problem shows only at the first save. In a job without periodic saves that is the emergency
+    save.
 
     Raises:
         CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
@@ -56,15 +57,15 @@ def claim(
 ) -> Lease | None:
     """Takes the directory's lease in process 0. Collective.
 
-    ``start`` as in ``Checkpointer.claim``.
+    ``start`` is the same argument as in ``StepCheckpointer.claim``.
 
     Returns:
-        The lease; None in the other processes.
+        The lease in process 0. None in the other processes.
 
     Raises:
         CheckpointError: Another job, or another cluster of the same start, uses the directory, or process 0
-            cannot write there; in all processes.
-        BarrierError: Process 0 did not tell in time.
+            cannot write there. Raised in all processes.
+        BarrierError: Process 0 did not answer in time.
     """
     held, problem = None, None
     if gang.process_index == 0:
@@ -84,12 +85,12 @@ def claim(
 
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:
-    """Makes sure that what begins with ``step`` would not be behind what is there. Collective.
+    """Checks that the directory has no complete step that is ``step`` or newer. Collective.
 
     Raises:
-        CheckpointExists: There is a complete step as new or newer; in all processes.
-        CheckpointError: Process 0 cannot look; in all processes.
-        BarrierError: Process 0 did not tell in time.
+        CheckpointExists: There is such a step. Raised in all processes.
+        CheckpointError: Process 0 cannot list the directory. Raised in all processes.
+        BarrierError: Process 0 did not answer in time.
     """
     newest, problem = None, ""
     if gang.process_index == 0:

@@ -1,19 +1,22 @@
-"""Who uses a checkpoint directory now: two jobs started on one by mistake would delete and restore each other's steps.
+"""The lease of a checkpoint directory, which keeps two jobs from using one directory at the same time.
 
-Process 0 of a job keeps a small file there, the **lease**, and writes it anew every ``BEAT_S``, in a thread of its own
-("gracepoint-lease", daemon) that ends with ``release`` or when the lease is another's. A lease that has not changed for
-``EXPIRES_S`` by the file system's own clock is nobody's; one whose holder ran on this machine and runs no more is so
-at once.
+Two jobs that use one directory by mistake would delete and restore each other's steps.
 
-A later attempt of the same job (a JobSet has one UID in all its attempts) takes the lease over without waiting: an
-earlier one may still be writing its emergency save, which ``restore`` waits for. The earlier one sees that, and its
-thread ends. Another job waits ``PATIENCE_S`` for the holder to go, and is refused then. So is another cluster of the
-**same start** of the job: its processes were split, and each part takes itself for the whole. What was started again in
-the pod of the holder (same host, another process namespace) takes over at once, as only one container trains there.
+Process 0 of a job keeps a small file in the directory, the **lease**, and rewrites it every ``BEAT_S`` seconds. It does
+so in a thread of its own ("gracepoint-lease", a daemon). The thread ends at ``release``, or when another process has
+taken the lease. A lease expires if it has not changed for ``EXPIRES_S`` seconds by the file system's clock. If the
+holder ran on this machine and has ended, the lease expires at once.
 
-Where there is no lease, exactly one of several that come at once gets it, by ``create`` of the store. One of several
-that take over the same lease gets it, by ``replace``. On file systems without hard links the file is empty for a
-moment; a lease that stays empty is of a process that died in between, and expires as any other.
+A later attempt of the same job takes the lease over without waiting. (A JobSet has one UID in all its attempts.) The
+earlier attempt may still be writing its emergency save, which ``restore`` waits for. It finds that it has lost the
+lease, and its thread ends. Another job waits ``PATIENCE_S`` seconds for the holder to end, and is then refused. Another
+cluster of the **same start** of the job is refused in the same way: the processes were split into clusters, and each
+cluster takes itself for the whole job. A container that restarts in the pod of the holder has the same host and another
+process namespace. It takes the lease over at once, as only one container of a pod trains.
+
+If there is no lease, and several processes want it at the same time, ``create`` of the store gives it to exactly one.
+If several processes take the same lease over, ``replace`` gives it to exactly one. On file systems without hard links
+the file is empty for a moment. If its writer dies in that moment, the file stays empty and expires like any lease.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 10.0
 EXPIRES_S = 35.0
-#: Longer than EXPIRES_S, so that a job which was killed never keeps another out.
+#: Seconds to wait for another holder. Longer than EXPIRES_S, so that a killed job never keeps another one out.
 PATIENCE_S = 45.0
 _LOOK_EVERY_S = 0.5
 _END_S = 1.0
@@ -44,13 +47,13 @@ _END_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds a lease: a process of a job.
+    """The process that holds a lease.
 
     Attributes:
-        job: The same in all attempts of a job, and no other's.
-        attempt: Of the job.
-        host: Name of the machine, in a pod the pod's.
-        process: Tells the process from all others of that machine, dead ones too.
+        job: Identifier of the job. The same in all attempts of the job, and different from that of any other job.
+        attempt: Identifier of the attempt of the job.
+        host: Name of the machine. In a pod: name of the pod.
+        process: Identifier of the process, unique among all processes of that machine, ended ones included.
     """
 
     job: str
@@ -63,15 +66,15 @@ class Holder:
         return cls(job, attempt, machine.host_name(), machine.process_identity(machine.process_id()))
 
     def is_gone(self) -> bool:
-        """True if it ran on this machine and runs no more; False also where that cannot be known from here."""
+        """Returns whether the holder ran on this machine and has ended. False if this cannot be known here."""
         here = Holder.here(self.job, self.attempt)
         same_machine = self.host == here.host and self._namespace == here._namespace  # noqa: SLF001  of this class
         return same_machine and self.process != machine.process_identity(int(self.process.split(":")[1]))
 
     def was_before(self, other: Holder) -> bool:
-        """True if ``other`` runs in the pod in which this one ran: only one container trains there, so this one ended.
+        """Returns whether ``other`` runs in the pod in which this holder ran. Then this holder has ended.
 
-        Pods of a JobSet have host names of their own, which stay when one is replaced.
+        Only one container of a pod trains. Each pod of a JobSet has its own host name, which its replacement keeps.
         """
         return self.host == other.host and self._namespace != other._namespace
 
@@ -80,12 +83,12 @@ class Holder:
         return self.process.split(":")[0]
 
 
-#: Of a lease that was taken by a process that has not written its name yet.
+#: Holder of an empty lease: the process that created the file has not written its name yet.
 UNNAMED = Holder("", "", "", "")
 
 
 class Lease:
-    """A held lease; made by ``claim``."""
+    """A held lease. ``claim`` creates it."""
 
     def __init__(self, path: StoragePath, mine: Holder, start: str | None = None) -> None:
         self._path = path
@@ -102,7 +105,7 @@ class Lease:
             raise CheckpointError(_in_use(self._path.parent, self._taken_by, self._mine, "has taken it over"))
 
     def release(self) -> None:
-        """Gives the directory up. Never raises; safe to repeat."""
+        """Gives up the lease, and ends its thread. Never raises. May be called again."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -119,7 +122,7 @@ class Lease:
                 if found is not None and found[0] != self._mine:
                     self._lost_to(found[0])
                     return
-                # If another process was faster, the next beat reads its name.
+                # If another process has written the lease meanwhile, the next beat reads its name.
                 _written(self._path, self._mine, None if found is None else found[1])
             except (OSError, CheckpointError) as error:
                 logger.warning("the lease of %s was not renewed: %s", self._path.parent, error)
@@ -145,14 +148,15 @@ def claim(
 
     Args:
         paths: The directory.
-        job: The same in all attempts of the job, and no other's.
-        attempt: Of the job; no two clusters have the same.
-        deadline: Until when another holder is waited for.
-        sleep: Waits so many seconds.
-        start: How the attempts of this start of the job begin, up to the last "-"; None: not known.
+        job: Identifier of the job. The same in all attempts of the job, and different from that of any other job.
+        attempt: Identifier of the attempt. No two clusters have the same.
+        deadline: When to stop waiting for another holder.
+        sleep: Waits for a number of seconds.
+        start: The part of ``attempt`` up to the last "-", which all attempts of one start of the job share. None: it is
+            not known.
 
     Raises:
-        CheckpointError: Another job, or another cluster of the same start, holds it when ``deadline`` has passed.
+        CheckpointError: Another job, or another cluster of the same start, still holds the lease at ``deadline``.
         OSError: The directory cannot be written to.
     """
     path, mine = paths.lease(), Holder.here(job, attempt)
@@ -165,7 +169,7 @@ def claim(
             logger.warning("%s; waiting for it to end", _in_use(paths.root, found[0], mine, "uses it"))
         sleep(_LOOK_EVERY_S)
     if not _written(path, mine, None if found is None else found[1]):
-        # Somebody was faster.
+        # Another process has written the lease meanwhile.
         return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
     return Lease(path, mine, start)
 
@@ -203,7 +207,7 @@ def _in_use(root: StoragePath, by: Holder, mine: Holder, how: str) -> str:
 
 
 def _read(path: StoragePath) -> tuple[Holder, Generation] | None:
-    """Returns who holds the lease, and the version of the file that says so; None if there is no lease."""
+    """Returns the holder of the lease, and the generation of the file. None if there is no lease."""
     try:
         found = path.read()
     except FileNotFoundError:
@@ -219,9 +223,9 @@ def _read(path: StoragePath) -> tuple[Holder, Generation] | None:
 
 
 def _written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
-    """Writes the lease if nobody has written it since ``found``, None for no lease; returns whether it did.
+    """Writes the lease, unless another process has written it since ``found``. Returns whether it was written.
 
-    Not synced: after a crash of the machine it is worth nothing.
+    ``found`` is None if there was no lease. The file is not synced, as a lease has no use after a crash of the machine.
     """
     data = json.dumps(dataclasses.asdict(mine)).encode()
     try:

@@ -1,7 +1,7 @@
-"""What a checkpoint directory has to offer: the steps that can be restored, and in words why others cannot.
+"""Lists a checkpoint directory: the steps that can be restored, and the reasons why others cannot.
 
-Also waits for saves of a previous attempt that is still writing. Only the process that lists looks here
-(process 0); the others are told.
+Also waits for saves that a previous attempt is still writing. Only process 0 lists the directory, and tells the other
+processes what it found.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
-#: A save in which nothing has changed for so long has no living writer.
+#: Seconds without a change after which the writer of a save counts as dead.
 QUIET_S = 5.0
 _POLL_S = 0.1
-_UNFINISHED = ".orbax-checkpoint-tmp"  # is in the name of what Orbax still writes
+_UNFINISHED = ".orbax-checkpoint-tmp"  # part of the name of a folder that Orbax is still writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Listing:
     """What process 0 found.
 
     Attributes:
-        steps: Steps whose folders look complete, newest first; those that a newer Gracepoint wrote are among them.
-        refused: Folders named like a step that are no complete checkpoint, each with the reason.
-        remarks: What else was seen that somebody who misses a checkpoint wants to know.
+        steps: Steps whose folders look complete, newest first. Includes steps that a newer Gracepoint wrote.
+        refused: For each folder that is named like a step and is not a complete checkpoint, its path and the reason.
+        remarks: Other findings that explain why a checkpoint may be missing.
     """
 
     steps: tuple[int, ...]
@@ -47,11 +47,10 @@ class Listing:
 
 
 def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callable[[float], object]) -> Listing:
-    """Salvages what can be salvaged, waits for what is still being written, and lists what is there then.
+    """Salvages durable saves, waits for saves that are still being written, and then lists the steps.
 
-    A save of another attempt that is newer than all complete steps and still incomplete is waited for while
-    it changes (nothing in it has changed for ``QUIET_S``: its writer is dead), at the longest until
-    ``deadline``.
+    Waits for an incomplete save of another attempt if it is newer than all complete steps. The wait ends when the save
+    has not changed for ``QUIET_S`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
     """
     if not paths.root.is_folder():
         return Listing((), (), (f"there is no folder {paths.root}",))
@@ -76,16 +75,16 @@ def settle(
     deadline: Deadline,
     sleep: Callable[[float], object],
 ) -> list[str]:
-    """Salvages what can be salvaged, and waits for what other attempts are still writing; returns remarks, in words.
+    """Salvages durable saves, and waits for saves that other attempts are still writing. Returns remarks.
 
-    Where this process may only read, it cannot tell what is still being written, and waits for nothing.
+    If this process may only read the directory, it cannot find out what is still being written, and does not wait.
 
     Args:
-        paths: Where.
-        attempt: This one, whose saves are not waited for.
-        is_wanted: Whether a save of a step that is still incomplete is worth waiting for.
-        deadline: Until when, at the longest.
-        sleep: Waits.
+        paths: Layout of the directory.
+        attempt: The current attempt. Its own saves are not waited for.
+        is_wanted: Returns whether to wait for an incomplete save of a step.
+        deadline: When the wait must have ended.
+        sleep: Waits for a number of seconds.
     """
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
@@ -96,7 +95,7 @@ def settle(
             if not must_not_write(error):
                 raise
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
-        # After that look: what its writer has finished since then is committed by one of us.
+        # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
         remarks = recovery.salvage(paths)
         live = [t for t in live if t.path.is_folder()]
         if not live or deadline.passed():
@@ -111,9 +110,9 @@ def complete_steps(paths: Layout) -> list[int]:
 
 
 def why_not(folder: StoragePath, step: int) -> str | None:
-    """Returns why ``folder`` is no complete checkpoint of ``step``, or None if it looks like one.
+    """Returns why ``folder`` is not a complete checkpoint of ``step``. None if it looks like one.
 
-    One that a newer Gracepoint wrote does, though it cannot be read: it is not passed over in silence.
+    A checkpoint that a newer Gracepoint wrote counts as complete, though it cannot be read. So a restore reports it.
     """
     try:
         manifest = commit.manifest_fields(folder)
@@ -141,7 +140,7 @@ def why_not(folder: StoragePath, step: int) -> str | None:
 
 
 def is_ours(folder: StoragePath, step: int) -> bool:
-    """True if ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a format known here."""
+    """Returns whether ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a known format."""
     try:
         manifest = commit.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
@@ -155,7 +154,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
         reason = why_not(paths.step(step), step)
         if reason is None:
             steps.append(step)
-        elif paths.step(step).is_folder():  # else it was deleted meanwhile
+        elif paths.step(step).is_folder():  # otherwise it was deleted meanwhile
             refused.append(reason)
     return steps, refused
 
@@ -163,20 +162,20 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
 def _is_live(paths: Layout, temporary: Temporary) -> bool:
     try:
         if commit.done_records(temporary.path) is not None:
-            return False  # all have finished, and yet it was not salvaged
+            return False  # all processes have finished, and salvage did not commit it
     except CheckpointCorrupt:
         return False  # it can never become complete
     except CheckpointTooNew:
-        pass  # its own version may be at it still
+        pass  # a process of the newer version may still be writing it
     age_s = paths.root.now_s() - temporary.path.last_change_s()
     return age_s < QUIET_S
 
 
 def finished_by_orbax(folder: StoragePath) -> bool:
-    """True unless a mark, or its name, says that Orbax has not finished the checkpoint in ``folder``.
+    """Returns False if a marker file, or the folder's name, shows that Orbax has not finished the checkpoint.
 
-    Orbax makes its marks before it gives the folder its final name. Older versions, and its handlers by themselves,
-    make none: then the name counts, and what is missing is found when arrays are opened.
+    Orbax writes its marker files before it gives the folder its final name. Older versions of Orbax, and its handlers
+    when they are used alone, write none. Then only the name counts, and missing files are found when arrays are opened.
     """
     if _UNFINISHED in folder.name or ((folder.parent / layout.STEP_METADATA).is_value() and _unfinished(folder.parent)):
         return False
@@ -184,7 +183,7 @@ def finished_by_orbax(folder: StoragePath) -> bool:
 
 
 def _unfinished(folder: StoragePath) -> bool:
-    """True if there is a mark of Orbax's that a finished checkpoint has filled in."""
+    """Returns whether Orbax's step metadata in ``folder`` has no commit time, and there is no success marker."""
     if (folder / layout.COMMIT_SUCCESS).is_value():
         return False
     try:

@@ -1,6 +1,6 @@
-"""What a start does with what died before it: commits every save that is durable, and undoes what was half done.
+"""Recovery at a start: commits durable saves of processes that died, and undoes replacements that were interrupted.
 
-Any number of processes may do so at once, and be stopped anywhere; ``commit`` says why.
+Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def salvage(paths: Layout) -> list[str]:
-    """Commits every durable save whose process died before it could; returns remarks on the others, in words.
+    """Commits every durable save that is not committed. Returns remarks on the saves that it did not commit.
 
-    First what a salvager had moved away when it died gets its name back. Only a save whose step has no folder yet, or a
-    damaged one, or the very one that it was to replace, is made visible. Saves with missing done-records are left
-    alone, and all are where this process may only read.
+    First, a folder that a process had moved away when it died gets its name back. A save is committed only in three
+    cases: its step has no folder, the folder is damaged, or the folder is the one that the save was to replace. Saves
+    with missing done-records are left as they are. If this process may only read the directory, all saves are.
     """
     remarks: list[str] = []
     for aside in paths.set_aside():
@@ -40,7 +40,7 @@ def salvage(paths: Layout) -> list[str]:
                 remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
             else:
                 durable.append((temporary, records))
-    # Of several starts' saves to one place the last one counts; the others were to replace what it has replaced.
+    # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks):
             for path, file in merge(records).files.items():
@@ -56,13 +56,13 @@ def salvage(paths: Layout) -> list[str]:
 
 @contextlib.contextmanager
 def _remarking(folder: StoragePath, remarks: list[str]) -> Iterator[None]:
-    """Lets the others be salvaged where one cannot be, and says why."""
+    """Turns an error of one save into a remark, so that the other saves are still salvaged."""
     try:
         yield
     except (CheckpointCorrupt, CheckpointTooNew) as error:
         remarks.append(f"{folder} is not salvaged: {error}")
     except FileNotFoundError:
-        # Another process committed or cleared it between two of our steps.
+        # Another process committed or deleted it meanwhile.
         logger.info("%s went away while it was looked at", folder)
     except OSError as error:
         if not must_not_write(error):
@@ -71,25 +71,32 @@ def _remarking(folder: StoragePath, remarks: list[str]) -> Iterator[None]:
 
 
 def is_damaged(folder: StoragePath) -> bool:
-    """True if the checkpoint in ``folder`` is known to be damaged: a restore went back from it, or its manifest is.
+    """Returns whether the checkpoint in ``folder`` is known to be damaged.
 
-    One that another version wrote, and this one cannot read, is not.
+    It is if its manifest is damaged, or if a restore has marked it. A checkpoint that another version wrote, and that
+    this version cannot read, is not damaged.
     """
     manifest = commit.manifest_bytes(folder)
     return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).exists()
 
 
 def _gives_way(folder: StoragePath, replaces: str | None) -> bool:
-    """True if a durable save that ``replaces`` what was there when it was made may take the place of ``folder``."""
+    """Returns whether a durable save may take the place of ``folder``.
+
+    ``replaces`` identifies the checkpoint that the save was to replace (``commit.standing``). None: there is none.
+    """
     return is_damaged(folder) or (replaces is not None and commit.standing(folder) == replaces)
 
 
 def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -> bool:
-    """Commits a durable save in the place of what is damaged, or was to give way; False if neither is there.
+    """Commits a durable save in place of a folder that is damaged, or that the save was to replace.
 
-    Another salvager may do the same meanwhile, so that what was moved away is looked at again, and put back if it is
-    something else: it is trash only then, and not even then where Gracepoint did not write it. Whoever dies between the
-    two leaves that to the next salvager.
+    Returns False if the existing folder is neither, or if another process has replaced it.
+
+    Another process may do the same at the same time. So the folder is moved away first and checked again. If it is no
+    longer the folder to replace, it is put back. Otherwise it becomes trash if Gracepoint wrote it. A folder that
+    Gracepoint did not write stays under its new name. If this process dies in between, the next salvage finishes the
+    work.
     """
     if not _gives_way(temporary.target, replaces):
         return False
@@ -105,13 +112,13 @@ def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -
 
 
 def _put_back(aside: Temporary) -> None:
-    """Gives a checkpoint of ours that was moved away, and is good, its name back, if nothing has it by now."""
+    """Gives a folder that was moved away its name back, if Gracepoint wrote it, it is good, and the name is free."""
     if not (aside.path / layout.MANIFEST).exists() or is_damaged(aside.path):
         return
     try:
         aside.path.publish(aside.target)
     except FileNotFoundError:
-        return  # another process did
+        return  # another process did it
     except FileExistsError:
         logger.warning("%s stays where it is, as there is a folder %s", aside.path, aside.target)
         return

@@ -1,11 +1,14 @@
-"""Which committed steps are kept, and marks on steps that must be treated in another way.
+"""Decides which committed steps are kept, and marks steps that retention must treat differently.
 
-A step is kept for any of these reasons: it is one of the newest; its number is a multiple; it is young. Never deleted
-are the newest good one, what is newer than that, what somebody reads just now, and what Gracepoint did not write.
+A step is kept if it is one of the newest, if its number is a multiple of ``keep_every_steps``, or if it is young. These
+steps are never deleted: the newest good step, newer steps, steps that are being read, and steps that Gracepoint did not
+write.
 
-Two marks, small files: **damaged** (in a step's folder: a restore found it so and went back) keeps a step from counting
-as one of the newest, so that a good one is not deleted in its favour; **reading** (in the root, hidden) keeps a step
-from being deleted under a reader, in whichever job.
+There are two marks, which are small files:
+
+* **damaged**, in the step's folder: a restore found the step damaged and went back to an older one. The step does not
+  count as one of the newest, so that no good step is deleted because of it.
+* **reading**, hidden in the root: a process of this or another job is reading the step, which must not be deleted.
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from gracepoint.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
-#: A mark of a reader that is older than this was left by one that died.
+#: Seconds after which a reading mark is ignored, as its reader has died.
 READING_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """What is kept.
+    """Which steps are kept.
 
     Attributes:
-        keep_last: The newest so many good steps, at least 1.
-        keep_every_steps: Also steps whose number is a multiple of it; 0: none for that reason.
-        keep_for_s: Also steps that were committed less than so many seconds ago; 0: none for that reason.
+        keep_last: How many of the newest good steps are kept, at least 1.
+        keep_every_steps: Steps whose number is a multiple of it are kept, too. 0: no step is kept for that reason.
+        keep_for_s: Seconds for which every step is kept after its commit. 0: no step is kept for that reason.
 
     Raises:
         SettingsError: A value is out of range.
@@ -59,11 +62,11 @@ class Retention:
         """Returns the steps to delete, newest first.
 
         Args:
-            ages_s: Complete steps of ours, with the seconds since each was committed.
-            newest_good: The step just committed or restored. Newer ones are what a restore went back from: they
-                neither count as kept, nor are they deleted.
-            damaged: Steps that a restore went back from. They count for no reason to be kept, and go once the
-                newest ``keep_last`` good ones are all newer.
+            ages_s: Complete steps that Gracepoint wrote, each with the seconds since its commit.
+            newest_good: The step just committed or restored. A restore went back from newer steps: they neither count
+                as kept nor are deleted.
+            damaged: Steps that a restore went back from. No rule keeps them. They are deleted once the newest
+                ``keep_last`` good steps are all newer.
         """
         steps = sorted((step for step in ages_s if step <= newest_good), reverse=True)
         last = [step for step in steps if step not in damaged or step == newest_good][: self.keep_last]
@@ -78,7 +81,10 @@ class Retention:
 
 
 def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str, ordinal: int) -> None:
-    """Makes trash of what ``retention`` says; folders that are not ours, or not complete, are left."""
+    """Renames the steps that ``retention`` does not keep to trash.
+
+    Folders that Gracepoint did not write, or that are not complete, are left as they are.
+    """
     ours = [step for step in paths.steps() if listing.is_ours(paths.step(step), step)]
     now_s = paths.root.now_s()
     ages_s = {step: now_s - committed_s for step in ours if (committed_s := _committed_s(paths.step(step)))}
@@ -92,22 +98,22 @@ def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str
 
 
 def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
-    """Marks steps that a restore went back from, each with what was found; those that it could restore lose it."""
+    """Marks steps that a restore went back from. ``steps`` maps each step to the damage that was found."""
     for step, reason in steps.items():
         if listing.is_ours(paths.step(step), step):
             paths.damage_mark(step).put(reason.encode())
 
 
 def unmark_damaged(paths: Layout, step: int) -> None:
-    """Takes the mark off a step that could be restored after all."""
+    """Removes the damage mark of a step that could be restored."""
     mark = paths.damage_mark(step)
-    if mark.exists():  # where nothing may be written, removing nothing is an error, too
+    if mark.exists():  # in a read-only directory, deleting a file that does not exist is an error, too
         mark.delete()
 
 
 @contextlib.contextmanager
 def reading(paths: Layout, step: int) -> Iterator[None]:
-    """Keeps a step from being deleted by retention while it is read. Without effect where we may not write."""
+    """Keeps retention from deleting a step while it is read. Has no effect in a directory that is read-only."""
     mark = paths.reading_mark(step)
     try:
         mark.touch()
@@ -125,6 +131,6 @@ def _is_read(paths: Layout, step: int, now_s: float) -> bool:
 
 
 def _committed_s(folder: StoragePath) -> float:
-    """Returns when a step was committed, by the file system's clock; 0 if it is gone."""
+    """Returns when a step was committed, in seconds by the file system's clock. 0 if the step does not exist."""
     entry = (folder / layout.COMMIT_SUCCESS).entry()
     return 0.0 if entry is None else entry.changed_s
