@@ -53,7 +53,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(CLUSTER)
 
-test-unit: $(STAMP) ## The unit tests alone: under a minute on two quiet cores.
+test-unit: $(STAMP) ## The unit tests alone: about 100 s on two cores.
 	$(PYTEST) $(UNIT)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
