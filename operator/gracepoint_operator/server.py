@@ -26,7 +26,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
-from gracepoint_operator.channel.connections import ConnectionLimits, close
+from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, close
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_between_notices
@@ -45,7 +45,6 @@ _CERTIFICATE_POLL_S = 5.0
 _WORKLOAD_API_S = 60.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 8.0
-_CLOSE_CONNECTIONS_S = 1.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -263,7 +262,7 @@ class Server:
         self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
     ) -> int:
         # No access log, because the webhooks' paths are secret.
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_CONNECTIONS_S)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_CONNECTIONS_S)
         await runner.setup()
         runners.append(runner)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()

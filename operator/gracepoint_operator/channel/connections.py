@@ -40,7 +40,8 @@ _CUT_OFF_S = 1.0  # for the event loop to close sockets that were shut down
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
 _SAY_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.01
-_CLOSE_CONNECTIONS_S = 1.0
+#: What clients get, on every port, to answer the end of a connection.
+CLOSE_CONNECTIONS_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Connections:
         Call it after aiohttp was told to close its connections. aiohttp does not wait for the client's answer to TLS's
         close. A client that does not answer in time is cut off.
         """
-        for timeout_s in (_CLOSE_CONNECTIONS_S, _CUT_OFF_S):
+        for timeout_s in (CLOSE_CONNECTIONS_S, _CUT_OFF_S):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._all_closed.wait()
@@ -330,7 +331,7 @@ async def close(runner: web.AppRunner) -> None:
 
     note()
     await runner.cleanup()
-    for timeout_s in (_CLOSE_CONNECTIONS_S, _CUT_OFF_S):
+    for timeout_s in (CLOSE_CONNECTIONS_S, _CUT_OFF_S):
         give_up_at_s = time.monotonic() + timeout_s
         while left := [transport for transport, its in sockets.items() if its is not None and its.fileno() >= 0]:
             note()  # a handshake may have ended since

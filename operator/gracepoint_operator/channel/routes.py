@@ -193,14 +193,11 @@ class Channel:
         ):
             if found != expected:
                 raise _mismatch(field, found, expected)
-        if subscriber.left:
-            return  # the request was cancelled before this ran
         self._subscribers.connect(subscriber)
         self._metrics.subscriptions.set(len(self._subscribers))
 
     def _leave(self, subscriber: Subscriber) -> None:
         """On the controller's loop."""
-        subscriber.left = True
         self._subscribers.remove(subscriber)
         self._metrics.subscriptions.set(len(self._subscribers))
 

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import ConnectionLimits, Connections
+from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, Connections
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096  # as many as the kernel allows (net.core.somaxconn): a gang's pods connect at once
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
-_CLOSE_CONNECTIONS_S = 1.0
 
 
 class ChannelThread:
@@ -128,7 +127,7 @@ class ChannelThread:
                 app,
                 access_log=None,
                 handler_cancellation=True,
-                shutdown_timeout=_CLOSE_CONNECTIONS_S,
+                shutdown_timeout=CLOSE_CONNECTIONS_S,
                 # It also counts from the handshake to the first request.
                 keepalive_timeout=self._limits.request_s,
             )

@@ -46,7 +46,7 @@ class Subscriber:
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
         closed: True once the stream must end.
-        left: True once its request has ended. It is not connected after that. Only the controller's loop sets it.
+        left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
 
     def __init__(self, hello: Subscription) -> None:
@@ -114,7 +114,12 @@ class Subscribers:
         return subscriber
 
     def connect(self, subscriber: Subscriber) -> None:
-        """Like ``add``, for a subscriber that already exists."""
+        """Like ``add``, for a subscriber that already exists. Does nothing if it was removed before.
+
+        A request that is cancelled while it is admitted can remove its subscriber first.
+        """
+        if subscriber.left:
+            return
         hello, pod_uid = subscriber.hello, subscriber.hello.pod_uid
         before = self._by_pod.get(pod_uid)
         if before is not None:
@@ -126,6 +131,8 @@ class Subscribers:
         self._by_pod[pod_uid] = subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
+        """Forgets a subscriber whose request has ended."""
+        subscriber.left = True
         if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:
             del self._by_pod[subscriber.hello.pod_uid]
 

@@ -26,3 +26,14 @@ async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> Non
     assert not subscribers.speaks_for("uid-pod-0-0", "s-1")
     assert subscribers.speaks_for("uid-pod-0-0", "s-2")
     assert subscribers.speaks_for("uid-pod-9-0", "of the twin")
+
+
+async def test_a_subscriber_that_left_is_not_connected() -> None:
+    subscribers = Subscribers()
+    current = subscribers.add(subscription(0, "s-2"))
+    cancelled = Subscriber(subscription(0, "s-1"))
+    subscribers.remove(cancelled)
+    subscribers.connect(cancelled)
+    assert not current.closed
+    assert subscribers.speaks_for("uid-pod-0-0", "s-2")
+    assert len(subscribers) == 1
