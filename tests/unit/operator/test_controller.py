@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
+from gracepoint.wire.frames import Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
 from gracepoint_operator import controller
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel import reports
