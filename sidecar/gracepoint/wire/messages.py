@@ -15,6 +15,7 @@ JSON objects. The stream of a subscription has one on each line. Rules for both 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from enum import StrEnum
 from typing import ClassVar
 
@@ -89,6 +90,8 @@ class Subscription(Message):
         process_count: How many processes train together.
         library_version: The library's version, for the operator's log.
         takes_hints: True if the library understands ``Hint``. Absent: an older library, which is sent none.
+        trust: ``trust_digest`` of the authorities that the process trusts. It is sent a ``Trust`` if the operator has
+            others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
     """
 
     namespace: str
@@ -101,6 +104,7 @@ class Subscription(Message):
     process_count: int
     library_version: str
     takes_hints: bool = False
+    trust: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,7 +235,22 @@ class Hint(Frame):
     nodes: list[str]
 
 
-_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trust(Frame):
+    """The authorities to trust from now on, in place of those before. Sent only if the subscription has ``trust``.
+
+    It comes before the operator's certificate is one of a new authority, and is for the next connections. The open
+    stream goes on.
+
+    Attributes:
+        authorities: PEM certificates.
+    """
+
+    type: ClassVar[str] = "trust"
+    authorities: str
+
+
+_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint, Trust)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,6 +380,11 @@ class Resumption(Message):
     restored_step: int | None
     training: bool
     age_s: float
+
+
+def trust_digest(authorities: str) -> str:
+    """Returns what identifies the authorities of a PEM text. White space at its ends does not count."""
+    return hashlib.sha256(authorities.strip().encode()).hexdigest()[:16]
 
 
 def same_revision(first: int | None, second: int | None) -> bool | None:
