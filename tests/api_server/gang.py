@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Frame, Notice, Phase, Report, StageTiming, Subscription
+from gracepoint.wire.frames import Frame, Notice
+from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds

@@ -87,9 +87,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
 
 
 @pytest.mark.parametrize("settings", MODES)
-def test_it_writes_its_own_secret_config_maps_and_webhooks_and_no_others(
-    render: Render, settings: list[str]
-) -> None:
+def test_it_writes_its_own_secret_config_maps_and_webhooks_and_no_others(render: Render, settings: list[str]) -> None:
     """Each by its name. What it fills in has no data in the chart, as an upgrade takes away what a chart put there."""
     objects = render(*settings)
     rules = [rule for role in of_kind(objects, "Role") for rule in role["rules"]]

@@ -27,7 +27,8 @@ from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
-from gracepoint.wire.messages import Acknowledgement, Hello, Phase, Ping
+from gracepoint.wire.frames import Hello, Ping
+from gracepoint.wire.messages import Acknowledgement, Phase
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing

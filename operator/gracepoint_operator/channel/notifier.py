@@ -13,7 +13,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 
-from gracepoint.wire.messages import Frame, Mode, Notice, Phase, Retraction
+from gracepoint.wire.frames import Frame, Notice, Retraction
+from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import preemption_status

@@ -16,7 +16,7 @@ import tenacity
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import look_afresh
+from gracepoint_operator.cache.fresh_looks import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import preemption_spec, preemption_status
 from gracepoint_operator.decisions.effective_signals import Timed

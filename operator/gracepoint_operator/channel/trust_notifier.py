@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from gracepoint.wire.messages import Trust, trust_digest
+from gracepoint.wire.frames import Trust, trust_digest
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.observability.logs import about
 

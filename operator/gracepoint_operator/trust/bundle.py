@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gracepoint.wire.messages import trust_digest
+from gracepoint.wire.frames import trust_digest
 from gracepoint_operator.trust import pem
 from gracepoint_operator.trust.pem import Certificate, NotPem
 
@@ -91,9 +91,7 @@ class Bundle:
 
     def data(self) -> dict[str, str]:
         """The data of the ConfigMap."""
-        state = [
-            {"pem": item.certificate.pem, "since": item.since, "goneAt": item.gone_at} for item in self.items
-        ]
+        state = [{"pem": item.certificate.pem, "since": item.since, "goneAt": item.gone_at} for item in self.items]
         return {PEM_KEY: self.pem, _STATE_KEY: json.dumps(state, indent=1)}
 
     @classmethod

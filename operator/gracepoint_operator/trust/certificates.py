@@ -129,7 +129,10 @@ class Certificates:
         state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
         if state == self._state:
             return False
-        authorities = [*pem.read(paths[2].read_text()), *(pem.read(following.read_text()) if following.exists() else [])]
+        authorities = [
+            *pem.read(paths[2].read_text()),
+            *(pem.read(following.read_text()) if following.exists() else []),
+        ]
         self.offer(Pair(paths[0].read_text(), paths[1].read_text()), authorities)
         self._state = state
         return True

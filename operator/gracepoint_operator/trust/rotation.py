@@ -89,7 +89,9 @@ class OwnCertificates:
             raise NotPem(f"the Secret's data: expected {', '.join(sorted(missing))} beside {sorted(text)}")
         certificates, keys = pem.read(text["ca.crt"]), pem.keys(text["ca.key"])
         if len(keys) > len(certificates):
-            raise NotPem(f"ca.key: found {len(keys)} keys, expected at most {len(certificates)}, one for each of ca.crt")
+            raise NotPem(
+                f"ca.key: found {len(keys)} keys, expected at most {len(certificates)}, one for each of ca.crt"
+            )
         unknown: list[str | None] = [None] * (len(certificates) - len(keys))
         pairs = zip(certificates, [*unknown, *keys], strict=True)
         return cls(tuple(Authority(*pair) for pair in pairs), Pair(text["tls.crt"], text["tls.key"]))

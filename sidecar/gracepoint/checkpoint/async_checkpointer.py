@@ -259,7 +259,7 @@ class AsyncCheckpointer:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         if self._executor is not None:
-            self._executor.check_for_errors()
+            self._executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -270,7 +270,7 @@ class AsyncCheckpointer:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
         if self._executor is not None:
-            self._executor.wait_until_finished(None)
+            self._executor.background.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save, and frees its memory. May be called again.
@@ -295,7 +295,7 @@ class AsyncCheckpointer:
             self.close()
         elif not self._closed:
             if self._executor is not None:
-                self._executor.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+                self._executor.background.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
             self._end()
 
     def _end(self) -> None:
@@ -330,7 +330,7 @@ class AsyncCheckpointer:
             restore_path.check_target(
                 save,
                 joined.gang,
-                make_way=lambda: executor.wait_until_finished(None),
+                make_way=lambda: executor.background.wait_until_finished(None),
                 force=force,
                 timeout_s=self._timeout_s,
             )

@@ -12,7 +12,8 @@ from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import Subscription, trust_digest
+from gracepoint.wire.frames import trust_digest
+from gracepoint.wire.messages import Subscription
 from gracepoint.wire.names import Env
 
 log = logging.getLogger(__name__)

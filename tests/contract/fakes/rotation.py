@@ -13,7 +13,8 @@ import trustme
 
 from gracepoint.receivers.mailbox import Disruption
 from gracepoint.receivers.subscription import OperatorSubscriber
-from gracepoint.wire.messages import Acknowledgement, trust_digest
+from gracepoint.wire.frames import trust_digest
+from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import kinds
 from tests.contract.fakes.replicas import WAIT_S, Replica, until
 from tests.unit.operator.fakes import objects
@@ -102,5 +103,3 @@ def change_authority(folder: Path) -> str:
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
     return authority.cert_pem.bytes().decode()
-
-

@@ -184,7 +184,7 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state())
         assert checkpointer._executor is not None
-        checkpointer._executor.wait(30)
+        checkpointer._executor.background.wait(30)
     with pytest.raises(SaveFailed, match="No space left on device"):
         call(checkpointer, tmp_path)
     assert not (tmp_path / "next").exists()

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
-from gracepoint_operator import controller
+from gracepoint.wire.frames import Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
+from gracepoint_operator.cache import fresh_looks
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
@@ -539,13 +540,18 @@ async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryAp
         assert set(replica.core.cache.pods) == {"uid-pod-0-0"}
 
 
+def is_doomed(replica: Replica) -> bool:
+    """True once it is known that the namespace is being deleted."""
+    workload = replica.core.cache.gang(JOBSET_UID).workload
+    return workload is not None and workload.deleted
+
+
 async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         api.add(kinds.NAMESPACES, objects.namespace(deleted=True))
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        gone = f"GET /api/v1/namespaces/{NAMESPACE}"
-        await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
+        await until(lambda: is_doomed(replica), "the fresh look")
         replica.see(JOBSETS, objects.jobset())  # its status changes while it is still there
         replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
         await until(lambda: replica.core.cache.pods["uid-pod-1-0"].deletion_at, "the watch")
@@ -557,7 +563,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
 async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_CHECK_WITHIN_S", 0.05)
+    monkeypatch.setattr(fresh_looks, "_WITHIN_S", 0.05)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         hanging = asyncio.Event()

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 
-from gracepoint.wire.messages import Acknowledgement, Notice, Phase, Retraction
+from gracepoint.wire.frames import Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Phase
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from gracepoint.wire.messages import Frame, Phase, Report, StageTiming, Subscription
+from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds

@@ -72,9 +72,9 @@ async def test_the_replica_that_comes_second_takes_what_the_first_made(api: Memo
             await first.keeper.once()  # between the read and the write of the second
         return body
 
-    second.keeper._api = type("Stale", (), {"get": staticmethod(stale), "merge": api.merge})()  # noqa: SLF001
+    second.keeper._api = type("Stale", (), {"get": staticmethod(stale), "merge": api.merge})()
     assert not await second.keeper.once()
-    second.keeper._api = api  # noqa: SLF001
+    second.keeper._api = api
     assert await second.keeper.once()
     assert first.certificates.served == second.certificates.served
 

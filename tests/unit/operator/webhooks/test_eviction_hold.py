@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint.wire.messages import Notice, Phase
+from gracepoint.wire.frames import Notice
+from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
