@@ -39,6 +39,7 @@ from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.decisions import rate_limit, request_answers
 from gracepoint_operator.decisions.decide import Check, Wait, decide
 from gracepoint_operator.decisions.request_answers import Answer
@@ -92,6 +93,7 @@ class Controller:
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
         channel: The routes for pods.
+        trust_notifier: Tells pods which authorities to trust.
     """
 
     def __init__(
@@ -139,7 +141,10 @@ class Controller:
         self.evictions = EvictionHold(api, self.cache, self._take, self._react, lambda: self.ready, metrics, clock)
         self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
-        self.channel = Channel(authenticator, self.subscribers, self.notifier, self.reports, metrics, replica)
+        self.trust_notifier = TrustNotifier(self.subscribers)
+        self.channel = Channel(
+            authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
+        )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)

@@ -143,8 +143,8 @@ class ChannelThread:
             stack.push_async_callback(connections.close_pending)
             listener = stack.enter_context(_listener(self._host, self._port))
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew(), name="certificate")  # first, as no handshake succeeds without it
                 tasks.create_task(connections.accept(listener), name="accept")
-                tasks.create_task(self._renew(), name="certificate")
                 self._listening.set_result(int(listener.getsockname()[1]))
 
     async def _renew(self) -> None:
