@@ -41,7 +41,7 @@ from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, m
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
+from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer, ask_priorities
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
@@ -171,7 +171,9 @@ class NumpyHandler:
         plan = self._plan(leaves)
         specs = [leaf.spec for leaf in leaves]
         small_files = self._small_files(leaves)
-        snapshot = HostSnapshot(leaves, specs, plan, self._options) if in_snapshot else None
+        snapshot = None
+        if in_snapshot:
+            snapshot = HostSnapshot(specs, plan, ask_priorities(leaves, plan, self._options))
         transfer = Transfer(leaves, specs, plan, self._options, snapshot)
 
         def write() -> None:
@@ -297,7 +299,7 @@ class ArrayHandler(NumpyHandler):
     """Saves and restores ``jax.Array`` leaves over all processes of the job.
 
     Each process writes the shards that it holds. If several processes hold a shard, they divide it among them. Each
-    process also writes ``array_metadatas/process_<N>``. The primary process writes ``_sharding`` if the options say so.
+    process also writes ``array_metadatas/process_<N>``, and the primary process ``_sharding``, if the options say so.
     All arrays of a folder must be passed in one call.
     """
 
@@ -326,7 +328,9 @@ class ArrayHandler(NumpyHandler):
         return make_plan(leaves, jax.process_index(), jax.process_count(), max_replicas=self._options.max_replicas)
 
     def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
-        files = {layout.array_metadata(jax.process_index()): orbax_metadata.array_metadata(leaves)}
+        files = {}
+        if self._options.store_array_metadata:
+            files[layout.array_metadata(jax.process_index())] = orbax_metadata.array_metadata(leaves)
         if self._options.store_sharding and is_primary(self._primary_host):
             files[layout.SHARDING] = orbax_metadata.sharding(leaves)
         return files
