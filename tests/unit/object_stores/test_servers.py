@@ -52,7 +52,7 @@ def test_one_of_many_writers_creates_an_object_by_obstore(s3_bucket: Bucket) -> 
     assert winners(create) == [1] * RACES
 
 
-def test_a_write_with_a_generation_that_is_not_the_present_one_changes_nothing(bucket: Bucket) -> None:
+def test_a_write_with_a_stale_generation_changes_nothing(bucket: Bucket) -> None:
     store = ts.KvStore.open(bucket.kvstore()).result()
     first = store.write("key", b"first").result().generation
     second = store.write("key", b"second", if_equal=first).result().generation
@@ -81,7 +81,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path, mon
         pass
 
 
-def test_servers_that_are_not_built_are_named_with_the_command_that_builds_them(
+def test_missing_servers_are_named_with_the_command_that_builds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path))
