@@ -14,8 +14,9 @@ import pytest
 
 from tests import accelerators, xla
 from tests.hangs import pytest_timeout_set_timer
+from tests.object_stores.fixtures import bucket, gcs, gs_bucket, s3, s3_bucket
 
-__all__ = ["pytest_timeout_set_timer"]
+__all__ = ["bucket", "gcs", "gs_bucket", "pytest_timeout_set_timer", "s3", "s3_bucket"]
 
 # Before the first import of JAX.
 os.environ["JAX_PLATFORMS"] = accelerators.jax_platforms()
