@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 _LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attach"}
-_PACKAGES = frozenset({"checkpoint", "multihost"})
+_PACKAGES = frozenset({"async_calls", "checkpoint", "multihost"})
 
 
 def __getattr__(name: str) -> Any:
