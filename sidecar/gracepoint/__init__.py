@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import (
     AgreementError,
+    AsyncCallFailed,
     BarrierCancelled,
     BarrierError,
     BarrierFailed,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgreementError",
+    "AsyncCallFailed",
     "BarrierCancelled",
     "BarrierError",
     "BarrierFailed",

@@ -46,7 +46,7 @@ class BlockPool:
     """Blocks that are used again: memory that was touched before is filled at the speed of ``memcpy``.
 
     Args:
-        kept: Number of free blocks that are kept for the next call.
+        kept: Number of free blocks that are kept for the next calls: the largest.
     """
 
     def __init__(self, kept: int) -> None:
@@ -72,7 +72,7 @@ class BlockPool:
     def give_back(self, block: Block) -> None:
         """Takes a block back that nobody reads any more."""
         with self._lock:
-            self._free.append(block)
+            self._free = sorted((*self._free, block), key=lambda b: b.bytes)
             surplus = len(self._free) - (0 if self._closed else self._kept)
             dropped, self._free = self._free[: max(0, surplus)], self._free[max(0, surplus) :]
         for each in dropped:

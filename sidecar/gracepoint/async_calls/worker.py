@@ -46,10 +46,9 @@ def main(connection: socket.socket) -> None:
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
     os.nice(options["nice"])
     trainer = _process_handle(options["trainer"])
-    if trainer is not None:
-        threading.Thread(
-            target=_end_after, args=(trainer, options["orphan_limit_s"]), name="gracepoint-orphan-limit", daemon=True
-        ).start()
+    threading.Thread(
+        target=_end_after, args=(trainer, options["orphan_limit_s"]), name="gracepoint-orphan-limit", daemon=True
+    ).start()
     while (call := _next_call(connection, trainer)) is not None:
         number, block_bytes, header_bytes, fd = call
         _answer(connection, number, *_run(fd, block_bytes, header_bytes))
@@ -63,8 +62,9 @@ def _process_handle(process_id: int) -> int | None:
         return None
 
 
-def _end_after(trainer: int, limit_s: float) -> None:
-    select.select([trainer], [], [])
+def _end_after(trainer: int | None, limit_s: float) -> None:
+    if trainer is not None:
+        select.select([trainer], [], [])
     time.sleep(limit_s)
     logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
     os._exit(1)
