@@ -138,10 +138,10 @@ def test_a_thread_gets_what_was_preloaded_before_the_training_goes_on(
 
 def test_one_worker_runs_all_calls_in_order_and_reuses_memory(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
     caller = made(PersistentAsyncCaller)
+    assert isinstance(caller, PersistentAsyncCaller)
     workers = set()
     for n in range(5):
         caller.schedule_async_call(request(functions.append, str(tmp_path / "a"), f"{n} "))
-        assert isinstance(caller, PersistentAsyncCaller)
         workers |= set(caller.worker_process_ids)
     while caller._asked:
         assert caller.is_current_async_call_done(blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_calls_are_numbered_and_finalized_in_order(persistent: bool, tmp_path: P
     for n in range(3):
         assert (
             queue.schedule_async_request(
-                request(functions.write, str(tmp_path / f"{n}"), "x", then=lambda n=n: done.append(n))
+                request(functions.write, str(tmp_path / f"{n}"), "x", then=functools.partial(done.append, n))
             )
             == n
         )
@@ -84,7 +85,7 @@ def test_a_failed_call_is_told_with_the_finalized_ones() -> None:
     queue, done = in_threads(), list[int]()
     for n in range(3):
         function = functions.fail if n == 1 else None
-        queue.schedule_async_request(request(function, "full disk", then=lambda n=n: done.append(n)))
+        queue.schedule_async_request(request(function, "full disk", then=functools.partial(done.append, n)))
     with pytest.raises(AsyncCallFailed, match="(?s)asynchronous call 1 failed.*ValueError: full disk") as failed:
         queue.maybe_finalize_async_calls(blocking=True)
     assert (failed.value.finalized, failed.value.call, done) == ((0, 2), 1, [0, 2])
