@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.storage.recorded_files import record_files
@@ -37,11 +38,21 @@ class SaveExtras:
         check_custom_metadata(self.custom_metadata)
         check_items(self.items, self.handlers)
 
-    @property
-    def handler_names(self) -> dict[str, str]:
-        """The names by which Orbax finds the handler of each item."""
+    def files(self, item: str, tree_metadata: bytes) -> dict[str, bytes]:
+        """Returns the files that hold custom metadata and the names of handlers, by path.
+
+        Args:
+            item: The item of the state.
+            tree_metadata: The contents of its metadata file, without custom metadata.
+        """
+        custom = self.custom_metadata
         kinds = {name: type(self.handlers[name]) for name in self.items}
-        return {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in kinds.items()}
+        handlers = {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in kinds.items()}  # as Orbax has them
+        files = {layout.MORE_METADATA: orbax_metadata.more_metadata(custom, handlers)} if custom or handlers else {}
+        if custom:
+            path = layout.in_item(item, layout.TREE_METADATA)
+            files[path] = orbax_metadata.with_custom_metadata(tree_metadata, custom)
+        return files
 
 
 def check_custom_metadata(custom_metadata: Any) -> None:
