@@ -551,9 +551,10 @@ def test_several_processes_without_a_cluster_are_a_value_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, barrier_sync_fn: SyncFn | None
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with AsyncCheckpointer(barrier_sync_fn=barrier_sync_fn) as checkpointer:
-        with pytest.raises(ValueError, match="but there is no coordination service to meet at"):
-            checkpointer.save(tmp_path / "a", small_state())
+    checkpointer = AsyncCheckpointer(barrier_sync_fn=barrier_sync_fn)
+    with pytest.raises(ValueError, match="but there is no coordination service to meet at"):
+        checkpointer.save(tmp_path / "a", small_state())
+    checkpointer.close()
     assert names(tmp_path) == []
 
 
