@@ -206,15 +206,6 @@ def test_arrays_whose_metadata_have_a_name_of_their_own_are_read(tmp_path: Path)
     assert_same(checkpoint.restore(tmp_path / "theirs"), values)
 
 
-def test_replicas_that_orbax_put_into_a_folder_of_their_own_are_read(tmp_path: Path) -> None:
-    arrays = type_handlers.ArrayHandler(use_replica_parallel=True, enable_replica_parallel_separate_folder=True)
-    registry = type_handlers.create_type_handler_registry((jax.Array, arrays))
-    values = {"w": state()["w"], "replicated": jax.device_put(jnp.arange(64.0).reshape(8, 8), sharding())}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
-        checkpointer.save(tmp_path / "theirs", values)
-    assert_same_as_orbax(checkpoint.restore(tmp_path / "theirs"), values)
-
-
 WITHOUT_ARRAYS: dict[str, Any] = {
     "None alone": {"a": None},
     "an empty dict": {"a": {}},
