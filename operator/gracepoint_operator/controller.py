@@ -13,7 +13,7 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 * ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
   requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
-* ``loop_lag.measure``: measures how late this loop is;
+* ``LoopLag.measure``: measures how late this loop is;
 * ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
   answer.
 
@@ -47,8 +47,8 @@ from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
-from gracepoint_operator.observability import loop_lag
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
@@ -183,7 +183,7 @@ class Controller:
                 tasks.create_task(self._sweeper.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
-                tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
+                tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._fresh_looks.cancel()
             await asyncio.gather(
@@ -206,8 +206,8 @@ class Controller:
         if affected and not self._affected:
             asyncio.get_running_loop().call_soon(self._react, self._affected)
         self._affected |= affected
-        if affected and self._sweeper.complete:
-            self._first_seen_writer.touch()
+        if affected:
+            self._first_seen_writer.touch(complete=self._sweeper.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
@@ -278,7 +278,7 @@ class Controller:
             log.info("ready", extra=about(nodes=len(self.cache.nodes), pods=len(self.cache.pods)))
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
-            self._first_seen_writer.touch()
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)

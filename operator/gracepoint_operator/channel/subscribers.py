@@ -47,6 +47,7 @@ class Subscriber:
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
         trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
+        is_pod: False for the replica's own subscriber (``canary``).
         closed: True once the stream must end.
         left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
@@ -57,6 +58,7 @@ class Subscriber:
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
         self.trusts = hello.trust
+        self.is_pod = True
         self.closed = False
         self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
