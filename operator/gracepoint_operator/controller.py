@@ -275,7 +275,7 @@ class Controller:
 
     def _after_sweep(self, swept: Swept) -> None:
         if not self.ready:
-            log.info("ready", extra=about(nodes=len(self.cache.nodes), pods=len(self.cache.pods)))
+            log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
         self._first_seen_writer.touch(complete=self._sweeper.complete)

@@ -90,7 +90,7 @@ class Admission:
         return None if held is None else held.message
 
     def disrupted_nodes(self) -> frozenset[str]:
-        return frozenset(self._core.cache.disrupted_nodes)
+        return frozenset(self._core.cache.objects.disrupted_nodes)
 
 
 class Server:

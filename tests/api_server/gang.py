@@ -203,7 +203,7 @@ class Replica:
 
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
-        pod = self.core.cache.pod_named(self.gang.name, self.gang.pod(0))
+        pod = self.core.cache.objects.pod_named(self.gang.name, self.gang.pod(0))
         assert pod is not None
         await self.core.reports.take(
             pod,

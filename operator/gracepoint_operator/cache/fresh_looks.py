@@ -92,11 +92,13 @@ async def look_afresh(
         body = await api.get(kind, workload.namespace, workload.name)
         cache.put(kind, body, listed=True, fresh=True)
         is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
-        gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
+        gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]
     for name in jobs:
-        known = [job.uid for job in cache.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
+        known = [
+            job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
+        ]
         try:
             body = await api.get(kinds.JOBS, workload.namespace, name)
             cache.put(kinds.JOBS, body, listed=True)

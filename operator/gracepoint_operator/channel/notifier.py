@@ -104,7 +104,7 @@ class Notifier:
         if subscribers is None:
             subscribers = self._subscribers.of_workload(epoch.spec.workload.uid)
         for subscriber in subscribers:
-            pod = self._cache.pods.get(subscriber.hello.pod_uid)
+            pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
             if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
                 continue
             if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:

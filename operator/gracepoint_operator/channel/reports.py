@@ -203,7 +203,7 @@ class ReportHandler:
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
-        workload = self._cache.workloads.get(pod.workload_uid)
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
         if workload is None:
             return None
         await look_afresh(self._api, self._cache, workload, [pod.job_name])

@@ -191,8 +191,8 @@ def test_all_refuse_the_same_saves_while_one_process_hangs(
                     said.append(str(error))
             meeting.wait(_PATIENCE_S)
             goes_on.set()
-            assert checkpointer._executor is not None
-            checkpointer._executor.background.wait(_PATIENCE_S)
+            assert checkpointer._saves.executor is not None
+            checkpointer._saves.executor.background.wait(_PATIENCE_S)
             checkpointer.save(tmp_path / "3", small_state(3))
         return said
 

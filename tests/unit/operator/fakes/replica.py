@@ -115,7 +115,7 @@ class Replica:
 
     async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
         """The primary process reports."""
-        pod = self.core.cache.pods[f"uid-pod-{index}-0"]
+        pod = self.core.cache.objects.pods[f"uid-pod-{index}-0"]
         await self.core.reports.take(pod, report(phase, preemption=preemption))
 
 
