@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Subscription
@@ -170,6 +170,10 @@ class Subscribers:
         """True if this session of the pod has an open stream here, and so was authenticated."""
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
+
+    def pod_uids(self) -> Collection[str]:
+        """The UIDs of the pods that are connected now."""
+        return self._by_pod.keys()
 
     def all(self) -> list[Subscriber]:
         return list(self._by_pod.values())

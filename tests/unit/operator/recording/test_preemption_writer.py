@@ -302,7 +302,7 @@ async def test_a_record_that_ends_twice_is_counted_once_for_each_end(api: Histor
         watch(second)
         late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0, steps_lost=2)
         for replica in (first, second, first):  # the gang repeats a report whose answer was lost
-            await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], late)
+            await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], late)
         await first.phase("Committed")
         watch(first)
         await seen_and_at_rest(first, second)
@@ -320,6 +320,16 @@ async def test_a_record_that_ends_twice_is_counted_once_for_each_end(api: Histor
         assert len(set(first.reasons)) == len(first.reasons), reasons
         (ended,) = api.status["conditions"]
         assert ended["reason"] == "Committed"
+
+
+async def test_the_status_names_the_generation_that_it_is_about(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        body = await replica.phase("Noticed")
+        assert (body["metadata"]["generation"], body["status"]["observedGeneration"]) == (1, 1)
+        replica.taint("node-2", key="aws-node-termination-handler/spot-itn")  # joins, and changes the spec
+        await until(lambda: replica.preemptions[0]["metadata"]["generation"] == 2, "the spec to change")
+        await until(lambda: api.status["observedGeneration"] == 2, "the status to follow")
 
 
 async def test_late_commit_of_a_frozen_gang_corrects_a_retracted_record(api: HistoricApi, clock: Clock) -> None:
