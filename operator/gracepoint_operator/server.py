@@ -26,7 +26,8 @@ from pathlib import Path
 from aiohttp import web
 
 from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
-from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, close
+from gracepoint_operator.channel.connections import ConnectionLimits
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_between_notices
@@ -128,7 +129,7 @@ class Admission:
         return None if held is None else held.message
 
     def disrupted_nodes(self) -> frozenset[str]:
-        return frozenset(self._core.cache.disrupted_nodes)
+        return frozenset(self._core.cache.objects.disrupted_nodes)
 
 
 class Server:
@@ -256,7 +257,7 @@ class Server:
             log.info("listening", extra=ports)
             yield
         finally:
-            await asyncio.gather(self._channel.stop(), *map(close, runners))
+            await asyncio.gather(self._channel.stop(), *map(close_runner, runners))
 
     async def _listen(
         self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None

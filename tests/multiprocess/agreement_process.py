@@ -31,9 +31,11 @@ class Telling:
 
 
 def schedule(seed: int, number: int, count: int) -> list[Telling]:
-    """What is told in one epoch."""
+    """What is told in one epoch. Each kind comes once in as many epochs as there are kinds, in a random order."""
     draw = random.Random(f"{seed}/{number}")
-    origin, kind = f"drill {number}", draw.choice(KINDS)
+    turn, place = divmod(number, len(KINDS))
+    kinds = random.Random(f"{seed}/turn {turn}").sample(KINDS, len(KINDS))
+    origin, kind = f"drill {number}", kinds[place]
 
     def telling(remaining_s: float | None, name: str = origin) -> Telling:
         return Telling(draw.randrange(count), draw.uniform(0, 0.02), name, remaining_s)

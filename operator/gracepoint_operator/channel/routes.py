@@ -26,7 +26,8 @@ from pydantic import ValidationError
 from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
-from gracepoint.wire.messages import Acknowledgement, Forecast, Frame, Hello, Report, Resumption, Subscription
+from gracepoint.wire.frames import Frame, Hello
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier

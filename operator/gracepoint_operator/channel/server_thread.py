@@ -23,8 +23,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, Connections
+from gracepoint_operator.channel.connections import ConnectionLimits, Connections
 from gracepoint_operator.channel.routes import Channel
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 

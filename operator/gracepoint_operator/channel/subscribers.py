@@ -13,7 +13,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from gracepoint.wire.messages import Frame, Subscription
+from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import Subscription
 
 _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # for each pod

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from typing import Any
 
-from gracepoint.wire.messages import same_revision
+from gracepoint.wire.frames import same_revision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class NoticeEntry:
         text: What else is known. The agreement does not read it.
         drill: True if the disruption is only rehearsed, and training goes on.
         once: True if the origin is a name that is never used again once its notice is dealt with.
-        revision: Identifies the deadline, as in ``wire.messages.Notice``. None if it is not known.
+        revision: Identifies the deadline, as in ``wire.frames.Notice``. None if it is not known.
     """
 
     by: int

@@ -24,7 +24,8 @@ from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
-from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Hint, Mode, Notice, Retraction, Subscription
+from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Mode, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
 log = logging.getLogger(__name__)

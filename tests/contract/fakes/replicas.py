@@ -13,7 +13,7 @@ import trustme
 
 from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Frame, Notice
+from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller

@@ -149,7 +149,7 @@ def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], 
             else:
                 saves.save_if_due(step, state, dict)
             if step % 40 == 0:
-                checkpointer.executor.wait_until_finished(60)
+                checkpointer.executor.background.wait_until_finished(60)
                 gang.barrier(f"measured/{step}", timeout_s=60)
                 if gang.process_index == 0:
                     found[step] = [key for key in keys(clients) if "measured" not in key]

@@ -18,6 +18,7 @@ from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pyt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
 from gracepoint.checkpoint.planning.chunk_grid import args_by_name
+from gracepoint.checkpoint.saving.commit_apart import commit_apart
 from gracepoint.checkpoint.saving.handled_leaves import HandledLeaves
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
@@ -25,12 +26,10 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierError, GracepointError, SaveFailed
+from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
-
-_DURABLE = "durable"
 
 
 class Barrier(Protocol):
@@ -261,36 +260,7 @@ class SaveOperation:
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=self._finalize)
         except (GracepointError, OSError) as error:
-            self._commit_apart(error)
-
-    def _commit_apart(self, error: Exception) -> None:
-        """Ends a save whose processes did not meet at the barrier.
-
-        A missing process may have died after its part was durable. If a process is only late, it could find the save
-        durable after the others found that it is not. So the first process that checks decides for all.
-        """
-        what = self.temporary.what
-        try:
-            durable = commit.is_durable(self._paths, self.temporary)
-        except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is not committed: {reason} (after: {error})") from error
-        decided = found = _DURABLE if durable else str(error)
-        try:
-            decided = self._gang.decide(f"{self.key}/apart", found)
-        except BarrierError as unreachable:
-            # Process 0, which has the store, has died, and JAX ends the other processes now. Only the disk counts.
-            logger.warning("the processes cannot agree on the end of a save: %s", unreachable)
-        if decided != _DURABLE:
-            late = f", and was durable too late: the next start commits {self.temporary.path}" if durable else ""
-            raise SaveFailed(f"{what} is not committed: {decided}{late}") from error
-        try:
-            # Other processes may commit at the same time, so nothing is replaced.
-            if not commit.finalize(self._paths, self.temporary, replace=False):
-                path, target = self.temporary.path, self.temporary.target
-                raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {error})")
-        except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is durable and not committed: {reason} (after: {error})") from error
-        logger.warning("%s is committed, though the processes did not meet: %s", what, error)
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error)
 
     def _finalize(self) -> None:
         if not commit.finalize(self._paths, self.temporary, replace=self._replace):
