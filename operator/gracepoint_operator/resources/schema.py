@@ -98,7 +98,7 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
 
 
 def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> dict[str, Any]:
-    """``target`` with what stands beside the reference to it: the field's words win, rules of both count."""
+    """Returns ``target`` with the keys beside the reference to it. The field's keys win; the rules of both apply."""
     beside = {key: value for key, value in node.items() if key != reference}
     rules = "x-kubernetes-validations"
     if rules in target and rules in beside:
