@@ -22,9 +22,10 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The structural schema of an object that is of one of two kinds: a field that only one of them has, or requires,
-    may be absent, and the API server fills in no default that is not of both. Where both say something of a field, the
-    words of ``first`` count; rules of both do.
+    """Returns the structural schema of an object that is of one of two kinds.
+
+    A field may be absent unless both kinds require it. A default is kept only if both kinds have it. The description of
+    a field that both kinds have is that of ``first``; the rules of both apply.
     """
     merged = {**second, **first}
     if first.get("default") != second.get("default"):
