@@ -231,8 +231,8 @@ class Coordinator:
 
         Args:
             reason: Why.
-            not_saved: Why the step was not saved that the training loop was told to save. None if it was not told to.
-            steps_lost: As in ``not_saved``.
+            not_saved: Why the training loop did not save the step that it was told to save. None if it was not told to.
+            steps_lost: Steps since the last committed one, for the report of ``not_saved``. None if that is not known.
         """
         if not_saved is not None:
             self._outcome.failed(self.step, not_saved, steps_lost)

@@ -215,10 +215,10 @@ class Forecaster:
     def news(self, last_save: object) -> Figures | None:
         """Returns the figures if they are worth a report, None otherwise.
 
-        They are when they are known for the first time, and after each save that was committed.
+        They are worth one when they are known for the first time, and after each committed save.
 
         Args:
-            last_save: Anything that is another object after each committed save.
+            last_save: Figures of the last committed save. Each save makes a new object; only its identity is used.
         """
         if self._told and last_save is self._last_save:
             return None

@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def core_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self.server.core_loop
+        loop = self.server._loop
         assert loop is not None
         return loop
 
