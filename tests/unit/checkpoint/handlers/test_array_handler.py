@@ -35,8 +35,8 @@ from gracepoint.checkpoint import (
     default_handlers,
 )
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import restore_tree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
+from gracepoint.checkpoint.reading import parallel_reader
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.unit.checkpoint.fakes.formats import each_format
@@ -381,13 +381,13 @@ def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch:
     values = [jnp.full((64, 64), i, jnp.float32) for i in range(8)]  # 16 KiB each
     serialize(ArrayHandler(WriteOptions(use_ocdbt=False)), values, infos)
     limits: list[int | None] = []
-    read_all = restore_tree.read_all
+    read_all = parallel_reader.read_all
 
     def noted(requests: Any, source: Any, *, limit_bytes: int | None, deadline: Any) -> int:
         limits.append(limit_bytes)
         return read_all(requests, source, limit_bytes=limit_bytes, deadline=deadline)
 
-    monkeypatch.setattr(restore_tree, "read_all", noted)
+    monkeypatch.setattr("gracepoint.checkpoint.loading.restore_tree.read_all", noted)
     for handler in (ArrayHandler(read_limit_bytes=1 << 15), ArrayHandler(), ArrayHandler(read_limit_bytes=None)):
         assert_same(handler.deserialize(infos), values)
     assert limits == [1 << 15, 4 << 30, None]
