@@ -29,6 +29,7 @@ from gracepoint.checkpoint.options import (
     SingleReplica,
     SingleReplicaArrayRestoreArgs,
     TransferPriority,
+    Transform,
     WriteOptions,
 )
 from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
@@ -81,6 +82,7 @@ __all__ = [
     "SingleReplicaArrayRestoreArgs",
     "StringHandler",
     "TransferPriority",
+    "Transform",
     "TreeMetadata",
     "TypeHandler",
     "VerificationReport",

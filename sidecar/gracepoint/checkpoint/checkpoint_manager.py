@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self, overload
 
+import jax
+
 from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
@@ -33,6 +35,9 @@ from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
 from gracepoint.process_group import ProcessGroup
+
+#: Event of ``jax.monitoring``, with Orbax's name: a manager was created.
+INIT_EVENT = "/jax/orbax/checkpoint_manager/init"
 
 _ABANDON_S = 10.0
 
@@ -85,6 +90,7 @@ class CheckpointManager:
         Raises:
             SettingsError: An argument is wrong.
         """
+        jax.monitoring.record_event(INIT_EVENT)
         if options is not None and not isinstance(options, WriteOptions):
             raise SettingsError(
                 f"options: expected WriteOptions, found a {type(options).__qualname__}: when to save and what to keep "

@@ -149,6 +149,7 @@ class SaveExecutor:
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
                 snapshot.
         """
+        waited_s = self._clock() - began_s
         self._tell_started(save, in_background=True)
         self.background.newest = None  # its memory is filled again below
         with save.failing_together():
@@ -180,7 +181,7 @@ class SaveExecutor:
             except RuntimeError as error:
                 raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
         self.background.begun(newest)
-        metrics.tell_blocked(blocked_s)
+        metrics.tell_blocked(blocked_s, waited_s=waited_s, snapshot_s=snapshot_s)
 
     def now(
         self,
