@@ -94,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             validating=given.validating_webhooks,
             host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
         ),
+        canary=True,
     )
     watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
@@ -113,6 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(api.close)
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
+            cleanup.callback(server.end_streams)  # the first of them
     log.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 
