@@ -205,6 +205,8 @@ def test_memory_is_counted_by_what_this_process_writes_and_reads() -> None:
     values = arrays()
     assert ArrayHandler().memory_size(values) == [(256, 256), (16, 16), (32, 32), (4, 4)]
     assert StringHandler().memory_size(["é"]) == [(2, 2)]
+    assert NumpyHandler().memory_size([np.zeros((3, 2), np.int16), np.zeros(1)]) == [(12, 12), (8, 8)]
+    assert ScalarHandler().memory_size([3, np.float32(0.5)]) == [(8, 8), (4, 4)]
 
 
 def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
