@@ -221,7 +221,7 @@ PACKAGES = {*checkpoint.__all__, *multihost.__all__}
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.section}: {row.names[0]}")
-def test_a_row_says_what_takes_a_name_s_place_or_why_nothing_does(row: Row) -> None:
+def test_every_row_names_a_replacement_or_gives_a_reason(row: Row) -> None:
     assert row.status in STATUSES
     assert row.text
     tests = re.findall(r"`(test_\w+)`", row.text)

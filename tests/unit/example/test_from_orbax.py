@@ -42,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], 
         pytest.param([GRACEPOINT, GRACEPOINT], id="Gracepoint alone"),
     ],
 )
-def test_a_run_that_changes_hands_equals_an_undisturbed_one(
+def test_a_run_moved_between_orbax_and_gracepoint_equals_an_undisturbed_one(
     tmp_path: Path, loops: list[Train], undisturbed: tuple[list[float], Any]
 ) -> None:
     losses: list[float] = []
@@ -87,5 +87,5 @@ def test_the_script_runs_as_the_page_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "block", re.findall(r"^```python\n(.*?)^```", (EXAMPLE / "README.md").read_text(encoding="utf-8"), re.S | re.M)
 )
-def test_the_page_shows_what_the_loop_has(block: str) -> None:
+def test_code_on_the_page_is_in_the_script(block: str) -> None:
     assert block in (EXAMPLE / "with_gracepoint.py").read_text(encoding="utf-8")
