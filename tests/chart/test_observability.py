@@ -96,6 +96,7 @@ def test_alerts_and_dashboard_are_installed_if_asked_for(render: Render) -> None
     rules = one(render("prometheusRule.enabled=true", "prometheusRule.labels.release=p"), "PrometheusRule")
     assert rules["metadata"]["labels"]["release"] == "p"
     assert [rule for group in rules["spec"]["groups"] for rule in group["rules"]] == ALERTS
-    (made,) = [o for o in of_kind(render("dashboard.enabled=true"), "ConfigMap") if "dashboard" in o["metadata"]["name"]]
+    found = of_kind(render("dashboard.enabled=true"), "ConfigMap")
+    (made,) = [o for o in found if "dashboard" in o["metadata"]["name"]]
     assert json.loads(made["data"]["gracepoint.json"]) == DASHBOARD
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
