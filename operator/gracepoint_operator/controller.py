@@ -13,7 +13,8 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 * ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
   requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
-* ``loop_lag.measure``: measures how late this loop is;
+* ``ConnectionWriter.run``: counts twice a minute which pods are connected;
+* ``LoopLag.measure``: measures how late this loop is;
 * ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
   answer.
 
@@ -41,6 +42,7 @@ from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.decision_queue import DecisionQueue
 from gracepoint_operator.decisions import rate_limit, request_answers
 from gracepoint_operator.decisions.decide import Check, Wait, decide
@@ -51,10 +53,11 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.observability import loop_lag
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
+from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
@@ -98,6 +101,7 @@ class Controller:
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
         channel: The routes for pods.
+        trust_notifier: Tells pods which authorities to trust.
     """
 
     def __init__(
@@ -146,7 +150,13 @@ class Controller:
         )
         self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
-        self.channel = Channel(authenticator, self.subscribers, self.notifier, self.reports, metrics, replica)
+        self.trust_notifier = TrustNotifier(self.subscribers)
+        self.channel = Channel(
+            authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
+        )
+        self.connection_writer = ConnectionWriter(
+            api, self.cache, self.subscribers.pod_uids, self._policy_writer, clock, replica
+        )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
@@ -191,7 +201,8 @@ class Controller:
                 tasks.create_task(self._sweeper.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
-                tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
+                tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
+                tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._fresh_looks.cancel()
             await asyncio.gather(
@@ -228,8 +239,7 @@ class Controller:
         if not (affected and self.ready):
             return
         self._decisions.add(affected)
-        if self._sweeper.complete:
-            self._first_seen_writer.touch()
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
@@ -293,7 +303,7 @@ class Controller:
             self._on_ready()
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
-            self._first_seen_writer.touch()
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)

@@ -96,6 +96,7 @@ class Sweeper:
             try:
                 if not self._listed:
                     await self._begin()
+                began_s = asyncio.get_running_loop().time()
                 swept = await sweep(
                     self._api,
                     self._cache,
@@ -105,6 +106,7 @@ class Sweeper:
                     functools.partial(self._list_begins, in_full=in_full),
                     metadata_only=not in_full,
                 )
+                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == SELECTORS.keys())
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)

@@ -150,6 +150,10 @@ class WatchState:
             watch = self._watch(kind)
             watch.version = max(watch.version, version)
 
+    def swept(self, duration_s: float, *, whole: bool) -> None:
+        """Notes how long it took to list all kinds (``whole``) or some."""
+        self._metrics.sweep_s.labels(extent="all" if whole else "some").observe(duration_s)
+
     def rewind(self) -> None:
         """Forgets all resourceVersions, because the API server has gone back to an older state."""
         with self._lock:

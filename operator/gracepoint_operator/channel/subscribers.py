@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Subscription
@@ -46,6 +46,8 @@ class Subscriber:
         told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
+        trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
+        is_pod: False for the replica's own subscriber (``canary``).
         closed: True once the stream must end.
         left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
@@ -55,6 +57,8 @@ class Subscriber:
         self.told: dict[str, float] = {}
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
+        self.trusts = hello.trust
+        self.is_pod = True
         self.closed = False
         self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
@@ -169,6 +173,13 @@ class Subscribers:
         """True if this session of the pod has an open stream here, and so was authenticated."""
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
+
+    def pod_uids(self) -> Collection[str]:
+        """The UIDs of the pods that are connected now."""
+        return self._by_pod.keys()
+
+    def all(self) -> list[Subscriber]:
+        return list(self._by_pod.values())
 
     def of_workload(self, workload_uid: str) -> list[Subscriber]:
         return list(self._by_workload.get(workload_uid, {}).values())

@@ -16,6 +16,8 @@ CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
 CONDITION_INJECTED = "Injected"
 CONDITION_RECORDED = "Recorded"
+#: With this name, tools that wait for an object (kstatus) see that waiting is in vain.
+CONDITION_STALLED = "Stalled"
 
 _FORECASTS = 50  # the limit in the schema of the resource
 
@@ -48,6 +50,18 @@ def unreadable(generation: int, why: str, now: float) -> Condition:
         status=ConditionStatus.FALSE,
         reason="Unreadable",
         message=message[:4096],
+        last_transition_time=_time(now).replace(microsecond=0),
+        observed_generation=generation,
+    )
+
+
+def stalled(generation: int, why: str | None, now: float) -> Condition:
+    """Returns the condition Stalled: True with the reason ``why`` if the policy cannot be read, else False."""
+    return Condition(
+        type=CONDITION_STALLED,
+        status=ConditionStatus.FALSE if why is None else ConditionStatus.TRUE,
+        reason="Readable" if why is None else "Unreadable",
+        message="" if why is None else why[:4096],
         last_transition_time=_time(now).replace(microsecond=0),
         observed_generation=generation,
     )

@@ -56,6 +56,7 @@ class PreemptionRecord:
 
     Attributes:
         created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
+        generation: Counts the changes of the object's spec. 0 if that is not known.
     """
 
     namespace: str
@@ -63,6 +64,7 @@ class PreemptionRecord:
     created_at: float | None
     spec: PreemptionSpec
     status: PreemptionStatus
+    generation: int = dataclasses.field(default=0, compare=False)
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> PreemptionRecord:
@@ -74,7 +76,7 @@ class PreemptionRecord:
         read = Preemption.of(body)
         with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp"))
-        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status)
+        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status, read.generation)
 
     @property
     def key(self) -> tuple[str, str]:

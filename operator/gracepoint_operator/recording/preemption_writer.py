@@ -199,6 +199,8 @@ class PreemptionWriter:
             wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
         names = [pod.name for pod in self._cache.objects.pods_at(joined)] if preemption_status.is_told(joined) else []
         wanted = preemption_status.acknowledged(wanted, names, observed_at)
+        if current.generation:
+            wanted = wanted.model_copy(update={"observed_generation": current.generation})
         return wanted.changes_since(current.status)
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:

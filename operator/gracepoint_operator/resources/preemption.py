@@ -180,6 +180,9 @@ class Replica(Model):
 class PreemptionStatus(Model):
     """Written by the replicas of the operator, at most once a second. The figures come from the primary process."""
 
+    observed_generation: Count | None = None
+    """The generation of the object from which the rest of the status was computed. Absent: it was written by an
+    operator that did not have this field."""
     phase: Phase | None = None
     """The phase that was reached. It only moves forward. Committed, Promoted, Retracted, Expired and Failed are final,
     with one exception: a late report changes Expired or Retracted to Committed or Promoted. Absent: the object was

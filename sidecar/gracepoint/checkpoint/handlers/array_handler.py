@@ -25,7 +25,7 @@ class ArrayHandler(NumpyHandler):
     """Saves and restores ``jax.Array`` leaves over all processes of the job.
 
     Each process writes the shards that it holds. If several processes hold a shard, they divide it among them. Each
-    process also writes ``array_metadatas/process_<N>``. The primary process writes ``_sharding`` if the options say so.
+    process also writes ``array_metadatas/process_<N>``, and the primary process ``_sharding``, if the options say so.
     All arrays of a folder must be passed in one call.
     """
 
@@ -54,7 +54,9 @@ class ArrayHandler(NumpyHandler):
         return make_plan(leaves, jax.process_index(), jax.process_count(), max_replicas=self._options.max_replicas)
 
     def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
-        files = {layout.array_metadata(jax.process_index()): orbax_metadata.array_metadata(leaves)}
+        files = {}
+        if self._options.store_array_metadata:
+            files[layout.array_metadata(jax.process_index())] = orbax_metadata.array_metadata(leaves)
         if self._options.store_sharding and is_primary(self._primary_host):
             files[layout.SHARDING] = orbax_metadata.sharding(leaves)
         return files

@@ -40,7 +40,7 @@ from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, m
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
+from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer, ask_priorities
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
@@ -168,7 +168,9 @@ class NumpyHandler:
         plan = self._plan(leaves)
         specs = [leaf.spec for leaf in leaves]
         small_files = self._small_files(leaves)
-        snapshot = HostSnapshot(leaves, specs, plan, self._options) if in_snapshot else None
+        snapshot = None
+        if in_snapshot:
+            snapshot = HostSnapshot(specs, plan, ask_priorities(leaves, plan, self._options))
         transfer = Transfer(leaves, specs, plan, self._options, snapshot)
 
         def write() -> None:
@@ -240,6 +242,10 @@ class NumpyHandler:
             for index, leaf in enumerate(leaves)
         }
         return [sizes[info.name] for info in infos]
+
+    def has_dispatcher(self) -> bool:
+        """Returns whether this handler was given a dispatcher."""
+        return self._dispatcher is not None
 
     def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
         """Raises CheckpointError if a value must not be saved."""

@@ -22,6 +22,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
+from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.steps import listing as catalog
@@ -62,6 +63,7 @@ class Restored:
         host_state: This process's values by name. Empty if the step has none.
         by_orbax: Whether Orbax wrote the step, which then has no host state.
         passed_over: Newer steps that are damaged, each with what is wrong.
+        items: The items that were asked for, by name.
     """
 
     state: Any
@@ -69,6 +71,7 @@ class Restored:
     host_state: dict[str, Any]
     by_orbax: bool
     passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def restore_newest(
@@ -84,6 +87,7 @@ def restore_newest(
     options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     reshard: Mapping[str, Reshard] | None = None,
     only: int | None = None,
+    items: ItemsRequest = NO_ITEMS,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -99,6 +103,7 @@ def restore_newest(
         options: See ``read_tree``.
         reshard: Functions that convert host state values to another number of processes, by the value's name.
         only: The only step that may be restored. None: the newest that can be.
+        items: The items to restore beside the state.
 
     Raises:
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
@@ -123,7 +128,7 @@ def restore_newest(
         def read(step: int = step) -> Restored:
             together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
             return read_step(
-                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}
+                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}, items=items
             )
 
         what = f"step {step} of {paths.root}"
@@ -223,6 +228,7 @@ def read_step(
     *,
     options: RestoreOptions,
     reshard: Mapping[str, Reshard],
+    items: ItemsRequest = NO_ITEMS,
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -232,10 +238,11 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline)
+        stored = open_tree(folder, deadline, preferred=paths.item)
         own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
-    return Restored(state, step, own, stored.manifest is None)
+    return Restored(state, step, own, stored.manifest is None, items=beside)
 
 
 def _host_state(

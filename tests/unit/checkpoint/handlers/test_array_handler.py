@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import re
 import threading
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.sharding_impls import GSPMDSharding
 
 from gracepoint.checkpoint import (
     ArrayHandler,
@@ -32,6 +35,7 @@ from gracepoint.checkpoint import (
     default_handlers,
 )
 from gracepoint.checkpoint.format import pytree
+from gracepoint.checkpoint.loading import restore_tree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
@@ -334,7 +338,7 @@ def test_unknown_primary_host_is_refused_and_nothing_is_saved(tmp_path: Path, ha
         pytest.param({"metadata_key": "mine"}, "metadata_key='mine': arrays are written", id="metadata_key"),
         pytest.param({"replica_id": 1}, "replica_id=1: which replica writes", id="replica_id"),
         pytest.param(
-            {"array_metadata_store": object()}, "array_metadatas is always written", id="array_metadata_store"
+            {"array_metadata_store": object()}, "array_metadatas is written in Orbax's form", id="array_metadata_store"
         ),
         pytest.param(
             {"enable_replica_parallel_separate_folder": True}, "replicas have no folder", id="replicas' folder"
@@ -365,6 +369,49 @@ def test_making_a_handler_of_arrays_is_told_by_orbax_s_event() -> None:
 def test_arrays_without_elements_that_are_saved_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     serialize(NumpyHandler(allow_zero_size=True), [np.zeros(0)], infos_of(tmp_path, "w"))
     assert "leaf 'w' is saved without elements" in caplog.text
+
+
+def test_a_handler_says_whether_it_has_a_dispatcher() -> None:
+    assert not ArrayHandler().has_dispatcher()
+    assert ArrayHandler(dispatcher=InProcessDispatcher()).has_dispatcher()
+
+
+def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = infos_of(tmp_path, *(f"w{i}" for i in range(8)))
+    values = [jnp.full((64, 64), i, jnp.float32) for i in range(8)]  # 16 KiB each
+    serialize(ArrayHandler(WriteOptions(use_ocdbt=False)), values, infos)
+    limits: list[int | None] = []
+    read_all = restore_tree.read_all
+
+    def noted(requests: Any, source: Any, *, limit_bytes: int | None, deadline: Any) -> int:
+        limits.append(limit_bytes)
+        return read_all(requests, source, limit_bytes=limit_bytes, deadline=deadline)
+
+    monkeypatch.setattr(restore_tree, "read_all", noted)
+    for handler in (ArrayHandler(read_limit_bytes=1 << 15), ArrayHandler(), ArrayHandler(read_limit_bytes=None)):
+        assert_same(handler.deserialize(infos), values)
+    assert limits == [1 << 15, 4 << 30, None]
+
+
+def test_leaves_in_two_formats_in_one_call_are_refused_by_name(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "a", "b")
+    serialize(ArrayHandler(WriteOptions(use_ocdbt=True)), [jnp.zeros(2)], infos[:1])
+    serialize(NumpyHandler(WriteOptions(use_ocdbt=False)), [np.zeros(2)], infos[1:])
+    with pytest.raises(CheckpointCorrupt, match="'a'"):
+        ArrayHandler().deserialize(infos)
+
+
+def test_shardings_that_orbax_cannot_record_are_left_out(tmp_path: Path) -> None:
+    everywhere = GSPMDSharding.get_replicated(tuple(jax.devices()))
+    values = [jax.device_put(jnp.arange(4.0), everywhere), jax.device_put(jnp.arange(4.0), sharding("x"))]
+    infos = infos_of(tmp_path, "a", "b")
+    serialize(ArrayHandler(), values, infos)
+    recorded = json.loads((tmp_path / "tree" / "_sharding").read_text())
+    assert [base64.urlsafe_b64decode(name) for name in recorded] == [b"b"]
+    args = [ArrayRestoreArgs(sharding=everywhere), ArrayRestoreArgs()]
+    assert_same(ArrayHandler().deserialize(infos, args), values)
+    with pytest.raises(CheckpointRefused, match="leaf 'a'.* no sharding is known"):
+        ArrayHandler().deserialize(infos[:1])
 
 
 def test_an_error_of_a_write_is_the_future_s(tmp_path: Path) -> None:

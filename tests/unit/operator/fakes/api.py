@@ -109,7 +109,10 @@ class MemoryApi(client.KubeClient):
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:
+            before = stored.get("spec")
             stored |= {part: _merged(stored.get(part, {}), body.get(part, {})) for part in parts}
+            if stored.get("spec") != before and "generation" in stored["metadata"]:
+                stored["metadata"]["generation"] += 1
         self.objects[target] = self._stored(stored)
         return self.objects[target]
 
@@ -120,6 +123,7 @@ class MemoryApi(client.KubeClient):
         body.pop("status", None)
         body["metadata"]["uid"] = f"uid-{body['metadata']['name']}"
         body["metadata"]["creationTimestamp"] = stamp(self._clock())
+        body["metadata"]["generation"] = 1
         self.objects[target] = self._stored(body)
         return self.objects[target]
 
