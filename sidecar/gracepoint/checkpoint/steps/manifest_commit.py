@@ -21,18 +21,18 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Claim, Manifest, StoredFile, is_claim, merge
+from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
-from gracepoint.checkpoint.storage.backend import Backend, Entry, FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.backend import Backend, FlatBackend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
@@ -83,6 +83,16 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
     records = done_records(temporary.path)
     if records is None:
         return is_committed(temporary)
+    try:
+        return _finish(temporary, records, may_replace)
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile, and deleted the save's folder.
+        if is_committed(temporary):
+            return True
+        raise
+
+
+def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Callable[[], bool]) -> bool:
     manifest = merge(records)
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
@@ -114,7 +124,12 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         with contextlib.suppress(FileNotFoundError):
             found = place.read()
             if not is_claim(found.data):
-                if is_of(temporary.target, temporary) or not may_replace():
+                save = _save_of(found.data, place)
+                if save is not None and save.is_later(claim):
+                    logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
+                    temporary.path.delete_folder()
+                    return False
+                if (save is not None and save.is_same(claim)) or not may_replace():
                     return False
                 logger.warning("%s is saved again: it is replaced", temporary.what)
                 with contextlib.suppress(StaleGeneration):
@@ -131,6 +146,15 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         if take(temporary.target, claim) is None:
             continue
     return False
+
+
+def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
 
 
 def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) -> dict[str, Generation] | None:
@@ -215,14 +239,20 @@ def last_change_s(temporary: Temporary) -> float:
     return max(temporary.path.last_change_s(), temporary.target.last_change_s())
 
 
-def discard(folder: StoragePath, trash: StoragePath) -> None:
-    """Makes a step disappear. ``empty_trash`` deletes its objects later."""
+def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
+    """Makes a step disappear. ``empty_trash`` deletes its objects later.
+
+    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
+    """
     place = folder / layout.MANIFEST
     try:
         found = place.read()
     except FileNotFoundError:
         return
     if is_claim(found.data):
+        return
+    save = _save_of(found.data, place)
+    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
         return
     _condemn(folder, trash, found.generation)
 
