@@ -4,8 +4,8 @@ It passes on what clients send as it is, with their Host header: signatures stay
 the proxy. It speaks HTTP/1.1 without TLS.
 
 Threads: one accepts connections; one serves each of them, request after request, with a connection of its own to the
-server. ``close`` closes every socket, which ends all of them. ``_lock`` guards the list of exchanges, the
-numbers, the rules and the sockets; a thread touches nothing else of another one.
+server. ``close`` closes every socket, which ends all of them. ``_lock`` guards the list of exchanges, the numbers,
+the rules and the sockets; a thread touches nothing else of another one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.object_stores.pace import Pace
 _IDLE_S = 600.0
 _CONNECT_S = 10.0
 _JOIN_S = 10.0
+_SETTLES_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -62,6 +63,8 @@ class FaultProxy:
         assert parts.port is not None
         self._target = (parts.hostname, parts.port)
         self._lock = threading.Lock()
+        self._recorded = threading.Condition(self._lock)
+        self._under_way = 0
         self._sockets: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._exchanges: list[Exchange] = []
@@ -106,8 +109,13 @@ class FaultProxy:
 
     @property
     def exchanges(self) -> Sequence[Exchange]:
-        """The requests that have ended, in the order of their ends."""
+        """The requests that have ended, in the order of their ends.
+
+        A client has its reply a moment before the request is recorded, so this waits for requests that are under way;
+        not for long, as they may stall.
+        """
         with self._lock:
+            self._recorded.wait_for(lambda: not self._under_way, _SETTLES_S)
             return list(self._exchanges)
 
     @property
@@ -202,6 +210,7 @@ class FaultProxy:
         method, target, _ = head.first.split(" ", 2)
         with self._lock:
             self._number += 1
+            self._under_way += 1
             asked = Asked(self._number, method, target, kind_of(method, target), is_conditional(target, head.headers))
             for rule, used in self._rules:
                 if (rule.times is None or used[0] < rule.times) and rule.fits(asked):
@@ -212,6 +221,8 @@ class FaultProxy:
     def _record(self, exchange: Exchange) -> None:
         with self._lock:
             self._exchanges.append(exchange)
+            self._under_way -= 1
+            self._recorded.notify_all()
 
 
 class _Connection:
@@ -220,17 +231,23 @@ class _Connection:
     def __init__(self, proxy: FaultProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
         self._from_client, self._from_server = Reader(client), Reader(server)
-        self._sent = Pace(proxy.shape.connection_rate)
-        self._received = Pace(proxy.shape.connection_rate)
+        self._take_shape()
+
+    def _take_shape(self) -> None:
+        self._shape = self._proxy.shape
+        self._sent = Pace(self._shape.connection_rate)
+        self._received = Pace(self._shape.connection_rate)
 
     def serve_one(self) -> bool:
         """Serves one request; returns whether the connection goes on."""
         head = self._from_client.head()
+        if self._shape is not self._proxy.shape:
+            self._take_shape()
         asked, fault = self._proxy._ask(head)
         status: int | None = None
         counted = [0, 0]
         try:
-            time.sleep(self._proxy.shape.round_trip_s)
+            time.sleep(self._shape.round_trip_s)
             if fault is not None and fault.how in (How.ANSWER, How.REFUSE):
                 status = self._answer(head, fault, counted)
                 return True
