@@ -26,7 +26,7 @@ from typing import cast
 
 import numpy as np
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
@@ -34,6 +34,7 @@ from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
 from gracepoint.checkpoint.storage.backend import Backend, FlatBackend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
 
@@ -103,6 +104,8 @@ def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Ca
         if moved is None:
             return is_committed(temporary)
         in_place |= moved
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not _merge_trees(temporary, claim, manifest):
+        return is_committed(temporary)
     return _publish(temporary, claim, manifest, in_place)
 
 
@@ -180,6 +183,28 @@ def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) 
     if None in moved.values():
         return None
     return {path: generation for path, generation in moved.items() if generation is not None}
+
+
+def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool:
+    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
+    below = layout.in_item(manifest.item, "")
+    trees = [
+        path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")
+        for path in manifest.files
+        if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
+    ]
+    item, placement = temporary.target / manifest.item, Placement(temporary, claim, _store(temporary.target), staged=False)
+    noted = placement.noted((item / ocdbt.MANIFEST).key)
+    by = None if noted is None else Claim.noted(noted.note)
+    if by is not None and by.is_same(claim):
+        return True  # an earlier try has merged them
+    files = ocdbt.merged_apart(item, trees)
+    for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
+        data = np.frombuffer(files[path], np.uint8)
+        name = layout.in_item(manifest.item, path)
+        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), _go_on) is None:
+            return False
+    return True
 
 
 def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
