@@ -177,7 +177,7 @@ def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) 
             return
         data = np.empty(file.bytes, np.uint8)
         read_checked(temporary.path / path, file.bytes, file.crc32, data.data)
-        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, _go_on)
+        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, None)
 
     store.at_once(functools.partial(move, path, file) for path, file in staged.items())
     if None in moved.values():
@@ -202,7 +202,7 @@ def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool
     for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
         data = np.frombuffer(files[path], np.uint8)
         name = layout.in_item(manifest.item, path)
-        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), _go_on) is None:
+        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), None) is None:
             return False
     return True
 
@@ -351,7 +351,3 @@ def _sweep(folder: StoragePath, trash: StoragePath) -> None:
 def _store(path: StoragePath) -> FlatBackend:
     assert not path.backend.renames
     return cast(FlatBackend, path.backend)
-
-
-def _go_on() -> None:
-    pass
