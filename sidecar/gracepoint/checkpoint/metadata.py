@@ -55,7 +55,7 @@ class TreeMetadata:
         by_orbax: Whether Orbax wrote the checkpoint, which then has no checksums.
     """
 
-    path: LocalPath
+    path: LocalPath | str
     tree: Any
     by_orbax: bool
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout, ocdbt
@@ -47,7 +46,8 @@ class Writing:
     Attributes:
         folder: The folder that the process's files are written to.
         stayed: Returns whether it is still the same folder.
-        begun_ns: When the save began, in nanoseconds since the epoch. By the store's clock, if it cannot rename.
+        begun_ns: When the save began, in nanoseconds since the epoch. By the store's clock, if the store cannot rename:
+            there it decides which of two saves is the later one.
         generations: See ``DoneRecord``. It grows while the files are written.
     """
 
@@ -61,7 +61,7 @@ class Writing:
 def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
     """Begins this process's part of a save. ``begun_ns`` is the time by this process's clock."""
     if not temporary.path.backend.renames:
-        begun_ns += int((temporary.path.now_s() - time.time()) * 1e9)
+        begun_ns = int(temporary.path.now_s() * 1e9)
         folder, placement = manifest_commit.begin(temporary, begun_ns, marks=process_index == 0)
         yield Writing(folder, lambda: True, begun_ns, placement.generations)
         return
@@ -176,13 +176,14 @@ def is_unfinished(folder: StoragePath) -> bool:
     return not folder.backend.renames and manifest_commit.is_unfinished(folder)
 
 
-def discard(folder: StoragePath, trash: StoragePath) -> None:
+def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
     """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint.
 
-    In a store that cannot rename, the step ``folder`` becomes invisible, and its objects are found by ``trash``.
+    In a store that cannot rename, the step ``folder`` becomes invisible, and its objects are found by ``trash``. There,
+    ``only`` is the checkpoint (see ``standing``) that is discarded. Nothing happens if another one has taken its place.
     """
     if not folder.backend.renames:
-        manifest_commit.discard(folder, trash)
+        manifest_commit.discard(folder, trash, only)
         return
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         folder.publish(trash)

@@ -72,6 +72,7 @@ def claim(
         patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), deadline.clock)
         try:
             paths.root.make_folder_durably()
+            paths.root.check_usable()
             held = lease.claim(paths, job, attempt, deadline=patience, sleep=time.sleep, start=start)
             problem = ""
         except CheckpointError as error:

@@ -146,11 +146,16 @@ def why_not(folder: StoragePath, step: int) -> str | None:
 
 def is_ours(folder: StoragePath, step: int) -> bool:
     """Returns whether ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a known format."""
+    return ours(folder, step) is not None
+
+
+def ours(folder: StoragePath, step: int) -> str | None:
+    """Returns which checkpoint ``folder`` is (see ``commit.standing``). None if it is none, as ``is_ours`` says."""
     try:
         manifest = commit.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
-        return False
-    return manifest is not None and manifest["step"] == step
+        return None
+    return f"{manifest['attempt']}.{manifest['ordinal']}" if manifest is not None and manifest["step"] == step else None
 
 
 def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:

@@ -21,19 +21,20 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Claim, Manifest, StoredFile, is_claim, merge
+from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
-from gracepoint.checkpoint.storage.backend import Backend, Entry, FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.backend import Backend, FlatBackend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
 
@@ -83,6 +84,16 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
     records = done_records(temporary.path)
     if records is None:
         return is_committed(temporary)
+    try:
+        return _finish(temporary, records, may_replace)
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile, and deleted the save's folder.
+        if is_committed(temporary):
+            return True
+        raise
+
+
+def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Callable[[], bool]) -> bool:
     manifest = merge(records)
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
@@ -93,6 +104,8 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
         if moved is None:
             return is_committed(temporary)
         in_place |= moved
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not _merge_trees(temporary, claim, manifest):
+        return is_committed(temporary)
     return _publish(temporary, claim, manifest, in_place)
 
 
@@ -114,7 +127,12 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         with contextlib.suppress(FileNotFoundError):
             found = place.read()
             if not is_claim(found.data):
-                if is_of(temporary.target, temporary) or not may_replace():
+                save = _save_of(found.data, place)
+                if save is not None and save.is_later(claim):
+                    logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
+                    temporary.path.delete_folder()
+                    return False
+                if (save is not None and save.is_same(claim)) or not may_replace():
                     return False
                 logger.warning("%s is saved again: it is replaced", temporary.what)
                 with contextlib.suppress(StaleGeneration):
@@ -131,6 +149,15 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         if take(temporary.target, claim) is None:
             continue
     return False
+
+
+def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
 
 
 def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) -> dict[str, Generation] | None:
@@ -156,6 +183,28 @@ def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) 
     if None in moved.values():
         return None
     return {path: generation for path, generation in moved.items() if generation is not None}
+
+
+def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool:
+    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
+    below = layout.in_item(manifest.item, "")
+    trees = [
+        path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")
+        for path in manifest.files
+        if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
+    ]
+    item, placement = temporary.target / manifest.item, Placement(temporary, claim, _store(temporary.target), staged=False)
+    noted = placement.noted((item / ocdbt.MANIFEST).key)
+    by = None if noted is None else Claim.noted(noted.note)
+    if by is not None and by.is_same(claim):
+        return True  # an earlier try has merged them
+    files = ocdbt.merged_apart(item, trees)
+    for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
+        data = np.frombuffer(files[path], np.uint8)
+        name = layout.in_item(manifest.item, path)
+        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), _go_on) is None:
+            return False
+    return True
 
 
 def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
@@ -215,14 +264,20 @@ def last_change_s(temporary: Temporary) -> float:
     return max(temporary.path.last_change_s(), temporary.target.last_change_s())
 
 
-def discard(folder: StoragePath, trash: StoragePath) -> None:
-    """Makes a step disappear. ``empty_trash`` deletes its objects later."""
+def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
+    """Makes a step disappear. ``empty_trash`` deletes its objects later.
+
+    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
+    """
     place = folder / layout.MANIFEST
     try:
         found = place.read()
     except FileNotFoundError:
         return
     if is_claim(found.data):
+        return
+    save = _save_of(found.data, place)
+    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
         return
     _condemn(folder, trash, found.generation)
 

@@ -100,9 +100,17 @@ class StoragePath:
                 return
         raise ValueError(f"{self} is not below {top}")
 
-    def for_users(self) -> LocalPath:
-        """Returns the location in the type that public results use."""
-        return LocalPath(str(self))
+    def for_users(self) -> LocalPath | str:
+        """Returns the location in the type that public results use: a path, or a URI."""
+        return LocalPath(self.key) if self.backend is POSIX else str(self)
+
+    def local(self) -> LocalPath:
+        """Returns the path in the local file system.
+
+        Raises:
+            TypeError: The store is not a file system.
+        """
+        return LocalPath(self.backend.local_path(self.key))
 
     def kvstore_spec(self) -> dict[str, Any]:
         """Returns TensorStore's spec of the values in this folder."""

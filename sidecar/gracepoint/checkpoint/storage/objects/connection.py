@@ -1,6 +1,6 @@
 """HTTP requests on connections that are kept open, each of which any thread can end.
 
-A ``Connections`` belongs to one bucket, and any thread uses it. An ``Exchange`` is one request and its reply. It belongs
+A ``Connections`` belongs to one server, and any thread uses it. An ``Exchange`` is one request and its reply. It belongs
 to the thread that made it, which alone sends and reads. Other threads may call only ``abort``. It shuts the socket
 down, so that the owner returns at once with an error.
 
@@ -10,6 +10,7 @@ There are no threads here.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import http.client
@@ -133,6 +134,25 @@ class Connections:
             connection.close()
 
 
+_servers: dict[str, Connections] = {}
+_servers_lock = threading.Lock()
+
+
+def connections_to(url: str) -> Connections:
+    """Returns the connections of this process to a server. They are closed at the end of the process."""
+    with _servers_lock:
+        if not _servers:
+            atexit.register(_close_all)
+        if url not in _servers:
+            _servers[url] = Connections(url)
+        return _servers[url]
+
+
+def _close_all() -> None:
+    for connections in list(_servers.values()):
+        connections.close()
+
+
 class Exchange:
     """One request and its reply.
 
@@ -195,7 +215,8 @@ class Exchange:
     def _send(self, connection: http.client.HTTPConnection, request: Request, go_on: Callable[[], None]) -> None:
         if connection.sock is None:
             connection.connect()
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        assert connection.sock is not None
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sock.settimeout(STALL_S)
         if self._aborted:
             raise ConnectionAbortedError("another request was faster")

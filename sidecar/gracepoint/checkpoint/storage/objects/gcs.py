@@ -24,7 +24,8 @@ from urllib.parse import quote, urlencode
 from gracepoint.checkpoint.storage.backend import Entry, Generation
 from gracepoint.checkpoint.storage.objects import api
 from gracepoint.checkpoint.storage.objects.api import Found, GoOn, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.connection import Body, Connections, Exchange, Request
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request, connections_to
+from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"
@@ -42,7 +43,7 @@ class GcsApi:
         url = environ.get("STORAGE_EMULATOR_HOST") or environ.get("TENSORSTORE_GCS_HTTP_URL") or _GOOGLE
         if "://" not in url:
             url = f"http://{url}"
-        self.connections = Connections(url)
+        self.connections = connections_to(url)
         self.clock = StoreClock()
         self._token = _Token(environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING"), is_google=url == _GOOGLE)
         if url != _GOOGLE and isinstance(environ, os._Environ):
@@ -134,7 +135,7 @@ class GcsApi:
             if exchange.status == 404 and "bucket" in message.lower():
                 code = "NoSuchBucket"
             if exchange.status == 401 and self._token.renew():
-                raise api.Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")
+                raise Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")
             raise api.refused(f"{method} {self.url(key)}", exchange, code, message)
 
 

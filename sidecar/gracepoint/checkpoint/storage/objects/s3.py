@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 from gracepoint.checkpoint.storage.backend import Entry, Generation
 from gracepoint.checkpoint.storage.objects import api
 from gracepoint.checkpoint.storage.objects.api import Found, GoOn, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.connection import Body, Connections, Exchange, Request
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request, connections_to
 from gracepoint.errors import SettingsError
 
 # The checksum of the body is signed in its stead.
@@ -56,7 +56,7 @@ class S3Api:
         if not self._base:
             scheme, _, rest = url.partition("://")
             url = f"{scheme}://{bucket}.{rest}"
-        self.connections = Connections(url)
+        self.connections = connections_to(url)
         self.clock = StoreClock()
 
     def url(self, key: str) -> str:
