@@ -33,10 +33,6 @@ OURS: dict[str, WriteOptions] = {
     "zarr2 files by TensorStore": WriteOptions(use_ocdbt=False, express=False),
 }
 
-ENCODED = ("OCDBT", "OCDBT, zarr3", "zarr2 files, zstd", "zarr2 files by TensorStore")
-NOT_YET = pytest.mark.xfail(reason="encoded chunks are not written to object stores yet")
-OUR_FORMS = [pytest.param(OURS[name], id=name, marks=[NOT_YET] if name in ENCODED else []) for name in OURS]
-
 
 @pytest.mark.parametrize("form", OF_ORBAX.values(), ids=OF_ORBAX)
 def test_a_step_written_by_orbax_is_restored(gs_bucket: Bucket, form: dict[str, Any]) -> None:
@@ -50,7 +46,7 @@ def test_a_step_written_by_orbax_is_restored(gs_bucket: Bucket, form: dict[str, 
     assert_same(restored.state, state)
 
 
-@pytest.mark.parametrize("options", OUR_FORMS)
+@pytest.mark.parametrize("options", OURS.values(), ids=OURS)
 def test_orbax_restores_a_step_of_ours(gs_bucket: Bucket, options: WriteOptions) -> None:
     root, state = f"{gs_bucket.uri}/run", rich_state()
     save(engine(root, options=options), 3, state)
@@ -59,7 +55,7 @@ def test_orbax_restores_a_step_of_ours(gs_bucket: Bucket, options: WriteOptions)
         assert_same(manager.restore(3, args=ocp.args.StandardRestore(state)), state)
 
 
-@pytest.mark.parametrize("options", OUR_FORMS)
+@pytest.mark.parametrize("options", OURS.values(), ids=OURS)
 def test_our_steps_are_restored_from_s3(s3_bucket: Bucket, options: WriteOptions) -> None:
     root, state = f"{s3_bucket.uri}/run", rich_state()
     save(engine(root, options=options), 3, state, {"data": 7})
