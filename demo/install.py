@@ -36,15 +36,15 @@ def build_images(cluster: Cluster, say: Callable[[str], None], *, registry: str 
     """
     trainer = "examples/transformer/Dockerfile"
     return Images(
-        operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", "operator", say),
-        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, "jax", say),
+        operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", ("operator",), say),
+        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, ("jax", "gcs", "s3"), say),
     )
 
 
-def _image(cluster: Cluster, tag: str, dockerfile: str, extra: str, say: Callable[[str], None]) -> str:
+def _image(cluster: Cluster, tag: str, dockerfile: str, extras: tuple[str, ...], say: Callable[[str], None]) -> str:
     say(f"image {tag} from {dockerfile}")
     try:
-        return cluster.build_image(tag, ROOT / dockerfile, ROOT, extras=(extra,))
+        return cluster.build_image(tag, ROOT / dockerfile, ROOT, extras=extras)
     except NotSupported as reason:  # a cluster that exists: its nodes must have the image, or be able to pull it
         say(f"not built here ({reason}); the cluster must have it")
         return tag
