@@ -95,7 +95,9 @@ class Placement:
                 return
         raise SaveFailed(f"{where} keeps changing")
 
-    def put_in_place(self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None]) -> Generation | None:
+    def put_in_place(
+        self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None] | None
+    ) -> Generation | None:
         """Writes the object ``name`` of the step. Returns its generation; None if the step is committed meanwhile.
 
         Raises:
@@ -115,9 +117,7 @@ class Placement:
             if other is None:
                 raise SaveFailed(f"{where} is in the way, and Gracepoint did not write it: delete it, or move it away")
             if other.is_later(self._claim):
-                raise SaveFailed(
-                    f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one"
-                )
+                raise SaveFailed(f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one")
             if not self.own():
                 return None
             found = noted.generation
