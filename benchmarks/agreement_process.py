@@ -10,6 +10,7 @@ Process 0 prints what all have found, as ``benchmarks.agreement.Measured``.
 
 from __future__ import annotations
 
+import math
 import dataclasses
 import itertools
 import json
@@ -87,7 +88,7 @@ class Observer:
             case Closed():
                 self.closed.set()
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return 0.0
 
     def time_left_s(self) -> float:

@@ -6,6 +6,7 @@ processes; each has its own pace, and runs ahead of the others in bursts. Prints
 
 from __future__ import annotations
 
+import math
 import dataclasses
 import faulthandler
 import json
@@ -83,7 +84,7 @@ class Observer:
             self.deadlines_s.pop(origin, None)
         self.dealt_with |= origins
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return min(list(self.deadlines_s.values()), default=time.monotonic() + 60) - time.monotonic()
 
     def time_left_s(self) -> float:

@@ -18,25 +18,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gracepoint.multihost.store import KeyValueStore
 
-_USABLE_BITS = 60  # so that a sum is never negative
-
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
     """How arrivals are counted. All processes use the same.
 
     Attributes:
-        bits: Size of a mark. A mark is a number from 1 to ``2 ** bits - 1``.
+        bits: Size of a mark. A mark is a number from 1 to ``most``.
+        fan_out: How many members a group has at most. ``bits * fan_out`` is at most 63, so that no sum is negative.
         join: Returns one mark for several. The order and the grouping of the marks must not matter.
     """
 
     bits: int
+    fan_out: int
     join: Callable[[Iterable[int]], int]
 
     @property
-    def fan_out(self) -> int:
-        """How many members a group has at most."""
-        return _USABLE_BITS // self.bits
+    def most(self) -> int:
+        """The largest mark."""
+        return (1 << self.bits) - 1
 
     def arrive(self, store: KeyValueStore, folder: str, rank: int, count: int, mark: int = 1) -> int | None:
         """Notes that a process has arrived. Each process calls it once for a folder.
@@ -76,8 +76,8 @@ class Arrivals:
         return found
 
     def _marks(self, counter: int, members: int) -> Sequence[int]:
-        return [counter >> slot * self.bits & (1 << self.bits) - 1 for slot in range(members)]
+        return [counter >> slot * self.bits & self.most for slot in range(members)]
 
 
 #: Arrivals that say nothing but that they have happened.
-PLAIN = Arrivals(1, max)
+PLAIN = Arrivals(1, 63, max)

@@ -8,7 +8,7 @@ Two threads of each process take part, and the protocol depends on the order of 
 
     training thread, at each sync point          reading thread, when the bell says "start"
     1. ``ordinal += 1``                           1. ``open_epoch`` (now the training thread is held)
-    2. is an epoch open? no: train on             2. read ``ordinal``, publish it: "frozen"
+    2. is an epoch open? no: train on             2. read ``ordinal``, publish it
        yes: wait for ``agreed``, then             3. when every process has published:
        ``verdict``                                   ``agreed = max(published) + 1``
 
@@ -17,6 +17,12 @@ ordinal, the training thread sees the epoch and waits at that sync point. No pro
 published before ``agreed`` is known. Hence ``agreed`` is the point at which a process is held, or a later one. It comes
 from one entry of the bell, which the last process to publish writes. There is no leader: if that process died, any
 other can write the entry (``look``). The first such entry counts.
+
+To publish takes one request, and nobody reads what all have published. The entry that opens the epoch has the ordinal
+of its writer, and the writer itself publishes that one or a later one. So each process publishes only how far it is
+ahead of that ordinal: with the mark of its arrival in a tree of counters (``arrivals``), which hands the largest one on
+to the last to arrive. A process that is further ahead than a mark can say first writes its ordinal under a key of its
+own, ``ahead/<ordinal>``.
 
 Training ends with one more sync point, ``finish``. If an epoch was opened before a process got there, and the agreed
 point comes after ``finish``, that is so in every process, because all pass the same sync points. Then there is nothing
@@ -28,14 +34,16 @@ difference. Threads run the generators to the end. A test may stop at each ``yie
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Iterator
 
+from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry
-from gracepoint.multihost.ledger import Broken, Event, Ledger, Opened, Settled
+from gracepoint.multihost.ledger import Broken, Epoch, Event, Ledger, Opened, Settled
 from gracepoint.multihost.naming import named
-from gracepoint.multihost.store import KeyValueStore
+from gracepoint.multihost.store import KeyExists, KeyValueStore
 
 
 class Verdict(enum.Enum):
@@ -116,7 +124,13 @@ class Member:
         process_index: The index of this process.
         process_count: The number of processes.
         tell: Called in the reading thread with each event that follows from an entry, before the next step.
+
+    Attributes:
+        frozen: How ordinals are published. A mark is 1 plus the sync points by which a process is ahead of the epoch's
+            ordinal. The largest mark says that ``ahead`` has the ordinals of some processes.
     """
+
+    frozen = Arrivals(5, 12, max)
 
     def __init__(
         self, store: KeyValueStore, bell: Bell, process_index: int, process_count: int, tell: Callable[[Event], None]
@@ -152,18 +166,24 @@ class Member:
             case Broken(epoch) if self.seat.epoch == epoch.number and epoch.drill:
                 self.seat.end_epoch()
 
-    def _publish(self, epoch: int, frozen: int) -> Iterator[None]:
-        self._store.set(f"{self.folder(epoch)}/frozen/{self._process_index}", str(frozen))
+    def _publish(self, epoch: Epoch, frozen: int) -> Iterator[None]:
+        folder = self.folder(epoch.number)
+        mark = min(1 + max(0, frozen - epoch.ordinal), self.frozen.most)
+        if mark == self.frozen.most:
+            with contextlib.suppress(KeyExists):  # another process is as far
+                self._store.set(f"{folder}/ahead/{frozen}", "")
+            yield
+        joined = self.frozen.arrive(self._store, f"{folder}/frozen", self._process_index, self._process_count, mark)
         yield
-        last = self._store.increment(f"{self.folder(epoch)}/count") == self._process_count
-        yield
-        if last:
-            self._complete()
+        if joined is not None:
+            self._agree(epoch, joined)
 
     # The timing thread.
 
     def look(self, start_in_s: float, time_left_s: float) -> None:
         """Does what is due: starts an epoch, completes it in place of a process that died, or gives it up.
+
+        In an open epoch this reads the store.
 
         Args:
             start_in_s: Seconds until the freeze must begin.
@@ -172,37 +192,51 @@ class Member:
         ledger = self.ledger
         if ledger.epoch is None:
             if ledger.standing and not ledger.finished and start_in_s <= 0:
-                start = StartEntry(self._process_index, ledger.changed)
+                start = StartEntry(self._process_index, ledger.changed, self.seat.ordinal)
                 self._bell.ring(
                     start, unless=lambda there: isinstance(there, StartEntry) and there.heard == start.heard
                 )
         elif self._undecided() is not None:
             self._complete(in_time=time_left_s > 0)
 
-    def _complete(self, *, in_time: bool = True) -> None:
-        """Writes all ordinals to the bell once every process has published its own.
+    def _complete(self, *, in_time: bool) -> None:
+        """Writes the agreed point to the bell if every process has published its ordinal.
 
-        The last process to publish may have died before it wrote them. If ``in_time`` is False, the epoch fails instead
-        of waiting for processes that have not published.
+        The last process to publish may have died before it did so. If ``in_time`` is False, the epoch fails instead of
+        waiting for processes that have not published.
         """
         epoch = self._undecided()
         if epoch is None:
             return
-        published = {int(i): int(text) for i, text in self._store.list(f"{self.folder(epoch)}/frozen").items()}
-        decision: Agreed | Failed
-        if len(published) == self._process_count:
-            decision = Agreed(epoch, {str(i): ordinal for i, ordinal in published.items()})
-        elif in_time:
-            return
-        else:
-            missing = named(i for i in range(self._process_count) if i not in published)
-            decision = Failed(
-                epoch,
-                self._process_index,
-                f"waited until the time was over for {missing} of {self._process_count} to say at which sync point "
-                f"they are",
+        marks = self.frozen.marks(self._store.list(f"{self.folder(epoch.number)}/frozen"), self._process_count)
+        if all(marks):
+            self._agree(epoch, self.frozen.join(marks))
+        elif not in_time:
+            missing = named(i for i, mark in enumerate(marks) if not mark)
+            self._decide(
+                Failed(
+                    epoch.number,
+                    self._process_index,
+                    f"waited until the time was over for {missing} of {self._process_count} to say at which sync point "
+                    f"they are",
+                )
             )
-        self._bell.ring(decision, unless=lambda there: isinstance(there, Agreed | Failed) and there.epoch == epoch)
+
+    def _agree(self, epoch: Epoch, mark: int) -> None:
+        latest = epoch.ordinal + mark - 1
+        if mark == self.frozen.most:
+            latest = max(map(int, self._store.list(f"{self.folder(epoch.number)}/ahead")))
+        self._decide(Agreed(epoch.number, self.point(latest)))
+
+    def _decide(self, decision: Agreed | Failed) -> None:
+        self._bell.ring(
+            decision, unless=lambda there: isinstance(there, Agreed | Failed) and there.epoch == decision.epoch
+        )
+
+    @staticmethod
+    def point(latest: int) -> int:
+        """Returns the first sync point that no process has begun, from the latest that one has begun."""
+        return latest + 1
 
     # The training thread.
 
@@ -227,9 +261,7 @@ class Member:
         """Returns the folder of an epoch's keys. Each epoch has its own, because keys are written once."""
         return f"epoch/{epoch}"
 
-    def _undecided(self) -> int | None:
+    def _undecided(self) -> Epoch | None:
         ledger = self.ledger
         epoch = ledger.epoch
-        if ledger.failed is not None or epoch is None or epoch.agreed is not None:
-            return None
-        return epoch.number
+        return None if ledger.failed is not None or epoch is None or epoch.agreed is not None else epoch

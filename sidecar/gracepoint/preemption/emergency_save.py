@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from gracepoint.deadline import Deadline
@@ -116,7 +116,7 @@ class EmergencySave:
         epoch, saver = self._outcome.epoch, self._saver
         try:
             situation = self._forecaster.situation(step, self._budget.time_left_s(), saver.newest_snapshot)
-            chosen = self._choose(self.meet(step, situation.to_json()))
+            chosen = self._choose(self.meet(step, situation.to_json(), _merged))
             if chosen.choice is Choice.PROMOTE:
                 with self._waiting_to_commit() as on_stage:
                     saved = saver.promote(deadline=self._budget.deadline(), on_stage=on_stage)
@@ -132,19 +132,19 @@ class EmergencySave:
             return self._outcome.failed(step, error)
         return self._committed(step, saved.step, saved.bytes)
 
-    def meet(self, step: int, word: str = "") -> list[str]:
-        """Waits for the other processes, and returns every process's word.
+    def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str:
+        """Waits for the other processes, and returns what the last of them merged from the words of all.
 
         Raises:
             AgreementError: As ``Agreement.confirm``.
             BarrierError: As ``Agreement.confirm``.
         """
         with self._waiting_at(self._agreement.steps_key) as deadline:
-            return self._agreement.confirm(step, word, deadline=deadline)
+            return self._agreement.confirm(step, word, merge, deadline=deadline)
 
-    def _choose(self, situations: Sequence[str]) -> Plan:
+    def _choose(self, situation: str) -> Plan:
         epoch = self._outcome.epoch
-        chosen = plan(merged([Situation.from_json(text) for text in situations]))
+        chosen = plan(Situation.from_json(situation))
         epoch.chose(chosen)
         log.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
         if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it
@@ -249,3 +249,7 @@ class EmergencySave:
 
     def _key(self, what: str) -> str:
         return f"epoch/{self._outcome.epoch.number}/{what}"
+
+
+def _merged(situations: list[str]) -> str:
+    return merged([Situation.from_json(text) for text in situations]).to_json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 from gracepoint.errors import GracepointError
@@ -136,9 +137,9 @@ class PreemptionObserver:
             log.error("%s; tried all the same", doubt)
             epoch.has_doubt(doubt)
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         """As ``multihost.Observer``."""
-        return self._budget.start_in_s()
+        return self._budget.start_in_s(remaining_s)
 
     def time_left_s(self) -> float:
         """As ``multihost.Observer``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 import timeit
@@ -42,7 +43,7 @@ class Watcher:
             self.events.append(event)
             self.changed.notify_all()
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return self.start_at_s - time.monotonic()
 
     def time_left_s(self) -> float:
@@ -270,11 +271,11 @@ def test_at_the_agreed_point_each_learns_what_the_others_say(make: Callable[...,
     together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
     results = together(
         *(
-            functools.partial(a.confirm, 7, w, deadline=Deadline.after(20, time.monotonic))
+            functools.partial(a.confirm, 7, w, "|".join, deadline=Deadline.after(20, time.monotonic))
             for a, w in zip(gang.agreements, ("a b c", ""), strict=True)
         )
     )
-    assert results == [["a b c", ""]] * 2
+    assert results == ["a b c|"] * 2
 
 
 def test_what_failed_in_a_drill_fails_no_later_epoch(make: Callable[..., Gang]) -> None:
@@ -362,7 +363,8 @@ def test_vanished_process_is_named_to_all_at_the_timeout(make: Callable[..., Gan
     tell(gang.agreements[0])
     for watcher in gang.watchers[:2]:
         watcher.wait_for(Opened)
-    while len(gang.store.list("epoch/" + str(gang.opened()) + "/frozen")) < 2:
+    arrivals = f"epoch/{gang.opened()}/frozen/0/0"
+    while int(gang.store.try_get(arrivals) or 0) not in (0b00001_00001, 0b00010_00001, 0b00001_00010):
         time.sleep(1e-3)
     for watcher in gang.watchers[:2]:
         watcher.until_s = time.monotonic()
@@ -403,9 +405,8 @@ def test_a_drill_that_comes_to_nothing_lets_all_train_on(make: Callable[..., Gan
 
 def test_the_last_to_publish_may_die_before_it_hands_the_numbers_on() -> None:
     store = _LosingRelease()
-    # All that process 0 left behind for the epoch of bell entry 1: its ordinal, and the count.
-    store.set("epoch/1/frozen/0", "4")
-    store.increment("epoch/1/count")
+    # All that process 0 left behind for the epoch of bell entry 0: it was 4 sync points ahead of the other.
+    store.increment("epoch/0/frozen/0/0", 5)
     _, gang = gangs(2, store)
     alive = Agreement(store, gang, Watcher())
     try:
@@ -416,10 +417,11 @@ def test_the_last_to_publish_may_die_before_it_hands_the_numbers_on() -> None:
 
 
 class _LosingRelease(InMemoryStore):
-    """Here the count never tells anybody to be the last."""
+    """Here the counter never tells anybody to be the last."""
 
-    def increment(self, key: str) -> int:
-        return super().increment(key) - 1
+    def increment(self, key: str, by: int = 1) -> int:
+        super().increment(key, by)
+        return by
 
 
 def _until_stopped(agreement: Agreement) -> int:
@@ -556,7 +558,7 @@ def test_its_threads_keep_no_process_from_ending(make: Callable[..., Gang]) -> N
     assert [thread.daemon for thread in found] == [True, True]
 
 
-OPEN = Epoch(0, False, frozenset({"spot"}))
+OPEN = Epoch(0, False, frozenset({"spot"}), 0)
 STANDING = {"spot": NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)}
 
 

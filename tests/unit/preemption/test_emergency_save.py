@@ -189,7 +189,7 @@ def test_steps_since_the_last_checkpoint_are_reported_lost_without_a_save(pair: 
     elif end == "it is stuck":
         here.overdue()
     else:
-        pair[0].observer.heard(Broken(Epoch(0, False, frozenset()), "its disk is full"))
+        pair[0].observer.heard(Broken(Epoch(0, False, frozenset(), 0), "its disk is full"))
     assert here.epoch.progress.steps_lost == 3
 
 

@@ -5,6 +5,7 @@ On JAX's own coordination service, whose clients need no backend: each "process"
 
 from __future__ import annotations
 
+import math
 import gc
 import socket
 import threading
@@ -183,7 +184,7 @@ class Observer:
         with self.changed:
             assert self.changed.wait_for(condition, 60), (self.dealt_with, self.stands)
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return float(self.start_s)
 
     def time_left_s(self) -> float:

@@ -13,11 +13,19 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Event, Noticed, Opened
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import InMemoryStore
+
+
+class SmallMember(Member):
+    """A member whose marks and groups are so small that few processes need a tree and few steps the keys."""
+
+    frozen = Arrivals(2, 2, max)
+
 
 Thread = Literal["train", "read", "time"]
 THREADS: tuple[Thread, ...] = ("train", "read", "time")
@@ -55,6 +63,10 @@ class Process:
         self._reading: Iterator[None] | None = None
         self._steps: Iterator[None] | None = None  # of training, where it is in the middle of some
         self._deadlines_s: dict[str, float] = {}
+
+    @property
+    def needed_s(self) -> float:
+        return NEEDED_S[self.index % len(NEEDED_S)]
 
     @property
     def alive(self) -> bool:
@@ -95,7 +107,7 @@ class Process:
     def _time(self) -> bool:
         before = self._world.writes()
         left_s = self.time_left_s()
-        self.member.look(left_s - NEEDED_S[self.index % len(NEEDED_S)], left_s)
+        self.member.look(left_s - self.needed_s, left_s)
         return self._world.writes() > before
 
     def _train(self) -> bool:
@@ -178,7 +190,7 @@ class World:
         member: The protocol; a test may give one that is wrong in one thing.
     """
 
-    def __init__(self, count: int, member: type[Member] = Member) -> None:
+    def __init__(self, count: int, member: type[Member] = SmallMember) -> None:
         self.store = InMemoryStore()
         self.count = count
         self.steps: float = math.inf  # sync points of the training, the last one not counted
@@ -194,7 +206,10 @@ class World:
         return self._writes
 
     def tell(self, by: int, origin: str, remaining_s: float, *, drill: bool = False) -> None:
-        self.processes[by].bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, once=True))
+        """A notice; where the process finds that the freeze must begin at once, both in one entry."""
+        teller = self.processes[by]
+        starts_at = teller.member.seat.ordinal if remaining_s <= teller.needed_s else None
+        teller.bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, once=True, starts_at=starts_at))
 
     def take_back(self, by: int, origin: str) -> None:
         self.processes[by].bell.ring(Retract(by, origin, "taken back"))
