@@ -85,6 +85,7 @@ class Agreement:
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
+        self._turn_s = turns.after_s(self._me)  # the first processes do for all what is due; others if they have not
         self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self.seat = self._member.seat
@@ -308,8 +309,8 @@ class Agreement:
                         f"held at sync point {self.seat.ordinal} until the time was over: not every process "
                         f"said where it is"
                     )
-                # The wait is short because the deadline may move.
-                self._changed.wait(_LOOK_EVERY_S)
+                # When the deadline moves, the reading thread has heard of it, and notifies.
+                self._changed.wait(min(left_s + _PATIENCE_S, threading.TIMEOUT_MAX))
 
     # The reading thread.
 
@@ -382,19 +383,18 @@ class Agreement:
             return None
         if self._started_for == ledger.changed:  # the start was written and has not been read yet
             return _LOOK_EVERY_S
-        return min(self._observer.start_in_s(), _LOOK_EVERY_S)
+        return min(self._observer.start_in_s() + self._turn_s, _LOOK_EVERY_S)
 
     def _look(self) -> None:
         ledger = self._member.ledger
         if ledger.epoch is None:
-            start_in_s = self._observer.start_in_s()
+            start_in_s = self._observer.start_in_s() + self._turn_s
             if start_in_s <= 0:
                 self._started_for = ledger.changed
             self._member.look(start_in_s, self._observer.time_left_s())
             return
         self._observer.looked()
         self._looks += 1
-        # Those whose turn comes later give the first ones time to say that the epoch is over for all.
-        left_s = self._observer.time_left_s() + turns.after_s(self._me)
+        left_s = self._observer.time_left_s() + self._turn_s
         if left_s <= 0 or turns.polls(self._me, self._looks):
             self._member.look(0.0, left_s)

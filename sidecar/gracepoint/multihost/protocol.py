@@ -130,7 +130,7 @@ class Member:
             ordinal. The largest mark says that ``ahead`` has the ordinals of some processes.
     """
 
-    frozen = Arrivals(5, 12, max)
+    frozen = Arrivals(3, 10, max)
 
     def __init__(
         self, store: KeyValueStore, bell: Bell, process_index: int, process_count: int, tell: Callable[[Event], None]

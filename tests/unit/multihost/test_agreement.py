@@ -364,7 +364,7 @@ def test_vanished_process_is_named_to_all_at_the_timeout(make: Callable[..., Gan
     for watcher in gang.watchers[:2]:
         watcher.wait_for(Opened)
     arrivals = f"epoch/{gang.opened()}/frozen/0/0"
-    while int(gang.store.try_get(arrivals) or 0) not in (0b00001_00001, 0b00010_00001, 0b00001_00010):
+    while int(gang.store.try_get(arrivals) or 0) not in (0b001_001, 0b010_001, 0b001_010):
         time.sleep(1e-3)
     for watcher in gang.watchers[:2]:
         watcher.until_s = time.monotonic()
