@@ -16,7 +16,7 @@ CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ system: $(STAMP) ## Installs the system packages that the test cluster needs (ro
 parts: system ## Builds the test cluster's parts that are not in the cache yet.
 	$(PY) -m tests.testcluster build
 
+servers: $(STAMP) ## Builds the object stores of the tests (fake-gcs-server, versitygw); needs Go, no root.
+	$(PY) -m tests.testcluster build --parts fake-gcs-server versitygw
+
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -49,6 +52,7 @@ imports: $(STAMP)
 check: lint types imports ## Lint, types and the import rules.
 
 test: check ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's.
+	@$(MAKE) --no-print-directory servers || { [ "$$CI" != true ] && echo "What needs an object store is skipped below, with the reason."; }
 	@$(MAKE) --no-print-directory parts || { [ "$$CI" != true ] && echo "What needs the cluster is skipped below, with the reason."; }
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(CLUSTER)

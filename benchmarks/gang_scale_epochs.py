@@ -15,6 +15,7 @@ class Epoch:
         left_s: Seconds until its deadline.
         drill: True if training goes on afterwards.
         start_in_s: Seconds until the freeze begins. None: at once, with the notice.
+        meets: True if a background save is under way, so that the processes meet at the agreed point.
         late: Processes that are late: they publish nothing before ``late_s`` have passed.
         late_s: See ``late``.
         take_back_s: Seconds until the notice is retracted. None: it is not.
@@ -24,6 +25,7 @@ class Epoch:
     left_s: float = 60.0
     drill: bool = True
     start_in_s: float | None = None
+    meets: bool = False
     late: Sequence[int] = ()
     late_s: float = 0.0
     take_back_s: float | None = None

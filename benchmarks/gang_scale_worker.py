@@ -166,6 +166,9 @@ class _Process:
     def time_left_s(self) -> float:
         return self.until_s - time.monotonic()
 
+    def position(self) -> tuple[int, bool]:
+        return self.agreement.seat.ordinal, self.epoch.meets
+
     def looked(self) -> None:
         pass
 

@@ -14,7 +14,7 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
   requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
 * ``loop_lag.measure``: measures how late this loop is;
-* ``_check``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
+* ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
   answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
@@ -26,12 +26,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import tenacity
-
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.fresh_looks import FreshLooks
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import Swept, look_afresh
+from gracepoint_operator.cache.resync import Swept
 from gracepoint_operator.cache.sweeper import Sweeper
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
@@ -40,11 +39,12 @@ from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.decisions import rate_limit, request_answers
 from gracepoint_operator.decisions.decide import Check, Wait, decide
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.decisions.retention import Limits
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.observability import loop_lag
@@ -64,8 +64,6 @@ from gracepoint_operator.workloads import BY_PLACE
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-_CHECK_WITHIN_S = 2.0
-_CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
 #: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
@@ -95,6 +93,7 @@ class Controller:
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
         channel: The routes for pods.
+        trust_notifier: Tells pods which authorities to trust.
     """
 
     def __init__(
@@ -142,11 +141,14 @@ class Controller:
         self.evictions = EvictionHold(api, self.cache, self._take, self._react, lambda: self.ready, metrics, clock)
         self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
-        self.channel = Channel(authenticator, self.subscribers, self.notifier, self.reports, metrics, replica)
+        self.trust_notifier = TrustNotifier(self.subscribers)
+        self.channel = Channel(
+            authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
+        )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._checks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+        self._fresh_looks = FreshLooks(api, self.cache, lambda workload_uid: self._react([workload_uid]))
         self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
         self._affected: set[str] = set()  # UIDs of workloads to be decided about in the loop's next iteration
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,8 +185,7 @@ class Controller:
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
                 tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
         finally:
-            for task in list(self._checks.values()):
-                task.cancel()
+            self._fresh_looks.cancel()
             await asyncio.gather(
                 self._preemption_writer.close(_LAST_WRITES_S),
                 self._policy_writer.close(_LAST_WRITES_S),
@@ -251,8 +252,7 @@ class Controller:
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
-                    if uid not in self._checks:
-                        self._checks[uid] = asyncio.create_task(self._check(decision), name=f"check {uid}")
+                    self._fresh_looks.begin(decision.workload, decision.jobs, decision.pod_uids)
                 case Answer():
                     self._request_writer.answer(decision)
                 case Wait():
@@ -273,30 +273,9 @@ class Controller:
             spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
         )
 
-    async def _check(self, decision: Check) -> None:
-        """Asks the API server why a pod was deleted. If it does not answer in time, the pod counts as disrupted."""
-        uid = decision.workload.uid
-        again = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(client.KubeError),
-            wait=tenacity.wait_fixed(_CHECK_AGAIN_S),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
-        )
-        try:
-            async with asyncio.timeout(_CHECK_WITHIN_S):
-                await again(look_afresh, self._api, self.cache, decision.workload, decision.jobs, decision.pod_uids)
-        except TimeoutError:
-            log.warning(
-                "no fresh look in time, pods that are deleted are taken for disrupted",
-                extra=about(workload=decision.workload.name, waited_s=_CHECK_WITHIN_S),
-            )
-            self.cache.mark_checked(decision.pod_uids)
-        finally:
-            del self._checks[uid]
-        self._react([uid])
-
     def _after_sweep(self, swept: Swept) -> None:
         if not self.ready:
-            log.info("ready", extra=about(nodes=len(self.cache.nodes), pods=len(self.cache.pods)))
+            log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
             self._first_seen_writer.touch()

@@ -93,8 +93,8 @@ class CheckpointExists(CheckpointError, FileExistsError, ValueError):
     """Something already exists where a checkpoint should be saved; a ``ValueError`` as in Orbax."""
 
 
-class CheckpointCorrupt(CheckpointError):
-    """A checkpoint is incomplete, damaged or no checkpoint, and was not restored."""
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is incomplete, damaged or no checkpoint, and was not restored; a ``ValueError`` as in Orbax."""
 
 
 class CheckpointTooNew(CheckpointError):

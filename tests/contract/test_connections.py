@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gracepoint.receivers.channel import ChannelError
-from gracepoint.wire.messages import Frame, Hello, Notice
+from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.kube import kinds

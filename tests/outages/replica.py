@@ -48,11 +48,13 @@ class Replica:
 
     def knows_nodes(self, *names: str) -> None:
         """Waits until it knows these nodes and no others."""
-        self.until(lambda: self.core.cache.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes))
+        self.until(
+            lambda: self.core.cache.objects.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes)
+        )
 
     @property
     def nodes(self) -> list[str]:
-        return sorted(self.core.cache.nodes.copy())
+        return sorted(self.core.cache.objects.nodes.copy())
 
     def count(self, name: str, **labels: str) -> float:
         return float(self.metrics.registry.get_sample_value(name, labels) or 0)

@@ -116,7 +116,7 @@ class ApiServer:
         shutil.copytree(self._folder / name, self._folder / "etcd")
 
     def kubectl(
-        self, *args: str | Path, stdin: str | None = None, check: bool = True, timeout_s: float = 30
+        self, *args: str | Path, stdin: str | None = None, check: bool = True, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Runs kubectl as an administrator.
 

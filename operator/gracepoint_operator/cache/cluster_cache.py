@@ -3,14 +3,13 @@
 The controller's event loop owns the cache: every method is called there, so there is no lock and no await. kopf's
 handlers run in other threads and only hand objects over (``Controller.feed``).
 
-Besides the objects, the cache keeps when possible signals were first seen (``first_seen``), the version of each object
-(``versions``), the preemptions and requests (``preemptions``), and what cannot be read (``left_out``). Callers use
-these parts themselves.
+The nodes, pods, Jobs and workloads are in ``objects``. The cache also keeps when possible signals were first seen
+(``first_seen``), the version of each object (``versions``), the preemptions and requests (``preemptions``), and what
+cannot be read (``left_out``). Callers use these parts themselves.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,12 @@ from typing import Any
 
 from gracepoint_operator import signals
 from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, discard
+from gracepoint_operator.cache.gang_objects import GangObjects
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.kube.objects import Pod, read_node
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -30,7 +30,7 @@ from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, WorkloadType, read_job, read_pod
 
 
 class ClusterCache:
@@ -47,17 +47,9 @@ class ClusterCache:
     ) -> None:
         self._clock = clock
         self.left_out = LeftOut() if left_out is None else left_out
-        self.nodes: dict[str, Node] = {}
-        self.disrupted_nodes: set[str] = set()  # names; kept up to date because each new pod needs it
-        self.pods: dict[str, Pod] = {}
-        self.jobs: dict[str, Job] = {}
-        self.workloads: dict[str, Workload] = {}
+        self.objects = GangObjects()
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
-        self._pod_uids: dict[Key, str] = {}
-        self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
-        self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
-        self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self.first_seen = FirstSeen(clock)
         self._signal_index = SignalIndex(rows, self.first_seen)
         self.versions = ResourceVersions(clock)
@@ -133,40 +125,36 @@ class ClusterCache:
             return set()
         kind, namespace, name = self._places.pop(uid)
         if kind is kinds.NODES:
-            if name in self.nodes and self.nodes[name].uid == uid:
-                del self.nodes[name]
-                self.disrupted_nodes.discard(name)
-            return self._on_node(name)
+            self.objects.drop_node(name, uid)
+            return self.objects.workloads_on(name)
         if kind is kinds.NODE_CLAIMS:
-            return self._on_node(attached_to)
+            return self.objects.workloads_on(attached_to)
         if kind is kinds.KUEUE_WORKLOADS:
-            return {attached_to} & self.workloads.keys()
+            return {attached_to} & self.objects.workloads.keys()
         if kind is kinds.PODS:
-            return self._drop_pod(uid)
+            self._checked.discard(uid)
+            return self.objects.drop_pod(uid)
         if kind is kinds.JOBS:
-            job = self.jobs.pop(uid, None)
-            if job is None:
-                return set()
-            discard(self._jobs_of, job.workload_uid, uid)
-            return {job.workload_uid}
+            return self.objects.drop_job(uid)
         if kind in BY_PLACE:
-            self.workloads.pop(uid, None)
+            self.objects.workloads.pop(uid, None)
             return {uid}
         if (kind, namespace, name) in self._places.values():
             return set()  # a new object of this name came before the deletion of the old one
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
-            return self._of_policy((namespace, name))
+            return self.objects.workloads_with_policy((namespace, name))
         if (wanted := self.preemptions.drop_request((namespace, name))) is not None:
-            return self._named(wanted)
+            return self.objects.workloads_named(wanted)
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self) -> dict[str, float]:
         """When the marks that concern a pod were first seen. Only for marks whose time the API server does not tell."""
-        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.workloads.keys()
-        about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
-        about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
+        objects = self.objects
+        nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
+        about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
+        about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}
         about |= self._signal_index.attached_to([*nodes, *gangs])
         untold = {mark.id for mark in self._signal_index.on(about) if not (mark.is_exact or mark.row.limit)}
         return {mark: at for mark, at in self.first_seen.since(about).items() if mark in untold}
@@ -179,40 +167,18 @@ class ClusterCache:
         """The resourceVersions of the known objects of a kind, by UID. 0 if a version is not known."""
         return {uid: self.versions.of(uid) for uid in self.uids(kind)}
 
-    def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
-        """The pods of the gang at the start of the epoch. Empty once the workload has been restarted."""
-        workload = self.workloads.get(epoch.spec.workload.uid)
-        if workload is None:
-            return []
-        pods = (self.pods[uid] for uid in self._pods_of.get(workload.uid, ()))
-        return [
-            pod
-            for pod in pods
-            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == workload.restarts
-            if epoch.includes(pod)
-        ]
-
-    def pod_named(self, namespace: str, name: str) -> Pod | None:
-        """The pod of a workload, or None if it is not known."""
-        return self.pods.get(self._pod_uids.get((namespace, name), ""))
-
-    def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
-        """True if the pod may be of a known workload, by its name."""
-        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
-        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
-
     def doom(self, workload_uid: str) -> None:
         """Notes that the workload's namespace is being deleted. Everything in it will be deleted, in any order."""
-        if workload_uid in self.workloads:
+        if workload_uid in self.objects.workloads:
             self._doomed.add(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
         """Notes that the Job and the workload of these deleted pods were read from the API server."""
-        self._checked |= set(pod_uids) & self.pods.keys()
+        self._checked |= set(pod_uids) & self.objects.pods.keys()
 
     def workload_uids(self) -> set[str]:
         """Every workload for which there is something to decide."""
-        return self.workloads.keys() | self.preemptions.disrupted_workload_uids()
+        return self.objects.workloads.keys() | self.preemptions.disrupted_workload_uids()
 
     def homeless_requests(self) -> list[RequestRecord]:
         """Open requests without an answer whose workloads are not known."""
@@ -221,7 +187,7 @@ class ClusterCache:
             for request in self.preemptions.requests.values()
             if request.is_open and request.status.phase is None
         )
-        return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
+        return [item for item in waiting if not self.objects.workloads_named((item.namespace, item.spec.workload.name))]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
         """The epochs of known workloads whose records were made in the last ``within_s`` seconds.
@@ -235,24 +201,21 @@ class ClusterCache:
         return [epoch for epoch in found if self._is_of_known_workload(epoch)]
 
     def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
-        workload = self.workloads.get(epoch.spec.workload.uid)
+        workload = self.objects.workloads.get(epoch.spec.workload.uid)
         return workload is not None and workload.namespace == epoch.namespace
 
     def gang(self, workload_uid: str) -> GangSnapshot:
         """What the decisions about a workload are based on."""
-        workload = self.workloads.get(workload_uid)
+        objects = self.objects
+        workload = objects.workloads.get(workload_uid)
         namespace = workload.namespace if workload is not None else None
         if workload is not None and workload_uid in self._doomed:
             workload = dataclasses.replace(workload, deleted=True)
-        pods = tuple(
-            self.pods[uid]
-            for uid in sorted(self._pods_of.get(workload_uid, ()))
-            if namespace in (None, self.pods[uid].namespace)
-        )
-        nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
+        ours = (pod for pod in objects.pods_of(workload_uid) if namespace in (None, pod.namespace))
+        pods = tuple(sorted(ours, key=lambda pod: pod.uid))
+        nodes = {pod.node: objects.nodes[pod.node] for pod in pods if pod.node in objects.nodes}
         pod_uids = [pod.uid for pod in pods]
-        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(workload_uid, ()))
-        jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
+        jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
         requests = () if workload is None else self.preemptions.requests_for((workload.namespace, workload.name))
         marked = {workload_uid, *pod_uids, *(request.uid for request in requests)}
         marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
@@ -277,48 +240,30 @@ class ClusterCache:
     def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = read_node(body)
         marks = self._signal_index.see(On.NODE, body, listed=listed)
-        self.nodes[node.name] = node
-        if any(map(signals.marks_node, marks)):
-            self.disrupted_nodes.add(node.name)
-        else:
-            self.disrupted_nodes.discard(node.name)
-        return self._on_node(node.name)
+        self.objects.put_node(node, disrupted=any(map(signals.marks_node, marks)))
+        return self.objects.workloads_on(node.name)
 
     def _put_node_claim(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         node = str((body.get("status") or {}).get("nodeName") or "")
         self._signal_index.see(On.NODE_CLAIM, body, listed=listed)
         before = self._signal_index.attach(body["metadata"]["uid"], node)
-        return self._on_node(node) | self._on_node(before)
+        return self.objects.workloads_on(node) | self.objects.workloads_on(before)
 
     def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         meta = body["metadata"]
         owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] in list(BY_NAME)), "")
         self._signal_index.see(On.WORKLOAD, body, listed=listed)
         self._signal_index.attach(meta["uid"], owner)
-        return {owner} & self.workloads.keys()
+        return {owner} & self.objects.workloads.keys()
 
     def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         pod = read_pod(body)
         if not pod.workload_uid:
             return set()
         self._signal_index.see(On.POD, body, listed=listed)
-        self.pods[pod.uid] = pod
-        self._pod_uids[pod.namespace, pod.name] = pod.uid
-        self._pods_of[pod.workload_uid].add(pod.uid)
+        self.objects.put_pod(pod)
         if pod.node:
-            self._pods_on[pod.node].add(pod.uid)
             self.first_seen.see_bound(pod.uid, pod.bound_at, listed=listed)
-        return {pod.workload_uid}
-
-    def _drop_pod(self, uid: str) -> set[str]:
-        pod = self.pods.pop(uid, None)
-        if pod is None:
-            return set()
-        if self._pod_uids.get((pod.namespace, pod.name)) == uid:
-            del self._pod_uids[pod.namespace, pod.name]
-        discard(self._pods_of, pod.workload_uid, uid)
-        discard(self._pods_on, pod.node, uid)
-        self._checked.discard(uid)
         return {pod.workload_uid}
 
     def _put_job(self, body: Mapping[str, Any], listed: bool) -> set[str]:
@@ -326,21 +271,20 @@ class ClusterCache:
         if not job.workload_uid:
             return set()
         self._signal_index.see(On.JOB, body, listed=listed)
-        self.jobs[job.uid] = job
-        self._jobs_of[job.workload_uid].add(job.uid)
+        self.objects.put_job(job)
         return {job.workload_uid}
 
     def _put_workload(self, known: WorkloadType, body: Mapping[str, Any], listed: bool) -> set[str]:
         workload = known.read(body)
         self._signal_index.see(On(known.name), body, listed=listed)
-        self.workloads[workload.uid] = workload
+        self.objects.workloads[workload.uid] = workload
         return {workload.uid}
 
     def _put_policy(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         policy = CheckpointPolicy.of(body)
         key = (policy.namespace, policy.name)
         self.policies[key] = policy
-        return self._of_policy(key)
+        return self.objects.workloads_with_policy(key)
 
     def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
         if PreemptionRequest.is_one(body["spec"]):
@@ -352,14 +296,11 @@ class ClusterCache:
     def _put_request(self, request: RequestRecord, listed: bool) -> set[str]:
         wanted = self.preemptions.put_request(request)
         self.first_seen.see(request.uid, {request.mark: request.created_at}, listed=listed)
-        return self._named(wanted)
-
-    def _named(self, key: Key) -> set[str]:
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.name) == key}
+        return self.objects.workloads_named(wanted)
 
     def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
         """The marks on everything that the pod depends on."""
-        node = self.nodes.get(pod.node)
+        node = self.objects.nodes.get(pod.node)
         attached = self._signal_index.attached_to([pod.node, pod.workload_uid])
         # Only objects in the pod's namespace or in none, because anybody may write any owner.
         attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
@@ -367,9 +308,3 @@ class ClusterCache:
         uids += [] if node is None else [node.uid]
         uids += [] if job is None else [job.uid]
         return self._signal_index.on(uids)
-
-    def _on_node(self, name: str) -> set[str]:
-        return {self.pods[uid].workload_uid for uid in self._pods_on.get(name, ())}
-
-    def _of_policy(self, key: Key) -> set[str]:
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.policy) == key}

@@ -1,17 +1,15 @@
-"""Reading the API server directly instead of waiting for its watches.
+"""Lists the API server's objects, instead of waiting for its watches.
 
-* ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
-  deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
-  to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
-* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows a past state, and watches of different
-  kinds show different ones. A read that begins after an event sees whatever caused the event.
+``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -20,7 +18,7 @@ from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, WorkloadIdentity
+from gracepoint_operator.workloads import BY_PLACE, MEMBER_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -115,48 +113,3 @@ def _is_older(found: client.ObjectList, before: Mapping[str, int], seen_version:
     if 0 < version < max([seen_version, *before.values()]):
         return True
     return any(version_of(body["metadata"]) < before.get(body["metadata"]["uid"], 0) for body in found.items)
-
-
-async def look_afresh(
-    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
-) -> None:
-    """Reads the workload and these of its Jobs into ``cache``, and notes the deleted pods as checked.
-
-    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
-
-    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
-    namespace shows this before the first of them is deleted.
-
-    Raises:
-        kube.KubeError: The request to the API server failed. Then nothing was noted.
-    """
-    kind = BY_NAME[workload.kind].kind
-    try:
-        body = await api.get(kind, workload.namespace, workload.name)
-        cache.put(kind, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
-        gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
-    except client.NotFound:
-        gone = [workload.uid]
-    for name in jobs:
-        known = [job.uid for job in cache.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
-        try:
-            body = await api.get(kinds.JOBS, workload.namespace, name)
-            cache.put(kinds.JOBS, body, listed=True)
-            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
-        except client.NotFound:
-            gone += known
-    for uid in gone:
-        cache.drop(uid)
-    if workload.uid in gone:
-        cache.preemptions.mark_gone(workload.uid)
-    if await _namespace_goes(api, workload.namespace):
-        cache.doom(workload.uid)
-    cache.mark_checked(pod_uids)
-
-
-async def _namespace_goes(api: KubeClient, name: str) -> bool:
-    try:
-        return "deletionTimestamp" in (await api.get(kinds.NAMESPACES, None, name))["metadata"]
-    except client.NotFound:
-        return True

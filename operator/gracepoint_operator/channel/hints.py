@@ -12,7 +12,8 @@ import hashlib
 import logging
 from collections.abc import Sequence
 
-from gracepoint.wire.messages import Confidence, Hint, Mode
+from gracepoint.wire.frames import Hint
+from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator import signals
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.model.gang_snapshot import GangSnapshot

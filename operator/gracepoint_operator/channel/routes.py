@@ -26,12 +26,14 @@ from pydantic import ValidationError
 from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
-from gracepoint.wire.messages import Acknowledgement, Forecast, Frame, Hello, Report, Resumption, Subscription
+from gracepoint.wire.frames import Frame, Hello
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
 from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, nothing
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.observability.logs import about
@@ -62,6 +64,7 @@ class Channel:
         reports: ReportHandler,
         metrics: Metrics,
         replica: str,
+        trust: TrustNotifier,
     ) -> None:
         self._authenticator = authenticator
         self._subscribers = subscribers
@@ -69,6 +72,7 @@ class Channel:
         self._reports = reports
         self._metrics = metrics
         self._replica = replica
+        self._trust = trust
         self._core_loop: asyncio.AbstractEventLoop | None = None
         self._keep: Callable[[web.Request], None] = lambda request: None
 
@@ -118,6 +122,7 @@ class Channel:
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
             self._post(functools.partial(self._notifier.catch_up, subscriber))
+            self._post(functools.partial(self._trust.tell, [subscriber]))
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"

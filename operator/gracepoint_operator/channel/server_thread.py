@@ -23,8 +23,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, Connections
+from gracepoint_operator.channel.connections import ConnectionLimits, Connections
 from gracepoint_operator.channel.routes import Channel
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 
@@ -142,8 +143,8 @@ class ChannelThread:
             stack.push_async_callback(connections.close_pending)
             listener = stack.enter_context(_listener(self._host, self._port))
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew(), name="certificate")  # first, as no handshake succeeds without it
                 tasks.create_task(connections.accept(listener), name="accept")
-                tasks.create_task(self._renew(), name="certificate")
                 self._listening.set_result(int(listener.getsockname()[1]))
 
     async def _renew(self) -> None:

@@ -13,7 +13,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from gracepoint.wire.messages import Frame, Subscription
+from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import Subscription
 
 _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # for each pod
@@ -45,6 +46,7 @@ class Subscriber:
         told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
+        trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
         closed: True once the stream must end.
         left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
@@ -54,6 +56,7 @@ class Subscriber:
         self.told: dict[str, float] = {}
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
+        self.trusts = hello.trust
         self.closed = False
         self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
@@ -165,6 +168,9 @@ class Subscribers:
         """True if this session of the pod has an open stream here, and so was authenticated."""
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
+
+    def all(self) -> list[Subscriber]:
+        return list(self._by_pod.values())
 
     def of_workload(self, workload_uid: str) -> list[Subscriber]:
         return [item for item in self._by_pod.values() if item.hello.workload_uid == workload_uid]

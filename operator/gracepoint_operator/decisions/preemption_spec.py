@@ -6,7 +6,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from gracepoint.wire.messages import SAME_REVISION, Confidence, Mode, Phase
+from gracepoint.wire.frames import SAME_REVISION
+from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord

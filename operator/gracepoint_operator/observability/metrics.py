@@ -158,6 +158,19 @@ class Metrics:
             buckets=_LAG_S,
         )
 
+        self.certificate_expiry = prometheus.Gauge(
+            "gracepoint_certificate_expiry_timestamp_seconds",
+            "When the certificate of this replica (server) and its authority expire, in seconds since 1970.",
+            ["certificate"],
+            registry=self.registry,
+        )
+        self.trust_failures = prometheus.Counter(
+            "gracepoint_trust_failures",
+            "Attempts to keep the certificate or the trusted authorities in the API that failed. All are tried again.",
+            ["what"],
+            registry=self.registry,
+        )
+
     def count_api_request(self, method: str, outcome: str) -> None:
         self.api_requests.labels(method=method, outcome=outcome).inc()
 

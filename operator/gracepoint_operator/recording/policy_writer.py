@@ -59,7 +59,7 @@ class PolicyWriter:
         Raises:
             pydantic.ValidationError: A figure is impossible.
         """
-        workload = self._cache.workloads.get(forecast.workload_uid)
+        workload = self._cache.objects.workloads.get(forecast.workload_uid)
         if workload is not None:
             self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
@@ -130,7 +130,7 @@ class PolicyWriter:
         now = self._clock()
         key = (policy.namespace, policy.name)
         workloads = sorted(
-            (item for item in self._cache.workloads.values() if (item.namespace, item.policy) == key),
+            (item for item in self._cache.objects.workloads.values() if (item.namespace, item.policy) == key),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(

@@ -191,12 +191,14 @@ class PreemptionWriter:
         """The fields of the status that must be written."""
         wanted = joined.status
         if wanted.acknowledgements is None:  # its creator died before the first status
-            wanted = joined_status(preemption_status.noticed(len(self._cache.pods_at(joined)), joined.spec), wanted)
+            wanted = joined_status(
+                preemption_status.noticed(len(self._cache.objects.pods_at(joined)), joined.spec), wanted
+            )
         observed_at = joined.spec.observed_at.timestamp()
         first_at = self._acknowledgements.first_acknowledged_at(joined.key)
         if first_at is not None:
             wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
-        names = [pod.name for pod in self._cache.pods_at(joined)] if preemption_status.is_told(joined) else []
+        names = [pod.name for pod in self._cache.objects.pods_at(joined)] if preemption_status.is_told(joined) else []
         wanted = preemption_status.acknowledged(wanted, names, observed_at)
         return wanted.changes_since(current.status)
 
@@ -228,7 +230,7 @@ class PreemptionWriter:
         about_it = set(epoch.spec.pods)
         return any(
             pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
-            for pod in self._cache.pods.values()
+            for pod in self._cache.objects.pods.values()
             if not pod.finished and pod.deletion_at is None
         )
 

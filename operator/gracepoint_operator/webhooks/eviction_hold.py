@@ -43,7 +43,7 @@ class EvictionHold:
 
     Args:
         api: The API server.
-        world: The known objects. Records the attempt.
+        cache: The known objects. Records the attempt.
         take: Stores an object, as the watches do.
         react: Decides about the workloads with these UIDs, and carries the decisions out.
         ready: Returns whether the operator makes decisions yet.
@@ -54,7 +54,7 @@ class EvictionHold:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
+        cache: ClusterCache,
         take: Take,
         react: Callable[[Iterable[str]], None],
         ready: Callable[[], bool],
@@ -62,7 +62,7 @@ class EvictionHold:
         clock: Callable[[], float],
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._take = take
         self._react = react
         self._ready = ready
@@ -91,10 +91,10 @@ class EvictionHold:
                 "no fresh look before an eviction, it is decided by what is known",
                 extra=about(namespace=namespace, pod=name, error=repr(error)),
             )
-        pod = self._world.pod_named(namespace, name)
+        pod = self._cache.objects.pod_named(namespace, name)
         if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
-        self._world.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
+        self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._react([pod.workload_uid])
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
@@ -104,8 +104,8 @@ class EvictionHold:
 
     async def _look(self, namespace: str, name: str) -> bool:
         """Asks the API for the newest Preemption and the budgets. Returns True if a budget will refuse the eviction."""
-        pod = self._world.pod_named(namespace, name)
-        if pod is None and self._world.may_be_of_workload(namespace, name):
+        pod = self._cache.objects.pod_named(namespace, name)
+        if pod is None and self._cache.objects.may_be_of_workload(namespace, name):
             pod = await self._unknown(namespace, name)
         workload = self._workload(pod)
         if pod is None or workload is None:
@@ -131,13 +131,13 @@ class EvictionHold:
             return None
         if MEMBER_LABEL in (body["metadata"].get("labels") or {}):
             self._take(kinds.PODS, "MODIFIED", body)
-        return self._world.pod_named(namespace, name)
+        return self._cache.objects.pod_named(namespace, name)
 
     def _workload(self, pod: Pod | None) -> Workload | None:
         """Returns the workload of a pod if evictions count for it and the end of the pod would disrupt its gang."""
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
-        gang = self._world.gang(pod.workload_uid)
+        gang = self._cache.gang(pod.workload_uid)
         policy: PolicyInForce | None = None if gang.policy is None else gang.policy.spec
         latest = self._latest(pod)
         if latest is not None and not latest.phase.ended and latest.includes(pod):
@@ -150,4 +150,4 @@ class EvictionHold:
         return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
 
     def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._world.preemptions.epochs_of(pod.workload_uid, pod.namespace)
+        return self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace)

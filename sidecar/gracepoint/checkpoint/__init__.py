@@ -11,8 +11,9 @@ from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
-from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, NumpyHandler, ScalarHandler, default_handlers
+from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored

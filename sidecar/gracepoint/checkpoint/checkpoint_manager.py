@@ -24,7 +24,7 @@ from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOption
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.steps import directory_checks, listing
+from gracepoint.checkpoint.steps import directory_access, listing
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
@@ -166,8 +166,8 @@ class CheckpointManager:
         if not self._claimed:
             if not (force or self._has_restored):
                 self._check_nothing_newer(step)
-            checkpointer.check_shared(timeout_s=self._timeout_s)
-            checkpointer.claim(self._joined.job, timeout_s=self._timeout_s)
+            checkpointer.access.check_shared(timeout_s=self._timeout_s)
+            checkpointer.access.claim(self._joined.job, timeout_s=self._timeout_s)
             self._claimed = True
         checkpointer.save_in_background(step, tree, {}, save_args=save_args, timeout_s=self._timeout_s, anew=force)
         return True
@@ -225,7 +225,7 @@ class CheckpointManager:
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
-        self._open().executor.check_for_errors()
+        self._open().executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -233,7 +233,7 @@ class CheckpointManager:
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        self._open().executor.wait_until_finished(None)
+        self._open().executor.background.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save, and for old steps to be deleted. May be called again.
@@ -264,7 +264,7 @@ class CheckpointManager:
 
     def _check_nothing_newer(self, step: int) -> None:
         self._looks += 1
-        directory_checks.check_nothing_newer(
+        directory_access.check_nothing_newer(
             self._paths,
             self._joined.gang,
             key=f"checkpoint/{self._joined.attempt}/newer/{self._looks}",

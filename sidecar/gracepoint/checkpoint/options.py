@@ -40,7 +40,7 @@ class SaveCallback(Protocol):
     """Functions that a save calls for each leaf, with JAX's key path. The threads of the save make the calls."""
 
     def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
-        """Returns when to copy the leaf. Called before the copy, and only if ``device_host_max_bytes`` is set."""
+        """Returns when to copy the leaf. Called once a save, and only if ``device_host_max_bytes`` is set."""
 
     def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
         """Called when all that this process writes of the leaf is in host memory."""
@@ -88,6 +88,10 @@ class WriteOptions:
         express: Whether to write chunks that are files of plain values without TensorStore, and past the page cache
             where the file system allows that.
         store_sharding: Whether to write the file of shardings, which a restore without arguments uses.
+        store_array_metadata: Whether to write Orbax's ``array_metadatas``. Orbax reads typed PRNG keys, and the write
+            shapes of arrays, only from there.
+        ocdbt_target_data_file_bytes: Size in bytes at which TensorStore begins another data file in OCDBT. A single
+            value is never divided. None: TensorStore's default. 0: no limit.
     """
 
     use_ocdbt: bool | None = None
@@ -104,12 +108,16 @@ class WriteOptions:
     callback: SaveCallback = dataclasses.field(default_factory=Silent)
     express: bool = True
     store_sharding: bool = True
+    store_array_metadata: bool = True
+    ocdbt_target_data_file_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingsError, naming the option, if a value is wrong."""
         for name in ("min_slice_bytes", "max_replicas", "target_chunk_bytes", "device_host_max_bytes"):
             _check_positive(name, getattr(self, name))
         _check_positive("write_limit_bytes", self.write_limit_bytes)
+        if self.ocdbt_target_data_file_bytes != 0:
+            _check_positive("ocdbt_target_data_file_bytes", self.ocdbt_target_data_file_bytes)
         if self.compression not in (None, "zstd"):
             raise SettingsError(f"WriteOptions.compression is {self.compression!r}; expected 'zstd' or None")
         if self.compression_level not in _ZSTD_LEVELS:
@@ -128,7 +136,7 @@ def _check_positive(name: str, value: Any) -> None:
 DEFAULT_OPTIONS = WriteOptions()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SaveArgs:
     """How one leaf is saved.
 
@@ -144,7 +152,7 @@ class SaveArgs:
     shard_axes: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RestoreArgs:
     """How one leaf is restored.
 
@@ -159,7 +167,7 @@ class RestoreArgs:
     dtype: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ArrayRestoreArgs(RestoreArgs):
     """How one ``jax.Array`` is restored.
 
@@ -181,7 +189,7 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How one ``jax.Array`` is restored if the processes of one replica read it, and send it to all others.
 

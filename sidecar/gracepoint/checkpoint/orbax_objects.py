@@ -96,15 +96,31 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
         raise SettingsError(f"options: expected WriteOptions, found {options!r} (metadata_key is a keyword)")
     changed = {}
     for name, value in given.items():
-        if name in _REFUSED:
+        if name == "array_metadata_store":
+            changed["store_array_metadata"] = _is_stored(value)
+        elif name in _REFUSED:
             accepted, why = _REFUSED[name]
             if value not in accepted:
                 raise SettingsError(f"{name}={value!r}: {why}")
         elif name not in _OPTIONS:
-            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(sorted(_OPTIONS | _REFUSED))}")
+            known = sorted([*_OPTIONS, *_REFUSED, "array_metadata_store"])
+            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(known)}")
         elif value is not None:
             changed[_OPTIONS[name]] = value
     return dataclasses.replace(options or WriteOptions(), **changed) if changed else options
+
+
+def _is_stored(store: Any) -> bool:
+    """Returns whether ``array_metadatas`` is written: with Orbax's ``Store``. As in Orbax, None means that it is not.
+
+    Raises:
+        SettingsError: It is another store, which would be ignored.
+    """
+    if store is not None and not (_is_orbax(store, "Store") and type(store).__module__.startswith("orbax.")):
+        raise SettingsError(
+            f"array_metadata_store={store!r}: array_metadatas is written in Orbax's form, or not at all (None)"
+        )
+    return store is not None
 
 
 _OPTIONS = {
@@ -121,8 +137,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "which replica writes is worked out from the shardings, so that each process writes as little as possible; "
         "leave it out",
     ),
-    "array_metadata_store": ((None,), "array_metadatas is always written, in Orbax's form; leave it out"),
-    "enable_replica_parallel_separate_folder": ((None, False), "replicas have no folder of their own; leave it out"),
+    "enable_replica_parallel_separate_folder": (
+        (None, False),
+        "replicas have no folder of their own; leave it out (a checkpoint that Orbax wrote with it is read)",
+    ),
 }
 
 

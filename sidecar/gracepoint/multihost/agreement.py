@@ -67,6 +67,12 @@ class Observer(Protocol):
     def time_left_s(self) -> float:
         """Returns the seconds in which all work of the open epoch must be done."""
 
+    def position(self) -> tuple[int, bool]:
+        """Returns the step that training has reached, and whether all must meet at the agreed point before they save.
+
+        They must if this process has a snapshot that could be saved in place of the agreed step. Any thread may call.
+        """
+
     def looked(self) -> None:
         """Called in the timing thread about twice a second while an epoch is open."""
 
@@ -86,7 +92,7 @@ class Agreement:
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
         self._turn_s = turns.after_s(self._me)  # the first processes do for all what is due; others if they have not
-        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard)
+        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard, observer.position)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self.seat = self._member.seat
         self._changed = threading.Condition()
@@ -128,7 +134,8 @@ class Agreement:
         """
         # If the freeze begins at once, one entry says both: each entry takes a request of every process.
         starts_at = self.seat.ordinal if self._observer.start_in_s(remaining_s) <= 0 else None
-        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision, starts_at)
+        step, _ = self._observer.position()
+        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision, starts_at, step)
 
         def said(there: Entry) -> bool:
             if not isinstance(there, NoticeEntry):
@@ -202,8 +209,8 @@ class Agreement:
 
     def confirm(
         self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "", *, deadline: Deadline
-    ) -> str:
-        """Brings all processes together at the agreed sync point and compares their steps.
+    ) -> str | None:
+        """Brings all processes together at the agreed sync point and compares their steps, if they must meet there.
 
         Args:
             step: This process's step.
@@ -212,7 +219,8 @@ class Agreement:
             deadline: The time by which all processes must be here.
 
         Returns:
-            What ``merge`` returned, in all processes.
+            What ``merge`` returned, in all processes. None if they need not meet: their steps are equal, and no process
+            has a snapshot that could be saved instead.
 
         Raises:
             AgreementError: Two processes are at different steps, or ``merge`` raised this error. The message names
@@ -220,6 +228,8 @@ class Agreement:
             BarrierTimeout: A process did not arrive in time. The message names it.
             BarrierFailed: A process broke off.
         """
+        if not self.seat.meets:
+            return None
 
         def compared(told: list[str]) -> str:
             steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
@@ -318,7 +328,7 @@ class Agreement:
         while (found := self._bell.next()) is not None:
             try:
                 for _ in self._member.hear(*found):
-                    self._notify()
+                    pass
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
                 self._fail_here(error)
             self._notify()

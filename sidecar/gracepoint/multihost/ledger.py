@@ -45,14 +45,18 @@ class Epoch:
         drill: True if the disruption is only rehearsed. Then training goes on after the epoch.
         origins: The origins of the notices for which the epoch was opened.
         ordinal: A sync point that the process which wrote that entry had begun.
+        step: The step that this process had reached then.
         agreed: The agreed sync point. None while it is not known.
+        meets: Whether the processes must meet there before they save.
     """
 
     number: int
     drill: bool
     origins: frozenset[str]
     ordinal: int
+    step: int
     agreed: int | None = None
+    meets: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Ledger:
                 return self._started(number, entry)
             case Agreed() if self._undecided(entry.epoch):
                 assert self.epoch is not None
-                epoch = dataclasses.replace(self.epoch, agreed=entry.point)
+                epoch = dataclasses.replace(self.epoch, agreed=entry.point, meets=entry.meets)
                 return dataclasses.replace(self, epoch=epoch), (Settled(epoch),)
             case Failed() if self._undecided(entry.epoch):
                 return self._broken(entry.reason)
@@ -172,7 +176,7 @@ class Ledger:
         after = dataclasses.replace(self, standing=standing, changed=number)
         if notice.starts_at is None:
             return after, (Noticed(notice),)
-        after, events = after._opened(number, notice.starts_at)  # noqa: SLF001  of this class
+        after, events = after._opened(number, notice.starts_at, notice.step)  # noqa: SLF001  of this class
         return after, (Noticed(notice), *events)
 
     def _retracted(self, number: int, entry: Retract) -> tuple[Ledger, tuple[Event, ...]]:
@@ -185,12 +189,12 @@ class Ledger:
     def _started(self, number: int, entry: StartEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if not self.standing or entry.heard != self.changed:
             return self, ()
-        return self._opened(number, entry.ordinal)
+        return self._opened(number, entry.ordinal, entry.step)
 
-    def _opened(self, number: int, ordinal: int) -> tuple[Ledger, tuple[Event, ...]]:
+    def _opened(self, number: int, ordinal: int, step: int) -> tuple[Ledger, tuple[Event, ...]]:
         if self.epoch is not None or self.finished or self.failed is not None:
             return self, ()
-        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing), ordinal)
+        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing), ordinal, step)
         after = dataclasses.replace(self, epoch=epoch)
         if self.gone is None:
             return after, (Opened(epoch),)

@@ -24,6 +24,11 @@ ahead of that ordinal: with the mark of its arrival in a tree of counters (``arr
 to the last to arrive. A process that is further ahead than a mark can say first writes its ordinal under a key of its
 own, ``ahead/<ordinal>``.
 
+The mark also says whether the processes must **meet** at the agreed point before they save. They need not if each of
+them would save the agreed step in any case, and if they are at the same step. A process asks for a meeting if it has a
+snapshot that could be saved instead, or if its step and its ordinal are not as far apart as those of the writer of the
+entry. Where they count steps differently, or pass only every k-th as a sync point, they meet and compare their steps.
+
 Training ends with one more sync point, ``finish``. If an epoch was opened before a process got there, and the agreed
 point comes after ``finish``, that is so in every process, because all pass the same sync points. Then there is nothing
 to save (no sync point was given such a state), and the epoch ends as Retracted.
@@ -36,7 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
@@ -63,12 +68,13 @@ class Seat:
     calls it if a drill failed before a point was agreed.
     """
 
-    __slots__ = ("agreed", "epoch", "finished", "ordinal")
+    __slots__ = ("agreed", "epoch", "finished", "meets", "ordinal")
 
     def __init__(self) -> None:
         self.ordinal = 0  # number of the latest sync point
         self.epoch: int | None = None  # number of the open epoch; None if no epoch is open
         self.agreed: int | None = None  # agreed sync point of the open epoch; None if it is not known
+        self.meets = True  # whether all must meet there before they save; known with ``agreed``
         self.finished = False  # True if ``ordinal`` is the last sync point
 
     # The reading thread's steps.
@@ -79,8 +85,9 @@ class Seat:
             raise RuntimeError(f"epoch {epoch} was opened while epoch {self.epoch} is open")
         self.epoch = epoch
 
-    def settle(self, agreed: int) -> None:
+    def settle(self, agreed: int, *, meets: bool) -> None:
         """Lets the training thread go on to the agreed sync point."""
+        self.meets = meets  # before ``agreed``, which the training thread waits for
         self.agreed = agreed
 
     # The training thread's steps.
@@ -115,6 +122,12 @@ class Seat:
         self.epoch = None
 
 
+def join_marks(marks: Iterable[int]) -> int:
+    """Returns the largest distance of some marks, and whether one asks for a meeting."""
+    found = list(marks)
+    return max(mark >> 1 for mark in found) << 1 | any(mark & 1 for mark in found)
+
+
 class Member:
     """One process in the agreement: its seat, the entries that it has read, and the entries that it writes.
 
@@ -124,16 +137,25 @@ class Member:
         process_index: The index of this process.
         process_count: The number of processes.
         tell: Called in the reading thread with each event that follows from an entry, before the next step.
+        position: Returns the step that training has reached, and whether this process asks for a meeting. Called in the
+            reading and in the timing thread.
 
     Attributes:
-        frozen: How ordinals are published. A mark is 1 plus the sync points by which a process is ahead of the epoch's
-            ordinal. The largest mark says that ``ahead`` has the ordinals of some processes.
+        frozen: How ordinals are published. The upper bits of a mark are 1 plus the sync points by which a process is
+            ahead of the epoch's ordinal; if they are all set, ``ahead`` has the ordinals of some processes. The lowest
+            bit says that the process asks for a meeting.
     """
 
-    frozen = Arrivals(3, 10, max)
+    frozen = Arrivals(4, 7, join_marks)
 
     def __init__(
-        self, store: KeyValueStore, bell: Bell, process_index: int, process_count: int, tell: Callable[[Event], None]
+        self,
+        store: KeyValueStore,
+        bell: Bell,
+        process_index: int,
+        process_count: int,
+        tell: Callable[[Event], None],
+        position: Callable[[], tuple[int, bool]],
     ) -> None:
         self.seat = Seat()
         self.ledger = Ledger()  # never changed, only replaced, by the reading thread
@@ -142,6 +164,7 @@ class Member:
         self._process_index = process_index
         self._process_count = process_count
         self._tell = tell
+        self._position = position
 
     # The reading thread.
 
@@ -162,14 +185,16 @@ class Member:
             case Opened(epoch):
                 self.seat.open_epoch(epoch.number)
             case Settled(epoch) if self.seat.epoch == epoch.number and epoch.agreed is not None:
-                self.seat.settle(epoch.agreed)
+                self.seat.settle(epoch.agreed, meets=epoch.meets)
             case Broken(epoch) if self.seat.epoch == epoch.number and epoch.drill:
                 self.seat.end_epoch()
 
     def _publish(self, epoch: Epoch, frozen: int) -> Iterator[None]:
         folder = self.folder(epoch.number)
-        mark = min(1 + max(0, frozen - epoch.ordinal), self.frozen.most)
-        if mark == self.frozen.most:
+        step, asks = self._position()
+        distance = min(1 + max(0, frozen - epoch.ordinal), self._far)
+        mark = distance << 1 | (asks or step - frozen != epoch.step - epoch.ordinal)
+        if distance == self._far:
             with contextlib.suppress(KeyExists):  # another process is as far
                 self._store.set(f"{folder}/ahead/{frozen}", "")
             yield
@@ -192,7 +217,7 @@ class Member:
         ledger = self.ledger
         if ledger.epoch is None:
             if ledger.standing and not ledger.finished and start_in_s <= 0:
-                start = StartEntry(self._process_index, ledger.changed, self.seat.ordinal)
+                start = StartEntry(self._process_index, ledger.changed, self.seat.ordinal, self._position()[0])
                 self._bell.ring(
                     start, unless=lambda there: isinstance(there, StartEntry) and there.heard == start.heard
                 )
@@ -223,10 +248,16 @@ class Member:
             )
 
     def _agree(self, epoch: Epoch, mark: int) -> None:
-        latest = epoch.ordinal + mark - 1
-        if mark == self.frozen.most:
+        distance = mark >> 1
+        latest = epoch.ordinal + distance - 1
+        if distance == self._far:
             latest = max(map(int, self._store.list(f"{self.folder(epoch.number)}/ahead")))
-        self._decide(Agreed(epoch.number, self.point(latest)))
+        self._decide(Agreed(epoch.number, self.point(latest), bool(mark & 1)))
+
+    @property
+    def _far(self) -> int:
+        """The distance that says: see the keys."""
+        return self.frozen.most >> 1
 
     def _decide(self, decision: Agreed | Failed) -> None:
         self._bell.ring(

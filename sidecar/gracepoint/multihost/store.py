@@ -5,8 +5,9 @@
 are translated only in this module.
 
 Costs of ``JaxStore``, measured with jax 0.10: a set or try_get takes 0.4-0.7 ms, and a blocked get returns 1-2 ms after
-the set. A counter must stay below 2**31: the service adds in 64 bits, but cannot read a larger value again. **A get that times out leaks about 35 KB in the client and the service** until the service ends. So wait rarely
-and with long timeouts, never in a tight loop.
+the set. **A get that times out leaks about 35 KB in the client and the service** until the service ends. So wait rarely
+and with long timeouts, never in a tight loop. A counter must stay below 2**31: the service adds in 64 bits, but cannot
+read a larger value again.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class PreemptionObserver:
         reporter: Sends the reports.
         process_exit: Its watchdog ends the process in time.
         on_freeze: Called in process 0 when a freeze begins that is no drill.
+        position: As ``multihost.Observer.position``.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class PreemptionObserver:
         reporter: Reporter,
         process_exit: ProcessExit,
         on_freeze: Callable[[], None],
+        position: Callable[[], tuple[int, bool]],
     ) -> None:
         self._group = group
         self._settings = settings
@@ -60,6 +62,7 @@ class PreemptionObserver:
         self._reporter = reporter
         self._exit = process_exit
         self._on_freeze = on_freeze
+        self._position = position
 
     # The reading thread.
 
@@ -115,6 +118,10 @@ class PreemptionObserver:
         log.warning("a notice stands no longer origin=%s reason=%s", notice.origin, reason)
         if disruption is not None and disruption.preemption:  # the operator knows nothing of notices without a name
             self._reporter.report(Phase.RETRACTED, Progress(message=reason), disruption, alone=alone)
+
+    def position(self) -> tuple[int, bool]:
+        """As ``multihost.Observer``."""
+        return self._position()
 
     # The timing thread.
 

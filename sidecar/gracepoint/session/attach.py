@@ -108,8 +108,8 @@ def attach(
         hastens=settings.operator_url is not None,
         clock=time.monotonic,
     )
-    checkpointer.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    checkpointer.claim(settings.jobset_uid or meeting.attempt, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+    checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+    checkpointer.access.claim(settings.jobset_uid or meeting.attempt, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
     log.info(
         "attached process=%d of=%d attempt=%s directory=%s",
         meeting.gang.process_index,

@@ -183,8 +183,8 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state())
-        assert checkpointer._executor is not None
-        checkpointer._executor.wait(30)
+        assert checkpointer._saves.executor is not None
+        checkpointer._saves.executor.background.wait(30)
     with pytest.raises(SaveFailed, match="No space left on device"):
         call(checkpointer, tmp_path)
     assert not (tmp_path / "next").exists()

@@ -30,8 +30,8 @@ def notice(origin: str = "gpt-1", *, drill: bool = False) -> NoticeEntry:
 ENTRIES = [
     notice(),
     Retract(1, "gpt-1", "the taint is gone"),
-    StartEntry(1, 0, 0),
-    Agreed(2, 8),
+    StartEntry(1, 0, 0, 0),
+    Agreed(2, 8, True),
     Failed(2, 1, "too late"),
     Ended(2),
     Finished(1),
@@ -58,62 +58,69 @@ def test_an_entry_reads_back_as_itself(entry: Entry) -> None:
     ("entries", "kinds"),
     [
         pytest.param([notice(), notice()], [Noticed, Noticed], id="a notice moves"),
-        pytest.param([notice(), StartEntry(0, 0, 0)], [Noticed, Opened], id="a start"),
-        pytest.param([notice(), notice(), StartEntry(0, 0, 0)], [Noticed, Noticed], id="a start on old news is void"),
+        pytest.param([notice(), StartEntry(0, 0, 0, 0)], [Noticed, Opened], id="a start"),
+        pytest.param([notice(), notice(), StartEntry(0, 0, 0, 0)], [Noticed, Noticed], id="a start on old news"),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), StartEntry(1, 0, 0)], [Noticed, Opened], id="a second start is void"
+            [notice(), StartEntry(0, 0, 0, 0), StartEntry(1, 0, 0, 0)], [Noticed, Opened], id="a second start is void"
         ),
-        pytest.param([StartEntry(0, -1, 0)], [], id="a start without a notice is void"),
+        pytest.param([StartEntry(0, -1, 0, 0)], [], id="a start without a notice is void"),
         pytest.param(
-            [notice(), Retract(1, "gpt-1", ""), StartEntry(0, 0, 0)], [Noticed, Retracted], id="retracted in time"
+            [notice(), Retract(1, "gpt-1", ""), StartEntry(0, 0, 0, 0)], [Noticed, Retracted], id="retracted in time"
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Retract(1, "gpt-1", "")], [Noticed, Opened], id="retracted too late"
+            [notice(), StartEntry(0, 0, 0, 0), Retract(1, "gpt-1", "")], [Noticed, Opened], id="retracted too late"
         ),
         pytest.param([Retract(1, "gpt-1", "")], [], id="nothing to retract"),
         pytest.param([notice(), Retract(1, "gpt-1", ""), notice()], [Noticed, Retracted], id="a name comes once"),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), notice("gpt-2"), Retract(1, "gpt-2", "")],
+            [notice(), StartEntry(0, 0, 0, 0), notice("gpt-2"), Retract(1, "gpt-2", "")],
             [Noticed, Opened, Noticed, Retracted],
             id="another notice is retracted in the epoch of the first",
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Agreed(1, 2), Failed(1, 0, ""), Agreed(1, 10)],
+            [notice(), StartEntry(0, 0, 0, 0), Agreed(1, 2, True), Failed(1, 0, ""), Agreed(1, 10, True)],
             [Noticed, Opened, Settled],
             id="the first decision counts",
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Failed(1, 0, ""), Agreed(1, 2)],
+            [notice(), StartEntry(0, 0, 0, 0), Failed(1, 0, ""), Agreed(1, 2, True)],
             [Noticed, Opened, Broken],
             id="the first decision counts (failed)",
         ),
-        pytest.param([notice(), StartEntry(0, 0, 0), Agreed(7, 2)], [Noticed, Opened], id="a decision of no epoch"),
+        pytest.param([notice(), StartEntry(0, 0, 0, 0), Agreed(7, 2, True)], [Noticed, Opened], id="no epoch"),
         pytest.param([notice(), Finished(1)], [Noticed, Moot], id="training ends before the start"),
-        pytest.param([Finished(1), notice(), StartEntry(0, 1, 0)], [Moot], id="a notice after the end of training"),
+        pytest.param([Finished(1), notice(), StartEntry(0, 1, 0, 0)], [Moot], id="a notice after the end of training"),
         pytest.param(
-            [notice(), Finished(1), StartEntry(0, 0, 0)], [Noticed, Moot], id="a start after the end of training"
+            [notice(), Finished(1), StartEntry(0, 0, 0, 0)], [Noticed, Moot], id="a start after the end of training"
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Finished(1)], [Noticed, Opened], id="training ends in an open epoch"
+            [notice(), StartEntry(0, 0, 0, 0), Finished(1)], [Noticed, Opened], id="training ends in an open epoch"
         ),
         pytest.param(
-            [Gone(1, ""), notice(), StartEntry(0, 1, 0)], [Noticed, Opened, Broken], id="a start without a process"
+            [Gone(1, ""), notice(), StartEntry(0, 1, 0, 0)], [Noticed, Opened, Broken], id="a start without a process"
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Gone(1, "")], [Noticed, Opened, Broken], id="a process breaks off"
+            [notice(), StartEntry(0, 0, 0, 0), Gone(1, "")], [Noticed, Opened, Broken], id="a process breaks off"
         ),
         pytest.param(
-            [notice(), StartEntry(0, 0, 0), Agreed(1, 2), Gone(1, "")],
+            [notice(), StartEntry(0, 0, 0, 0), Agreed(1, 2, True), Gone(1, "")],
             [Noticed, Opened, Settled, Broken],
             id="a process breaks off before the agreed point",
         ),
         pytest.param(
-            [notice(drill=True), StartEntry(0, 0, 0), Agreed(1, 2), Ended(1), notice("gpt-2"), StartEntry(0, 4, 0)],
+            [
+                notice(drill=True),
+                StartEntry(0, 0, 0, 0),
+                Agreed(1, 2, True),
+                Ended(1),
+                notice("gpt-2"),
+                StartEntry(0, 4, 0, 0),
+            ],
             [Noticed, Opened, Settled, Closed, Noticed, Opened],
             id="a drill ends and another epoch follows",
         ),
         pytest.param(
-            [notice(drill=True), StartEntry(0, 0, 0), Failed(1, 0, ""), notice("gpt-2"), StartEntry(0, 3, 0)],
+            [notice(drill=True), StartEntry(0, 0, 0, 0), Failed(1, 0, ""), notice("gpt-2"), StartEntry(0, 3, 0, 0)],
             [Noticed, Opened, Broken, Noticed, Opened],
             id="a drill comes to nothing and another epoch follows",
         ),
@@ -127,20 +134,20 @@ def test_the_order_of_the_entries_decides(entries: list[Entry], kinds: list[type
 @pytest.mark.parametrize(("drills", "drill"), [([True, True], True), ([True, False], False), ([False], False)])
 def test_an_epoch_is_a_drill_only_if_every_notice_is_one(drills: list[bool], drill: bool) -> None:
     notices = [notice(f"gpt-{i}", drill=d) for i, d in enumerate(drills)]
-    ledger, _ = heard(*notices, StartEntry(0, len(notices) - 1, 0))
+    ledger, _ = heard(*notices, StartEntry(0, len(notices) - 1, 0, 0))
     assert ledger.epoch is not None
     assert ledger.epoch.drill is drill
     assert ledger.epoch.origins == {n.origin for n in notices}
 
 
 def test_the_agreed_point_is_one_beyond_the_furthest() -> None:
-    ledger, _ = heard(notice(), StartEntry(0, 0, 0), Agreed(1, 8))
+    ledger, _ = heard(notice(), StartEntry(0, 0, 0, 0), Agreed(1, 8, True))
     assert ledger.epoch is not None
     assert ledger.epoch.agreed == 8
 
 
 def test_a_drill_deals_with_its_own_notices_only() -> None:
-    ledger, _ = heard(notice(drill=True), StartEntry(0, 0, 0), notice("gpt-2"), Agreed(1, 2), Ended(1))
+    ledger, _ = heard(notice(drill=True), StartEntry(0, 0, 0, 0), notice("gpt-2"), Agreed(1, 2, True), Ended(1))
     assert list(ledger.standing) == ["gpt-2"]
     assert ledger.epoch is None
 

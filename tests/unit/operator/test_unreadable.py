@@ -16,18 +16,8 @@ from pydantic import ValidationError
 
 from gracepoint.errors import WireError
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import (
-    Acknowledgement,
-    Confidence,
-    Forecast,
-    Frame,
-    Hello,
-    Mode,
-    Notice,
-    Phase,
-    Report,
-    Resumption,
-)
+from gracepoint.wire.frames import Frame, Hello, Notice
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Report, Resumption
 from gracepoint.wire.names import Env
 from gracepoint_operator import signals
 from gracepoint_operator.decisions import preemption_status

@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint import Saved
 from gracepoint.checkpoint.saving.throughput import Throughput
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.deadline_plan import NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
 from gracepoint.multihost.ledger import Broken, Epoch
@@ -78,7 +78,15 @@ class Process:
         )
         notices = NoticeReader(self.mailbox, index, clock)
         self.observer = PreemptionObserver(
-            group, settings, notices, budget, self.outcome, reporter, process_exit, lambda: None
+            group,
+            settings,
+            notices,
+            budget,
+            self.outcome,
+            reporter,
+            process_exit,
+            lambda: None,
+            lambda: (10, must_choose(self.engine.newest_snapshot)),
         )
         self.agreement = Agreement(store, group, self.observer)
         self.mailbox.listen(NoticePublisher(self.mailbox, self.agreement, index, clock))
@@ -189,7 +197,7 @@ def test_steps_since_the_last_checkpoint_are_reported_lost_without_a_save(pair: 
     elif end == "it is stuck":
         here.overdue()
     else:
-        pair[0].observer.heard(Broken(Epoch(0, False, frozenset(), 0), "its disk is full"))
+        pair[0].observer.heard(Broken(Epoch(0, False, frozenset(), 0, 0), "its disk is full"))
     assert here.epoch.progress.steps_lost == 3
 
 

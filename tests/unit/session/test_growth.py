@@ -5,8 +5,8 @@ On JAX's own coordination service, whose clients need no backend: each "process"
 
 from __future__ import annotations
 
-import math
 import gc
+import math
 import socket
 import threading
 import time
@@ -150,7 +150,7 @@ def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], 
             else:
                 saves.save_if_due(step, state, dict)
             if step % 40 == 0:
-                checkpointer.executor.wait_until_finished(60)
+                checkpointer.executor.background.wait_until_finished(60)
                 gang.barrier(f"measured/{step}", timeout_s=60)
                 if gang.process_index == 0:
                     found[step] = [key for key in keys(clients) if "measured" not in key]
@@ -189,6 +189,9 @@ class Observer:
 
     def time_left_s(self) -> float:
         return 60.0
+
+    def position(self) -> tuple[int, bool]:
+        return 0, True
 
     def looked(self) -> None:
         pass

@@ -489,7 +489,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.wait_until_finished(30)
+    session._checkpointer.executor.background.wait_until_finished(30)
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -524,7 +524,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.wait_until_finished(30)
+    session._checkpointer.executor.background.wait_until_finished(30)
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -583,7 +583,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        session._checkpointer.executor.wait_until_finished(30)
+        session._checkpointer.executor.background.wait_until_finished(30)
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()

@@ -15,10 +15,16 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.format.pytree import STRING, Leaf
 
 
-def metadata_files(leaves: Sequence[Leaf], *, store_sharding: bool = True) -> dict[str, bytes]:
+def metadata_files(
+    leaves: Sequence[Leaf], *, store_sharding: bool = True, store_array_metadata: bool = True
+) -> dict[str, bytes]:
     """Returns the contents of Orbax's metadata files, by path below the item's folder."""
-    files = {layout.TREE_METADATA: _tree_metadata(leaves), layout.array_metadata(0): array_metadata(leaves)}
-    return files | {layout.SHARDING: sharding(leaves)} if store_sharding else files
+    files = {layout.TREE_METADATA: _tree_metadata(leaves)}
+    if store_array_metadata:
+        files[layout.array_metadata(0)] = array_metadata(leaves)
+    if store_sharding:
+        files[layout.SHARDING] = sharding(leaves)
+    return files
 
 
 def array_metadata(leaves: Sequence[Leaf]) -> bytes:

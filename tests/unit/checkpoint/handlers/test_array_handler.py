@@ -334,7 +334,7 @@ def test_unknown_primary_host_is_refused_and_nothing_is_saved(tmp_path: Path, ha
         pytest.param({"metadata_key": "mine"}, "metadata_key='mine': arrays are written", id="metadata_key"),
         pytest.param({"replica_id": 1}, "replica_id=1: which replica writes", id="replica_id"),
         pytest.param(
-            {"array_metadata_store": object()}, "array_metadatas is always written", id="array_metadata_store"
+            {"array_metadata_store": object()}, "array_metadatas is written in Orbax's form", id="array_metadata_store"
         ),
         pytest.param(
             {"enable_replica_parallel_separate_folder": True}, "replicas have no folder", id="replicas' folder"

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gracepoint.checkpoint import AsyncCheckpointer, api
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
@@ -53,6 +54,34 @@ def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once() -> None:
         transfer.written(chunk)
     assert recorder.names("transferred") == ["s1", "s2", "p1", "p2", "d1", "d2"]
     assert recorder.names("written") == ["s1", "s2", "p1", "p2", "d1", "d2"]
+
+
+def test_each_leaf_s_priority_is_asked_for_once_a_save(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Asked(Recorder):
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            asked.append(keypath[0].key)
+            return super().key_priority(keypath)
+
+    with AsyncCheckpointer(options=WriteOptions(device_host_max_bytes=LEAF_BYTES, callback=Asked())) as checkpointer:
+        for number in range(2):
+            checkpointer.save(tmp_path / str(number), state_of("d1", "s1"))
+            assert asked == ["d1", "s1"] * (number + 1)
+
+
+def test_priorities_that_change_between_saves_count_for_the_next(tmp_path: Path) -> None:
+    answers = iter([TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.SYNCHRONOUS])
+
+    class Changing(Recorder):
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            return next(answers)
+
+    with AsyncCheckpointer(options=WriteOptions(device_host_max_bytes=LEAF_BYTES, callback=Changing())) as checkpointer:
+        for number in range(2):
+            checkpointer.save(tmp_path / str(number), state_of("a"))
+    for number in range(2):
+        assert_same(api.restore(tmp_path / str(number)), state_of("a"))
 
 
 def test_no_limit_copies_everything_at_once_without_priorities() -> None:

@@ -17,14 +17,14 @@ from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Event, Noticed, Opened
-from gracepoint.multihost.protocol import Member, Verdict
+from gracepoint.multihost.protocol import Member, Verdict, join_marks
 from gracepoint.multihost.store import InMemoryStore
 
 
 class SmallMember(Member):
     """A member whose marks and groups are so small that few processes need a tree and few steps the keys."""
 
-    frozen = Arrivals(2, 2, max)
+    frozen = Arrivals(3, 2, join_marks)
 
 
 Thread = Literal["train", "read", "time"]
@@ -58,11 +58,15 @@ class Process:
         self.phase = "between"
         self.events: list[Event] = []
         self.bell = Bell(world.store)
-        self.member = member(world.store, self.bell, index, world.count, self._told)
+        self.member = member(world.store, self.bell, index, world.count, self._told, self.position)
         self._world = world
         self._reading: Iterator[None] | None = None
         self._steps: Iterator[None] | None = None  # of training, where it is in the middle of some
         self._deadlines_s: dict[str, float] = {}
+
+    def position(self) -> tuple[int, bool]:
+        """Its step, and whether it has a snapshot that could be saved instead."""
+        return self.member.seat.ordinal + self._world.ahead_by[self.index], self.index in self._world.asking
 
     @property
     def needed_s(self) -> float:
@@ -196,6 +200,8 @@ class World:
         self.steps: float = math.inf  # sync points of the training, the last one not counted
         self.now_s = 0.0
         self.points: dict[int, Point] = {}
+        self.ahead_by = [0] * count  # by how much the steps of each process are ahead of its sync points
+        self.asking: set[int] = set()  # processes with a snapshot
         self._writes = 0
         self.processes = [Process(self, index, member) for index in range(count)]
 
@@ -209,7 +215,7 @@ class World:
         """A notice; where the process finds that the freeze must begin at once, both in one entry."""
         teller = self.processes[by]
         starts_at = teller.member.seat.ordinal if remaining_s <= teller.needed_s else None
-        teller.bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, once=True, starts_at=starts_at))
+        teller.bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, True, None, starts_at, teller.position()[0]))
 
     def take_back(self, by: int, origin: str) -> None:
         self.processes[by].bell.ring(Retract(by, origin, "taken back"))
@@ -240,6 +246,10 @@ class World:
             seat = process.member.seat
             if seat.epoch is not None and seat.agreed is not None:
                 agreed.setdefault(seat.epoch, set()).add(seat.agreed)
+                if not seat.meets and (self.asking or len(set(self.ahead_by)) > 1):
+                    raise Violation(f"they do not meet, though {self.asking} ask for it, steps: {self.ahead_by}")
+                if seat.meets and not self.asking and len(set(self.ahead_by)) == 1:
+                    raise Violation("they meet, though nobody asked for it")
             if process.phase == "saving" and seat.agreed is not None and seat.ordinal != seat.agreed:
                 raise Violation(f"process {process.index} saves at {seat.ordinal}, agreed was {seat.agreed}")
         for epoch, ordinals in agreed.items():

@@ -46,7 +46,7 @@ def replica_of(
 async def decided(replica: Replica) -> None:
     """Waits until everything that is known was decided about."""
     replica.see(kinds.NODES, objects.node("node-9"))
-    await until(lambda: "node-9" in replica.core.cache.nodes, "the other node")
+    await until(lambda: "node-9" in replica.core.cache.objects.nodes, "the other node")
 
 
 def move_gang(api: MemoryApi, clock: Clock) -> None:

@@ -54,7 +54,7 @@ def api(clock: Clock) -> HistoricApi:
 
 
 async def acknowledge(replica: Replica, index: int) -> None:
-    pod = replica.core.cache.pods[f"uid-pod-{index}-0"]
+    pod = replica.core.cache.objects.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
     await replica.core.reports.take(pod, message)
 
@@ -278,7 +278,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         watch(second)
         clock.move(5)
         late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0)
-        await first.core.reports.take(first.core.cache.pods["uid-pod-0-0"], late)
+        await first.core.reports.take(first.core.cache.objects.pods["uid-pod-0-0"], late)
         body = await first.phase("Committed")
         assert (body["status"]["step"], body["status"]["secondsToSpare"]) == (40, -3.0)
         (ended,) = body["status"]["conditions"]
@@ -328,7 +328,7 @@ async def test_choice_and_cost_are_recorded_after_the_record_expired(api: Histor
         promoted = dataclasses.replace(
             report(Phase.PROMOTED), step=30, steps_lost=10, choice="Promote", choice_reason="step 40 needs 60 s"
         )
-        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], promoted)
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], promoted)
         status = (await replica.phase("Promoted"))["status"]
         assert (status["step"], status["stepsLost"]) == (30, 10)
         assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
@@ -406,7 +406,7 @@ async def test_a_gang_that_is_in_an_epoch_cannot_name_the_next_one(api: Historic
 @pytest.mark.usefixtures("no_twin")
 async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        pod = replica.core.cache.pods["uid-pod-0-0"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         forever = dataclasses.replace(report(Phase.AGREED), stages={"frozen": StageTiming(p50_s=1e18, max_s=1e18)})
         await replica.core.reports.take(pod, forever)
         body = await replica.phase("Agreed")
