@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+#: Mean seconds of a training step.
+STEP_S = 0.2
+#: How far a process may be ahead of the slowest one, in steps.
+RUN_AHEAD = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:

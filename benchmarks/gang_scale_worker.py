@@ -24,15 +24,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gang_scale_epochs import Epoch, Times
+from benchmarks.gang_scale_epochs import RUN_AHEAD, STEP_S, Epoch, Times
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, StoreGang, agreement
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Opened, Retracted
 from gracepoint.multihost.protocol import Verdict
 from gracepoint.multihost.store import JaxStore
+from gracepoint.preemption.emergency_save import _STAGES_OF
 
-STEP_S = 0.2
 _TIMEOUT_S = 120.0
+_STAGES = "x" * 120  # as long as ``Stages`` are as text
 _SITUATION = "x" * 380  # as long as ``deadline_plan.Situation`` is as text
 
 
@@ -136,6 +137,9 @@ class _Process:
         times.met_s = time.monotonic()
         self.gang.barrier(f"epoch/{epoch}/commit", timeout_s=_TIMEOUT_S, on_last=lambda: None)
         times.committed_s = time.monotonic()
+        some = range(0, self.count, -(-self.count // _STAGES_OF))
+        if self.index in some:
+            self.gang.gather(f"epoch/{epoch}/stages", _STAGES, timeout_s=_TIMEOUT_S, processes=some)
         if not self.epoch.drill:
             self.finished()
         self.agreement.end_epoch()
@@ -193,8 +197,10 @@ class Worker:
     def _train(self) -> None:
         while True:
             time.sleep(STEP_S * random.uniform(0.5, 1.5))
+            slowest = min(process.agreement.seat.ordinal for process in self.processes)
             for process in self.processes:
-                process.tick()
+                if process.agreement.seat.ordinal < slowest + RUN_AHEAD:  # the collectives of a step hold the others
+                    process.tick()
 
     def begin(self, epoch: Epoch) -> dict[str, Any]:
         """Makes all processes here ready."""

@@ -174,11 +174,12 @@ class Member:
         for event in events:
             self._be_seated(event)
         yield
-        frozen = self.seat.ordinal
+        opened = any(isinstance(event, Opened) for event in events)
+        frozen, position = self.seat.ordinal, self._position() if opened else (0, False)
         for event in events:
             self._tell(event)
-        if any(isinstance(event, Opened) for event in events) and (epoch := self._undecided()) is not None:
-            yield from self._publish(epoch, frozen)
+        if opened and (epoch := self._undecided()) is not None:
+            yield from self._publish(epoch, frozen, *position)
 
     def _be_seated(self, event: Event) -> None:
         match event:
@@ -189,9 +190,8 @@ class Member:
             case Broken(epoch) if self.seat.epoch == epoch.number and epoch.drill:
                 self.seat.end_epoch()
 
-    def _publish(self, epoch: Epoch, frozen: int) -> Iterator[None]:
+    def _publish(self, epoch: Epoch, frozen: int, step: int, asks: bool) -> Iterator[None]:
         folder = self.folder(epoch.number)
-        step, asks = self._position()
         distance = min(1 + max(0, frozen - epoch.ordinal), self._far)
         mark = distance << 1 | (asks or step - frozen != epoch.step - epoch.ordinal)
         if distance == self._far:

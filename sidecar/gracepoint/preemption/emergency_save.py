@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _FLUSH_S = 3.0
 _GATHER_S = 3.0
 #: Stages are reported over at most so many processes, evenly spread.
-_STAGES_OF = 64
+_STAGES_OF = 32
 
 
 class StepSaver(Protocol):

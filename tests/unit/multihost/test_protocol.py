@@ -187,8 +187,8 @@ class WithoutTheFurthest(SmallMember):
 class DecidesBeforeAll(SmallMember):
     """Takes its own group of processes for all of them."""
 
-    def _publish(self, epoch: Epoch, frozen: int) -> Iterator[None]:
-        yield from super()._publish(epoch, frozen)
+    def _publish(self, epoch: Epoch, *where: Any) -> Iterator[None]:
+        yield from super()._publish(epoch, *where)
         marks = self.frozen.marks(self._store.list(f"{self.folder(epoch.number)}/frozen"), self._process_count)
         self._agree(epoch, self.frozen.join(marks))
 
