@@ -23,8 +23,8 @@ from gracepoint.multihost.entries import (
 from gracepoint.multihost.ledger import Broken, Closed, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
 
 
-def notice(origin: str = "gpt-1", *, drill: bool = False) -> NoticeEntry:
-    return NoticeEntry(by=0, origin=origin, remaining_s=30.0, text="{}", drill=drill, once=True)
+def notice(origin: str = "gpt-1", *, drill: bool = False, starts_at: int | None = None) -> NoticeEntry:
+    return NoticeEntry(0, origin, 30.0, "{}", drill, True, None, starts_at, step=70)
 
 
 ENTRIES = [
@@ -59,6 +59,18 @@ def test_an_entry_reads_back_as_itself(entry: Entry) -> None:
     [
         pytest.param([notice(), notice()], [Noticed, Noticed], id="a notice moves"),
         pytest.param([notice(), StartEntry(0, 0, 0, 0)], [Noticed, Opened], id="a start"),
+        pytest.param([notice(starts_at=7)], [Noticed, Opened], id="a notice that starts at once"),
+        pytest.param([notice(), notice("gpt-2", starts_at=7)], [Noticed, Noticed, Opened], id="the second one starts"),
+        pytest.param(
+            [notice(starts_at=7), notice("gpt-2", starts_at=8)], [Noticed, Opened, Noticed], id="it has started before"
+        ),
+        pytest.param([Finished(1), notice(starts_at=7)], [Moot], id="it would start after the end of training"),
+        pytest.param([Gone(1, ""), notice(starts_at=7)], [Noticed, Opened, Broken], id="it starts without a process"),
+        pytest.param(
+            [notice(), StartEntry(0, 0, 0, 0), Failed(1, 0, ""), notice("gpt-2", starts_at=7)],
+            [Noticed, Opened, Broken, Noticed],
+            id="it would start after a failure",
+        ),
         pytest.param([notice(), notice(), StartEntry(0, 0, 0, 0)], [Noticed, Noticed], id="a start on old news"),
         pytest.param(
             [notice(), StartEntry(0, 0, 0, 0), StartEntry(1, 0, 0, 0)], [Noticed, Opened], id="a second start is void"
@@ -188,3 +200,23 @@ def test_only_the_first_process_that_ends_writes_so() -> None:
         bell.close(by)
         assert bell.next() == (0, Finished(0))
         assert bell.next() is None
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param([notice(), StartEntry(1, 0, 7, 70)], id="a start"),
+        pytest.param([Closing(1), notice(starts_at=7)], id="a notice that starts at once"),
+    ],
+)
+def test_an_epoch_has_the_place_of_the_process_that_started_it(entries: list[Entry]) -> None:
+    epoch = heard(*entries)[0].epoch
+    assert epoch is not None
+    assert (epoch.number, epoch.origins, epoch.ordinal, epoch.step) == (1, {"gpt-1"}, 7, 70)
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_decision_says_where_all_save_and_whether_they_meet(meets: bool) -> None:
+    ledger, _ = heard(notice(), StartEntry(0, 0, 0, 0), Agreed(1, 8, meets))
+    assert ledger.epoch is not None
+    assert (ledger.epoch.agreed, ledger.epoch.meets) == (8, meets)
