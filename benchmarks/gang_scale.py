@@ -21,6 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ class _Child:
             text=True,
         )
         self._errors: list[str] = []
-        threading.Thread(target=self._read_errors, daemon=True).start()
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -104,8 +106,9 @@ class _Child:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
+        with self._process:  # closes the pipes
+            self._process.kill()
+            self._reader.join(10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +148,12 @@ class Gang:
         address = self._service.read().strip()
         workers = _WORKERS.get(count, _MORE_WORKERS)
         here = count // workers
-        self._workers = [_Child("gang_scale_worker", address, place * here, here, count) for place in range(workers)]
+        with tempfile.NamedTemporaryFile(delete=False) as paces:
+            paces.write(bytes(8 * workers))
+        self._paces = paces.name
+        self._workers = [
+            _Child("gang_scale_worker", address, place * here, here, count, self._paces) for place in range(workers)
+        ]
         self.connected_s = max(json.loads(worker.read())["connected_s"] for worker in self._workers)
 
     def run(self, epoch: Epoch) -> Seen:
@@ -178,6 +186,7 @@ class Gang:
         """Ends all its processes."""
         for child in (*self._workers, self._service):
             child.end()
+        os.unlink(self._paces)
 
     def _requests(self) -> int:
         return sum(answer["requests"] for answer in self._all("requests"))

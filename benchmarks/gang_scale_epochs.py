@@ -38,7 +38,11 @@ class Epoch:
 
 @dataclasses.dataclass
 class Times:
-    """When each stage was reached in one process, in seconds of CLOCK_MONOTONIC, and what that took of the store."""
+    """When each stage was reached in one process, in seconds of CLOCK_MONOTONIC, and what that took of the store.
+
+    Attributes:
+        stopped_at: The sync point at which it stopped.
+    """
 
     known_s: float = 0.0
     opened_s: float = 0.0
@@ -46,5 +50,6 @@ class Times:
     met_s: float = 0.0
     committed_s: float = 0.0
     ended_s: float = 0.0
+    stopped_at: int = 0
     requests: int = 0
     bytes: int = 0

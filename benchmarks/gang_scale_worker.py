@@ -1,8 +1,9 @@
 """Some of the processes of ``benchmarks.gang_scale``, all in one process of the system: threads on real clients.
 
-Arguments: the service's address, the first process index, how many are here, and how many there are in all. Each of
-them has a client of its own, connected by a thread of its own, and the library's agreement and process group on it.
-JAX itself is not initialised.
+Arguments: the service's address, the first process index, how many are here, how many there are in all, and a file that
+all workers map. Each process has a client of its own, connected by a thread of its own, and the library's agreement and
+process group on it. JAX itself is not initialised. Training is synchronous, as the collectives of a step make it: no
+process is more than ``RUN_AHEAD`` steps ahead of the slowest of all, which the workers tell each other in the file.
 
 Threads: the agreement's two for each process; one that stands for training where it waits (``_Process.run``); and one
 that passes the sync points of all processes here (``tick``), as they cost nothing while nothing is wrong. The main
@@ -15,6 +16,7 @@ import dataclasses
 import json
 import logging
 import math
+import mmap
 import os
 import random
 import resource
@@ -131,7 +133,7 @@ class _Process:
     def save(self) -> None:
         """What ``EmergencySave`` asks of the other processes."""
         times, epoch = self.times, self.agreement.seat.epoch
-        times.stopped_s = time.monotonic()
+        times.stopped_s, times.stopped_at = time.monotonic(), self.agreement.seat.ordinal
         deadline = Deadline.after(_TIMEOUT_S, time.monotonic)
         self.agreement.confirm(self.agreement.seat.ordinal, _SITUATION, lambda words: words[0], deadline=deadline)
         times.met_s = time.monotonic()
@@ -180,7 +182,7 @@ class _Process:
 class Worker:
     """All processes here."""
 
-    def __init__(self, address: str, first: int, here: int, count: int) -> None:
+    def __init__(self, address: str, first: int, here: int, count: int, paces: str) -> None:
         from jax._src.lib import _jax
 
         clients = [
@@ -192,14 +194,18 @@ class Worker:
         self.connected_s = time.monotonic() - began_s
         self.processes = [_Process(client, first + place, count) for place, client in enumerate(clients)]
         self._clients = clients
+        self._place = first // here
+        with open(paces, "r+b") as file:
+            self._slowest = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")  # of each worker
         threading.Thread(target=self._train, daemon=True).start()
 
     def _train(self) -> None:
         while True:
             time.sleep(STEP_S * random.uniform(0.5, 1.5))
-            slowest = min(process.agreement.seat.ordinal for process in self.processes)
+            self._slowest[self._place] = min(process.agreement.seat.ordinal for process in self.processes)
+            limit = min(self._slowest) + RUN_AHEAD
             for process in self.processes:
-                if process.agreement.seat.ordinal < slowest + RUN_AHEAD:  # the collectives of a step hold the others
+                if process.agreement.seat.ordinal < limit:
                     process.tick()
 
     def begin(self, epoch: Epoch) -> dict[str, Any]:
@@ -251,9 +257,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     threading.stack_size(256 << 10)
     sys.setswitchinterval(0.5)  # every thread that waits for the interpreter's lock wakes up so often
-    address, first, here, count = sys.argv[1], *map(int, sys.argv[2:])
+    address, first, here, count = sys.argv[1], *map(int, sys.argv[2:5])
     agreement._LOOK_EVERY_S = max(0.5, count / 1000)  # these looks ask nobody, and here two cores do them for all
-    worker = Worker(address, first, here, count)
+    worker = Worker(address, first, here, count, sys.argv[5])
     print(json.dumps({"connected_s": worker.connected_s}), flush=True)
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
