@@ -234,12 +234,12 @@ def measure(count: int, idle_s: float) -> tuple[list[Seen], list[Figure]]:
     finally:
         gang.end()
     on_time, late = (next(s for s in seen if s.epoch.name == name) for name in ("at once", "late"))
-    others = [t.requests for i, t in enumerate(late.times) if i not in late.epoch.late]
+    others = [t.requests - t.ahead for i, t in enumerate(late.times) if i not in late.epoch.late]
     more = [
         Figure(f"{count}: requests of all in {idle_s:g} s without anything", idle, "requests", 0),
         Figure(
             f"{count}: requests that a late process adds to the others, median",
-            statistics.median(others) - statistics.median(t.requests for t in on_time.times),
+            statistics.median(others) - statistics.median(t.requests - t.ahead for t in on_time.times),
             "requests",
             0,
         ),

@@ -42,6 +42,7 @@ class Times:
 
     Attributes:
         stopped_at: The sync point at which it stopped.
+        ahead: How many of the requests said that it is far ahead of the process that started the epoch.
     """
 
     known_s: float = 0.0
@@ -53,3 +54,4 @@ class Times:
     stopped_at: int = 0
     requests: int = 0
     bytes: int = 0
+    ahead: int = 0

@@ -46,6 +46,7 @@ class CountingStore(JaxStore):
         super().__init__(client, root)
         self.requests = 0
         self.bytes = 0
+        self.ahead = 0
         self._lock = threading.Lock()
 
     def count(self, *texts: str | None) -> None:
@@ -55,6 +56,7 @@ class CountingStore(JaxStore):
 
     def set(self, key: str, value: str) -> None:
         self.count(key, value)
+        self.ahead += "/ahead/" in key
         super().set(key, value)
 
     def get(self, key: str, *, timeout_s: float) -> str:
@@ -97,7 +99,7 @@ class _Process:
         self.held = threading.Semaphore(0)
         self.training = True
         self.error: str | None = None
-        self._began = (0, 0)
+        self._began = (0, 0, 0)
         self.store = CountingStore(client, "gracepoint/scale")
         self.gang = StoreGang(self.store, index, count)
         self.agreement = Agreement(self.store, self.gang, self)
@@ -107,7 +109,7 @@ class _Process:
         """Makes ready for an epoch that is about to come."""
         self.epoch, self.times, self.error = epoch, Times(), None
         self.done.clear()
-        self._began = (self.store.requests, self.store.bytes)
+        self._began = (self.store.requests, self.store.bytes, self.store.ahead)
         self.until_s = time.monotonic() + epoch.left_s
         self.start_at_s = -math.inf if epoch.start_in_s is None else time.monotonic() + epoch.start_in_s
 
@@ -148,9 +150,10 @@ class _Process:
 
     def finished(self) -> None:
         self.times.ended_s = time.monotonic()
-        requests, size = self._began
+        requests, size, ahead = self._began
         self.times.requests = self.store.requests - requests
         self.times.bytes = self.store.bytes - size
+        self.times.ahead = self.store.ahead - ahead
         self.done.set()
 
     # As ``multihost.Observer``.
