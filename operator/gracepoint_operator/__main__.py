@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
+        on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
         core,
@@ -94,6 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             validating=given.validating_webhooks,
             host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
         ),
+        canary=True,
     )
     watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
@@ -113,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(api.close)
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
+            cleanup.callback(server.end_streams)  # the first of them
     log.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 

@@ -15,21 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.sslproto
+import concurrent.futures
 import contextlib
 import logging
 import ssl
 import threading
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
+from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_between_notices
+from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
@@ -106,6 +109,7 @@ class Server:
         host: Address to listen on. None: all addresses.
         limits: Limits for connections to the channel whose callers are not authenticated.
         trust: Where certificate and trusted authorities are kept in the API.
+        canary: True if a subscriber of the replica itself is notified now and then.
 
     Attributes:
         https_port, webhook_port, health_port: The ports that are listened on, once started.
@@ -126,6 +130,7 @@ class Server:
         host: str | None = None,
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
         trust: TrustPlaces = TrustPlaces(),  # noqa: B008  immutable
+        canary: bool = False,
     ) -> None:
         self._core = core
         self._metrics = metrics
@@ -137,6 +142,10 @@ class Server:
         self._channel = ChannelThread(
             core.channel, context, lambda: follow(certificates, context), limits, metrics, host, https_port
         )
+        self._canary = Canary(metrics, lambda: certificates.ca) if canary else None
+        self._server_name = urllib.parse.urlsplit(service_url).hostname or "localhost"
+        if self._canary is not None:
+            core.channel.is_canary = self._canary.admits
         self._keeper = TrustKeeper(api, certificates, trust, metrics)
         certificates.on_change = self._trust_changed
         certificates.show_in(metrics)
@@ -146,18 +155,9 @@ class Server:
         self._listening = threading.Event()
         self._stopped = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self._canary_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
-
-    @property
-    def channel_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the channel's thread; None before it runs."""
-        return self._channel.loop
-
-    @property
-    def core_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The controller's event loop; None before it runs."""
-        return self._loop
 
     def start(self, on_failure: Callable[[], None]) -> None:
         """Returns when all ports are listened on.
@@ -173,6 +173,21 @@ class Server:
         if not self._listening.wait(_START_TIMEOUT_S) or self._failure is not None:
             why = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
             raise RuntimeError(f"the server did not start: {why!r}") from self._failure
+
+    def end_streams(self) -> None:
+        """Ends the channel, so that the pods connect to the other replica at once. Waits for a bounded time.
+
+        Call it while the cluster is still watched: a pod must not wait for notices here when nobody looks any more.
+        """
+        if self._loop is None or self._stopped.is_set():
+            return
+        with contextlib.suppress(RuntimeError, concurrent.futures.TimeoutError):  # the loop has ended, or is blocked
+            asyncio.run_coroutine_threadsafe(self._end_channel(), self._loop).result(_STOP_TIMEOUT_S)
+
+    async def _end_channel(self) -> None:
+        if self._canary_task is not None:
+            self._canary_task.cancel()
+        await self._channel.stop()
 
     def stop(self) -> None:
         """Ends the core and all ports; waits for the last writes, for a bounded time."""
@@ -202,6 +217,11 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(self._keeper.run(), name="trust")
+            if self._canary is not None:
+                host = self._host or "localhost"
+                self._canary_task = tasks.create_task(
+                    self._canary.run(host, self.https_port, self._server_name), name="canary"
+                )
             tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the controller accepts objects from its first step on
             self._listening.set()
@@ -227,9 +247,7 @@ class Server:
         webhooks = web.Application()
         add_admission_routes(webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused)
         plain = web.Application()
-        plain.router.add_get("/healthz", self._healthz)
-        plain.router.add_get("/readyz", self._readyz)
-        plain.router.add_get("/metrics", self._show_metrics)
+        Health(self._core, self._channel.lag, self._canary, self._metrics).add_routes(plain)
         runners: list[web.AppRunner] = []
         try:
             await self._certificate()
@@ -252,21 +270,3 @@ class Server:
         runners.append(runner)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
         return int(runner.addresses[0][1])
-
-    async def _healthz(self, request: web.Request) -> web.Response:
-        """Answered on the controller's loop. A restart would not help when the API server cannot be reached."""
-        hanging = self._core.watches.hanging()
-        if hanging:
-            return web.Response(status=503, text=f"no request for {HANGS_AFTER_S:.0f} s from: {', '.join(hanging)}")
-        return web.Response(text="ok")
-
-    async def _readyz(self, request: web.Request) -> web.Response:
-        """Also shows the age of each watch, which does not change the status: an old view is better than none."""
-        ready = self._core.ready
-        said = ["ok" if ready else "the cluster is not known yet"]
-        ages = sorted((kind.plural, age_s) for kind, age_s in self._core.watches.ages().items())
-        said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
-        return web.Response(status=200 if ready else 503, text="\n".join(said))
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain")

@@ -28,7 +28,7 @@ from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
 from tests.unit.operator.fakes.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 WEBHOOK_TOKEN = "told-to-the-api-server-alone"
 
 
@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def core_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self.server.core_loop
+        loop = self.server._loop
         assert loop is not None
         return loop
 
@@ -138,6 +138,8 @@ def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Repl
         name: str = "replica-a",
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
         overlap_s: float = 86400.0,
+        canary: bool = False,
+        server_name: str = "localhost",
     ) -> Replica:
         metrics = Metrics()
         certificates = Certificates(tls, overlap_s=overlap_s)
@@ -148,12 +150,13 @@ def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Repl
             metrics,
             certificates,
             webhook_token=WEBHOOK_TOKEN,
-            service_url="https://localhost",
+            service_url=f"https://{server_name}",
             https_port=0,
             webhook_port=0,
             health_port=0,
             host="localhost",
             limits=limits,
+            canary=canary,
         )
         servers.append(server)
         server.start(lambda: None)
