@@ -67,7 +67,8 @@ def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
                 assert gave_up.wait(30)
 
         try:
-            return save(engine(tmp_path, gang, clock=clock), 4, small_state(4), on_stage=on_stage)
+            deadline = Deadline.after(30.0, clock)
+            return save(engine(tmp_path, gang, clock=clock), 4, small_state(4), deadline=deadline, on_stage=on_stage)
         finally:
             if gang.process_index == 0:
                 gave_up.set()
