@@ -28,7 +28,7 @@ from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
 from tests.unit.operator.fakes.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 WEBHOOK_TOKEN = "told-to-the-api-server-alone"
 
 
