@@ -33,7 +33,7 @@ from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.server import Certificates
+from gracepoint_operator.trust.certificates import Certificates
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

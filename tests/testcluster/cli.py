@@ -67,7 +67,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> None:
-    build_everything()
+    if arguments.parts:
+        parts.build(tuple(arguments.parts))
+    else:
+        build_everything()
 
 
 def _install(arguments: argparse.Namespace) -> None:
@@ -131,7 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     down = command("down", _down, "remove a cluster, and what is left of clusters whose owner is gone")
     down.add_argument("--all", action="store_true", help="remove every cluster, also those that tests are using")
     command("status", _status, "list clusters", named=False)
-    command("build", _build, "build all parts and images that are not in the cache", named=False)
+    build = command("build", _build, "build all parts and images that are not in the cache", named=False)
+    build.add_argument("--parts", nargs="+", choices=[each.name for each in parts.PARTS], help="only these parts")
     command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
     command("doctor", _doctor, "say what this machine lacks, and how to get it", named=False)
     kubectl = command("kubectl", _kubectl, "run kubectl against a cluster: kubectl -- get pods")

@@ -1,4 +1,4 @@
-"""The programs that a cluster is made of, built from their Go modules.
+"""The programs that a cluster and the object stores of the tests are made of, built from their Go modules.
 
 Each part is a Go module under ``parts/`` whose go.mod says the version and whose go.sum holds it to the
 very bytes; they are apart because their dependencies clash. A part is built once for each state of these
@@ -97,7 +97,15 @@ PARTS = (
         ("helm.sh/helm/v3/internal/version.version",),
     ),
     Part("pause", {"pause": "."}),
+    Part(
+        "fake-gcs-server",
+        {"fake-gcs-server": "github.com/fsouza/fake-gcs-server"},
+        "github.com/fsouza/fake-gcs-server",
+    ),
+    Part("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, "github.com/versity/versitygw"),
 )
+OBJECT_STORES = ("fake-gcs-server", "versitygw")
+"""The parts that need nothing but Go, for tests without a cluster."""
 _BY_NAME = {part.name: part for part in PARTS}
 
 
@@ -135,7 +143,7 @@ def build(names: tuple[str, ...] = tuple(_BY_NAME)) -> None:
     if not missing(names):
         return
     if shutil.which("go") is None:
-        raise ClusterError("Go is needed to build the test cluster: https://go.dev/doc/install")
+        raise ClusterError(f"Go is needed to build {', '.join(names)}: https://go.dev/doc/install")
     with cache.lock("parts"):
         waiting = missing(names)
         total = sum(len(each.programs) for each in waiting)

@@ -31,10 +31,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 
-from gracepoint.multihost.barriers import named
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry
 from gracepoint.multihost.ledger import Broken, Event, Ledger, Opened, Settled
+from gracepoint.multihost.naming import named
 from gracepoint.multihost.store import KeyValueStore
 
 

@@ -50,8 +50,8 @@ class KeyValueStore(Protocol):
     def try_get(self, key: str) -> str | None:
         """Returns the value. None if the key is not set."""
 
-    def increment(self, key: str) -> int:
-        """Adds one to a counter and returns its new value. Before the first call the counter is 0."""
+    def increment(self, key: str, by: int = 1) -> int:
+        """Adds to a counter and returns its new value. Before the first call the counter is 0. It has 64 bits."""
 
     def list(self, folder: str) -> dict[str, str]:
         """Returns the values of all keys below ``folder/``, by key. The keys are relative to the folder."""
@@ -84,9 +84,9 @@ class InMemoryStore:
         with self._changed:
             return self._values.get(key)
 
-    def increment(self, key: str) -> int:
+    def increment(self, key: str, by: int = 1) -> int:
         with self._changed:
-            value = int(self._values.get(key, "0")) + 1
+            value = int(self._values.get(key, "0")) + by
             self._values[key] = str(value)
             return value
 
@@ -136,9 +136,9 @@ class JaxStore:
             raise _translated(error, f"reading {key!r}") from error
         return value
 
-    def increment(self, key: str) -> int:
+    def increment(self, key: str, by: int = 1) -> int:
         try:
-            return int(self._client.key_value_increment(self._path(key), 1))
+            return int(self._client.key_value_increment(self._path(key), by))
         except RuntimeError as error:
             raise _translated(error, f"incrementing {key!r}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import ClassVar
 
 from gracepoint.errors import WireError
@@ -122,7 +123,8 @@ class Hint(Frame):
     stream.
 
     Attributes:
-        hints: Names of what is new. All replicas give the same sign the same name; the names have no other meaning.
+        hints: Names of the signs that are new. All replicas use the same name for a sign. The names have no other
+            meaning.
         pod_uid: UID of the pod that is told.
         session: Session that is told.
         workload_uid: The JobSet's UID.
@@ -141,7 +143,27 @@ class Hint(Frame):
     nodes: list[str]
 
 
-_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trust(Frame):
+    """The authorities to trust from now on, in place of those before. Sent only if the subscription has ``trust``.
+
+    It comes before the operator's certificate is one of a new authority, and is for the next connections. The open
+    stream goes on.
+
+    Attributes:
+        authorities: PEM certificates.
+    """
+
+    type: ClassVar[str] = "trust"
+    authorities: str
+
+
+_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint, Trust)}
+
+
+def trust_digest(authorities: str) -> str:
+    """Returns what identifies the authorities of a PEM text. White space at its ends does not count."""
+    return hashlib.sha256(authorities.strip().encode()).hexdigest()[:16]
 
 
 def same_revision(first: int | None, second: int | None) -> bool | None:

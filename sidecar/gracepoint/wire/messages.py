@@ -84,6 +84,8 @@ class Subscription(Message):
         process_count: How many processes train together.
         library_version: The library's version, for the operator's log.
         takes_hints: True if the library understands ``Hint``. Absent: an older library, which is sent none.
+        trust: ``trust_digest`` of the authorities that the process trusts. It is sent a ``Trust`` if the operator has
+            others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
     """
 
     namespace: str
@@ -96,6 +98,7 @@ class Subscription(Message):
     process_count: int
     library_version: str
     takes_hints: bool = False
+    trust: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def test_on_last_runs_once_in_the_process_that_arrives_last() -> None:
     ran: list[str] = []
     waiting = threading.Thread(target=lambda: first.barrier("b", timeout_s=20, on_last=lambda: ran.append("first")))
     waiting.start()
-    while store.try_get("b/count/all") != "1":
+    while store.try_get("b/arrived/all/0/0") is None:
         pass
     last.barrier("b", timeout_s=20, on_last=lambda: ran.append("last"))
     waiting.join(20)
@@ -243,7 +243,7 @@ def test_cancelling_ends_all_waits_and_names_the_missing() -> None:
     first, second, third = gangs(3, store)
     waiting = threading.Thread(target=together, args=(barrier(second),))
     waiting.start()
-    while store.try_get("b/count/all") != "1":
+    while store.try_get("b/arrived/all/0/0") is None:
         pass
     assert second.cancel("b", "an emergency supersedes it")
     waiting.join(20)

@@ -294,6 +294,44 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         assert first.reasons.count("CheckpointCommitted") == 1
 
 
+async def test_a_record_that_ends_twice_is_counted_once_for_each_end(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        clock.move(46)
+        await first.phase("Expired")
+        watch(second)
+        late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0, steps_lost=2)
+        for replica in (first, second, first):  # the gang repeats a report whose answer was lost
+            await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], late)
+        await first.phase("Committed")
+        watch(first)
+        await seen_and_at_rest(first, second)
+
+        def total(name: str, **labels: str) -> float:
+            found = [replica.metrics.registry.get_sample_value(name, labels) for replica in (first, second)]
+            return sum(value or 0.0 for value in found)
+
+        cause = "SpotTermination"
+        for phase in ("Noticed", "Expired", "Committed"):
+            assert total("gracepoint_preemption_phases_total", phase=phase, cause=cause) == 1, phase
+        assert total("gracepoint_spare_seconds_count") == 1
+        assert total("gracepoint_steps_lost_total") == 2
+        reasons = [*first.reasons, *second.reasons]
+        assert len(set(first.reasons)) == len(first.reasons), reasons
+        (ended,) = api.status["conditions"]
+        assert ended["reason"] == "Committed"
+
+
+async def test_the_status_names_the_generation_that_it_is_about(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        body = await replica.phase("Noticed")
+        assert (body["metadata"]["generation"], body["status"]["observedGeneration"]) == (1, 1)
+        replica.taint("node-2", key="aws-node-termination-handler/spot-itn")  # joins, and changes the spec
+        await until(lambda: replica.preemptions[0]["metadata"]["generation"] == 2, "the spec to change")
+        await until(lambda: api.status["observedGeneration"] == 2, "the status to follow")
+
+
 async def test_late_commit_of_a_frozen_gang_corrects_a_retracted_record(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint(key="aws-node-termination-handler/scheduled-maintenance")

@@ -1,0 +1,60 @@
+"""Fixtures: one server of each kind for a process of the tests, and fresh buckets.
+
+A test with a bucket has the variables of its clients in the environment, and so have the processes that it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.object_stores.servers import Bucket, Server, open_gcs, open_s3, why_not
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of ``gs://``."""
+    _skip_without_servers()
+    with open_gcs(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of ``s3://``."""
+    _skip_without_servers()
+    with open_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def gs_bucket(gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A fresh ``gs://`` bucket."""
+    return set_environment(gcs.bucket(), monkeypatch)
+
+
+@pytest.fixture
+def s3_bucket(s3: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A fresh ``s3://`` bucket."""
+    return set_environment(s3.bucket(), monkeypatch)
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    """A fresh bucket of each kind."""
+    found = request.getfixturevalue(f"{request.param}_bucket")
+    assert isinstance(found, Bucket)
+    return found
+
+
+def set_environment(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Sets the variables of the bucket's clients until the test ends; returns the bucket."""
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return bucket
+
+
+def _skip_without_servers() -> None:
+    if reason := why_not():
+        pytest.skip(f"no object stores on this machine: {reason}")

@@ -1,0 +1,212 @@
+"""Servers that speak the APIs of Google Cloud Storage and of S3.
+
+Processes: one server each, in a process group of its own, from ``open_gcs`` or ``open_s3`` to the end of the ``with``
+statement. Threads: none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.testcluster import parts
+from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import free_ports
+from tests.testcluster.shell import log_tail, wait_until
+
+REGION = "us-east-1"
+_READY_S = 30.0
+_REQUEST_S = 10.0
+_KILLED_S = 10.0
+_STARTS = 3
+"""Another process may take a free port before the server does; then the server is started on another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """A bucket of a server.
+
+    Attributes:
+        scheme: ``gs`` or ``s3``.
+        name: Its name.
+        url: Where clients reach the server: the server itself, or a proxy in front of it.
+        environment: The variables with which TensorStore, Orbax and obstore reach it there.
+    """
+
+    scheme: str
+    name: str
+    url: str
+    environment: Mapping[str, str]
+
+    @property
+    def uri(self) -> str:
+        """For example ``gs://name``."""
+        return f"{self.scheme}://{self.name}"
+
+    def kvstore(self, path: str = "") -> dict[str, Any]:
+        """TensorStore's specification of a prefix in the bucket."""
+        if self.scheme == "gs":
+            return {"driver": "gcs", "bucket": self.name, "path": path}
+        credentials = {"type": "environment"}
+        return {
+            "driver": "s3",
+            "bucket": self.name,
+            "path": path,
+            "endpoint": self.url,
+            "aws_region": self.environment["AWS_REGION"],
+            "aws_credentials": credentials,
+        }
+
+
+class Server:
+    """A server that runs.
+
+    Args:
+        scheme: ``gs`` or ``s3``.
+        url: Where it listens.
+        secrets: The variables with the credentials that it takes.
+        buckets: The folder in which versitygw keeps its buckets; None for fake-gcs-server.
+    """
+
+    def __init__(self, scheme: str, url: str, secrets: Mapping[str, str], buckets: Path | None = None) -> None:
+        self.scheme = scheme
+        self.url = url
+        self._secrets = dict(secrets)
+        self._buckets = buckets
+
+    def environment(self, url: str = "") -> dict[str, str]:
+        """The variables with which clients reach the server, or a proxy in front of it at ``url``."""
+        url = url or self.url
+        if self.scheme == "gs":
+            return {
+                "TENSORSTORE_GCS_HTTP_URL": url,
+                "STORAGE_EMULATOR_HOST": url,
+                "GOOGLE_CLOUD_PROJECT": "tests",
+                # Else gcsfs looks for credentials, in vain, to ask which kind of bucket each is.
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+                **self._secrets,
+            }
+        # obstore takes plain HTTP only if it is told so.
+        return {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_ALLOW_HTTP": "true",
+            **self._secrets,
+        }
+
+    def bucket(self, name: str = "", *, url: str = "") -> Bucket:
+        """Makes a bucket, with a name of its own by default, for clients that reach the server at ``url``."""
+        name = name or f"bucket-{secrets.token_hex(4)}"
+        if self.scheme == "gs":
+            data = json.dumps({"name": name}).encode()
+            request = urllib.request.Request(f"{self.url}/storage/v1/b?project=tests", data, method="POST")
+            request.add_header("Content-Type", "application/json")
+            with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
+                reply.read()
+        else:
+            assert self._buckets is not None
+            (self._buckets / name).mkdir()  # what a bucket is to versitygw
+        return Bucket(self.scheme, name, url or self.url, self.environment(url))
+
+
+def why_not() -> str:
+    """Why the servers cannot run on this machine, with the fix; empty where they can."""
+    missing = [part.name for part in parts.missing(parts.OBJECT_STORES)]
+    return f"not built: {', '.join(missing)}; run: make servers (which needs Go: https://go.dev/doc/install)" * bool(
+        missing
+    )
+
+
+@contextlib.contextmanager
+def open_gcs(folder: Path) -> Iterator[Server]:
+    """Starts fake-gcs-server, which keeps everything in memory.
+
+    Args:
+        folder: A folder for its log.
+
+    Raises:
+        ClusterError: It is not built, or was not ready in time; with the end of its log.
+    """
+
+    def arguments(port: int) -> list[str]:
+        where = ["-scheme=http", "-host=127.0.0.1", f"-port={port}", f"-external-url=http://127.0.0.1:{port}"]
+        # Without a port, requests to any port of the loopback are for it: also those that come by a proxy.
+        return [*where, "-public-host=127.0.0.1", "-backend=memory", "-data=", "-log-level=error"]
+
+    token = {"GOOGLE_AUTH_TOKEN_FOR_TESTING": secrets.token_hex(8)}
+    with _running("fake-gcs-server", arguments, "/_internal/healthcheck", folder, {}) as url:
+        yield Server("gs", url, token)
+
+
+@contextlib.contextmanager
+def open_s3(folder: Path) -> Iterator[Server]:
+    """Starts versitygw. The arguments are those of ``open_gcs``; the objects lie in the folder, too."""
+    buckets, metadata = folder / "buckets", folder / "metadata"
+    buckets.mkdir(exist_ok=True)
+    metadata.mkdir(exist_ok=True)
+    keys = {"AWS_ACCESS_KEY_ID": f"test{secrets.token_hex(4)}", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+
+    def arguments(port: int) -> list[str]:
+        ours = [f"--port=127.0.0.1:{port}", f"--region={REGION}", "--health=/health", "--quiet", "--keep-alive"]
+        # Attributes of files are not to be had on every file system, such as a tmpfs in a container.
+        return [*ours, "posix", f"--sidecar={metadata}", str(buckets)]
+
+    root = {"ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
+    with _running("versitygw", arguments, "/health", folder, root) as url:
+        yield Server("s3", url, keys, buckets)
+
+
+@contextlib.contextmanager
+def _running(
+    program: str, arguments: Callable[[int], list[str]], health: str, folder: Path, variables: Mapping[str, str]
+) -> Iterator[str]:
+    log = folder / f"{program}.log"
+    for start in range(1, _STARTS + 1):
+        (port,) = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [parts.program(program), *arguments(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+        try:
+            wait_until(
+                f"{program} at {url}",
+                lambda url=url, process=process: process.poll() is not None or _answers(url + health),  # type: ignore[misc]
+                timeout_s=_READY_S,
+                every_s=0.02,
+                hint=lambda: log_tail(log),
+            )
+            if process.poll() is None:
+                yield url
+                return
+            if start == _STARTS or "address already in use" not in log.read_text(errors="replace"):
+                raise ClusterError(f"{program} ended with {process.returncode} before it was ready{log_tail(log)}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_KILLED_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
