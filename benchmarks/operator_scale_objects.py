@@ -303,7 +303,12 @@ def _pod_spec() -> Json:
         "schedulerName": "default-scheduler",
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-            {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {
+                "key": "node.kubernetes.io/not-ready",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": 300,
+            },
             {
                 "key": "node.kubernetes.io/unreachable",
                 "operator": "Exists",
@@ -551,7 +556,9 @@ def _record(gang: Gang, name: str, epoch: int, at: float) -> Json:
         seconds_to_spare=40.0,
         acknowledgements=Acknowledgements(expected=gang.count, received=gang.count),
         timings=[
-            StageTime(stage=stage, seconds=number * 1.5, p50_seconds=number, max_seconds=number, time=_time(at + number))
+            StageTime(
+                stage=stage, seconds=number * 1.5, p50_seconds=number, max_seconds=number, time=_time(at + number)
+            )
             for number, stage in enumerate(stages)
         ],
         conditions=[

@@ -185,7 +185,7 @@ def settings_rows() -> dict[str, list[str]]:
 
 def test_settings_table_has_every_argument_of_attach() -> None:
     rows = settings_rows()
-    assert set(rows) == set(inspect.signature(gracepoint.attach).parameters) - {"receiver"}  # an object, no setting
+    assert set(rows) == set(inspect.signature(gracepoint.attach).parameters) - {"receiver", "write_options"}  # objects
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for argument, (variable, _, default) in rows.items():
         assert variable == f"`{ENV_PREFIX}{argument.upper()}`" == f"`{getattr(Env, argument.upper())}`"

@@ -139,9 +139,9 @@ class PolicyWriter:
 
     def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
         now = self._clock()
-        key = (policy.namespace, policy.name)
+        key, objects = (policy.namespace, policy.name), self._cache.objects
         workloads = sorted(
-            (item for item in self._cache.objects.workloads.values() if (item.namespace, item.policy) == key),
+            (objects.workloads[uid] for uid in objects.workloads_with_policy(key)),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(
@@ -153,7 +153,7 @@ class PolicyWriter:
             grace_s = policy_status.grace_s(gang.members, gang.nodes)
             if grace_s is not None:
                 granted.append((forecast, grace_s))
-        worst = min(granted, key=lambda item: item[1] - policy_status.needed_s(item[0]), default=None)
+        worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
         epochs = [
             epoch

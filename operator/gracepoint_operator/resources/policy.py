@@ -264,6 +264,11 @@ class WorkloadForecast(OfWorkload):
     time: Time
     """When the JobSet reported it."""
 
+    @property
+    def needed_s(self) -> float:
+        """Seconds that an emergency save would take, with the margin."""
+        return (self.drain_seconds + self.save_seconds) * self.margin
+
 
 class WorkloadConnections(Model):
     """How many pods of one JobSet are connected to one replica."""

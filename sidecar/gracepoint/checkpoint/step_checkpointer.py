@@ -19,6 +19,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
+from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
@@ -367,6 +368,30 @@ class StepCheckpointer:
         if tidy:
             self._committed.tidy(self._committed.newest, self.executor.saves)
         return restored
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with donation.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/restore/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.

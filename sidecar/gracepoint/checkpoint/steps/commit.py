@@ -269,5 +269,5 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-            logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
+            logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
             target.publish(aside)
