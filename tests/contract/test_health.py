@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import urllib.error
 import urllib.request
@@ -34,6 +35,10 @@ def probe(replica: Replica, path: str) -> tuple[int, str]:
 def sample(replica: Replica, name: str) -> float:
     (line,) = [line for line in replica.metrics().splitlines() if line.startswith(f"{name} ")]
     return float(line.rpartition(" ")[2])
+
+
+def is_counted(replica: Replica, name: str) -> bool:
+    return sample(replica, name) >= 1
 
 
 class Blocked:
@@ -99,7 +104,7 @@ def test_the_lag_of_both_loops_is_measured(start: Callable[..., Replica], api: M
     replica = start(api)
     for loop in ("controller", "channel"):
         name = f'gracepoint_loop_lag_seconds_count{{loop="{loop}"}}'
-        until(lambda name=name: sample(replica, name) >= 1, f"the lag of the loop of the {loop}")
+        until(functools.partial(is_counted, replica, name), f"the lag of the loop of the {loop}")
     assert sample(replica, 'gracepoint_sweep_seconds_count{extent="all"}') == 1
 
 

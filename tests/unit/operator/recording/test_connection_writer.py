@@ -42,14 +42,13 @@ async def look(*replicas: Replica) -> None:
         await replica.core.connection_writer.look()
         for other in replicas:
             other.core.feed(kinds.POLICIES, "MODIFIED", other.api.of(kinds.POLICIES)[0])
-    for replica in replicas:
-        version = replica.api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
-        await until(
-            lambda replica=replica, version=version: any(
-                str(policy.metadata["resourceVersion"]) == version for policy in replica.core.cache.policies.values()
-            ),
-            "the watch",
-        )
+    version = replicas[0].api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
+
+    def seen() -> bool:
+        policies = [policy for replica in replicas for policy in replica.core.cache.policies.values()]
+        return all(str(policy.metadata["resourceVersion"]) >= version for policy in policies)
+
+    await until(seen, "the watch")
 
 
 async def said(api: MemoryApi, status: str, reason: str) -> str:
