@@ -71,7 +71,7 @@ def test_nobody_else_can_be_the_canary(start: Callable[..., Replica], api: Memor
     assert replica.refused("unknown_pod") == 1
 
 
-def test_a_replica_whose_channel_is_stuck_is_not_ready_and_then_not_alive(
+def test_a_stuck_channel_makes_the_replica_not_ready_then_not_alive(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = start(api, canary=True)

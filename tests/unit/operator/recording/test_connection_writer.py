@@ -66,7 +66,7 @@ async def test_all_pods_of_a_gang_are_connected_to_one_of_two_replicas(api: Memo
         assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a", "replica-b"}
 
 
-async def test_a_pod_that_stays_away_is_told_of_on_the_policy_and_its_jobset(api: MemoryApi, clock: Clock) -> None:
+async def test_a_pod_that_stays_away_shows_on_policy_and_jobset(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         subscriber = first.subscribe(0)
         await look(first, second)
