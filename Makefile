@@ -11,7 +11,8 @@ PYTEST := $(PY) -m pytest
 # cluster of its own, one at a time (tests/cluster/conftest.py).
 WITHOUT := -n 2 --dist worksteal -m 'not cluster'
 FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
-UNIT    := $(FAST) tests/unit
+# A fifth of Hypothesis's examples; `make test` tries all of them.
+UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 

@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
+        on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
         core,

@@ -24,12 +24,14 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 
-from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.fresh_looks import FreshLooks
+from gracepoint_operator.cache.object_reader import ObjectReading
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.cache.resync import Swept
 from gracepoint_operator.cache.sweeper import Sweeper
@@ -41,13 +43,16 @@ from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
+from gracepoint_operator.decision_queue import DecisionQueue
 from gracepoint_operator.decisions import rate_limit, request_answers
 from gracepoint_operator.decisions.decide import Check, Wait, decide
+from gracepoint_operator.decisions.next_decision import next_decision_at
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
+from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
@@ -61,7 +66,7 @@ from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
-from gracepoint_operator.workloads import BY_PLACE
+from gracepoint_operator.workloads import BY_PLACE, Workload
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +91,7 @@ class Controller:
         kept: How long, and how many, Preemptions that have ended are kept.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
+        on_ready: Called once, when the cluster is known.
 
     Attributes:
         cache: What this replica knows of the cluster.
@@ -111,9 +117,11 @@ class Controller:
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
         tick_s: float = TICK_S,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._api = api
         self._tick_s = tick_s
+        self._on_ready = on_ready
         self._metrics = metrics
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
@@ -140,7 +148,6 @@ class Controller:
             metrics,
             clock,
         )
-        self.evictions = EvictionHold(api, self.cache, self._take, self._react, lambda: self.ready, metrics, clock)
         self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
         self.trust_notifier = TrustNotifier(self.subscribers)
@@ -153,9 +160,12 @@ class Controller:
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._fresh_looks = FreshLooks(api, self.cache, lambda workload_uid: self._react([workload_uid]))
+        self._decisions = DecisionQueue(lambda workload_uid: self._decide(workload_uid), clock)
+        self.evictions = EvictionHold(
+            api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
+        )
+        self._fresh_looks = FreshLooks(api, self.cache, self._decisions.decide_now)
         self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
-        self._affected: set[str] = set()  # UIDs of workloads to be decided about in the loop's next iteration
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(
             api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
@@ -167,17 +177,20 @@ class Controller:
         return self.notifier.ready
 
     def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
-        """Hands over an object from a watch. Callable from any thread.
+        """Reads an object from a watch and hands over what was read. Callable from any thread.
 
         Args:
             kind: The object's kind.
             event: ADDED, MODIFIED or DELETED. None for an object from a list.
-            body: The object. The caller must not change it afterwards.
+            body: The object.
         """
         loop = self._loop
         if loop is None:
             raise RuntimeError("controller: found no running loop, expected run() to have begun before feed()")
-        loop.call_soon_threadsafe(self._take, kind, event, body)
+        if event == "DELETED":
+            loop.call_soon_threadsafe(self._take_deletion, body["metadata"]["uid"], version_of(body["metadata"]))
+        elif (found := self.cache.reader.read(kind, body)) is not None:
+            loop.call_soon_threadsafe(self._take, found, event is None)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -199,21 +212,34 @@ class Controller:
                 self._first_seen_writer.close(_LAST_WRITES_S),
             )
 
-    def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
-        if event == "DELETED":
-            affected = self._drop(body["metadata"]["uid"], version_of(body["metadata"]))
-        else:
-            affected = self.cache.put(kind, body, listed=event is None)
+    def _take_body(self, kind: kinds.Kind, body: JsonObject) -> None:
+        """Like ``feed`` for an object that was modified, on the controller's loop."""
+        found = self.cache.reader.read(kind, body)
+        if found is not None:
+            self._take(found, listed=False)
+
+    def _take(self, found: ObjectReading, listed: bool) -> None:
+        affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if kind is kinds.PREEMPTIONS and affected:
-            self._follow(body)
-        self._note_policy(kind, body)
-        if affected and not self._affected:
-            asyncio.get_running_loop().call_soon(self._react, self._affected)
-        self._affected |= affected
-        if affected:
-            self._first_seen_writer.touch(complete=self._sweeper.complete)
+        if found.kind is kinds.PREEMPTIONS and affected:
+            self._follow(found)
+        self._note_policy(found)
+        self._decide_soon(affected)
+
+    def _take_deletion(self, uid: str, version: int) -> None:
+        place = self.cache.place(uid)
+        if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
+            self._policy_writer.touch(workload.namespace, workload.policy)
+        elif place is not None and place[0] is kinds.POLICIES:
+            self._policy_writer.touch(*place[1:])
+        self._decide_soon(self._drop(uid, version))
+
+    def _decide_soon(self, affected: Set[str]) -> None:
+        if not (affected and self.ready):
+            return
+        self._decisions.add(affected)
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
@@ -227,31 +253,21 @@ class Controller:
             self._request_writer.forget(place[1:])
         return self.cache.drop(uid, version)
 
-    def _follow(self, body: JsonObject) -> None:
+    def _follow(self, found: ObjectReading) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
-        epoch = self.cache.preemptions.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
-        if epoch is not None:
+        epoch = self.cache.preemptions.epochs.get(found.key)
+        if epoch is not None and isinstance(found.value, PreemptionRecord):
             self.notifier.tell(epoch)
-            self._preemption_writer.follow(body)
+            self._preemption_writer.follow(found.value)
 
-    def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
-        meta = body["metadata"]
-        if kind is kinds.POLICIES:
-            self._policy_writer.touch(meta["namespace"], meta["name"])
-        elif kind in BY_PLACE:
-            self._policy_writer.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
+    def _note_policy(self, found: ObjectReading) -> None:
+        if found.kind is kinds.POLICIES:
+            self._policy_writer.touch(*found.key)
+        elif isinstance(found.value, Workload):
+            self._policy_writer.touch(found.namespace, found.value.policy)
 
-    def _react(self, workload_uids: Iterable[str]) -> None:
-        """Decides about these workloads."""
-        if workload_uids is self._affected:
-            self._affected = set()  # what is added from now on is decided in the next iteration
-        for uid in workload_uids:
-            try:
-                self._decide(uid)
-            except Exception:
-                log.exception("a workload could not be decided about", extra=about(workload_uid=uid))
-
-    def _decide(self, uid: str) -> None:
+    def _decide(self, uid: str) -> float | None:
+        """Decides about a workload. Returns when that has to be done again without an event."""
         now, waits = self._clock(), False
         gang = self.cache.gang(uid)
         self._hint_notifier.tell(gang)
@@ -272,6 +288,8 @@ class Controller:
             log.warning(
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
+        gang = dataclasses.replace(gang, epochs=tuple(self.cache.preemptions.epochs_of(uid)))  # as decided now
+        return next_decision_at(gang, now)
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
         late = self.cache.latest_epochs(rate_limit.WINDOW_S)
@@ -282,28 +300,36 @@ class Controller:
     def _after_sweep(self, swept: Swept) -> None:
         if not self.ready:
             log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
+            self._on_ready()
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
         self._first_seen_writer.touch(complete=self._sweeper.complete)
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)
-        self._react(self.cache.workload_uids())
+        self._decisions.add_round(self.cache.workload_uids())
         for epoch in self.cache.preemptions.epochs.values():
             if epoch.status.phase is None or swept.rewound:
                 self._preemption_writer.touch(epoch)
 
-    def _note_gap(self, kind: kinds.Kind) -> None:
-        """Lists the kind again, because events of it may have been missed. Callable from any thread."""
+    def _note_gap(self, kind: kinds.Kind, any_event: bool) -> None:
+        """Lists the kind again, because events of it may have been missed. Callable from any thread.
+
+        Args:
+            kind: The kind.
+            any_event: False if only deletions may have been missed.
+        """
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._sweeper.look_again, kind)
+            again = functools.partial(self._sweeper.look_again, kind, in_full=any_event)
+            self._loop.call_soon_threadsafe(again)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.ready:
                 joined, self.notifier.joined = self.notifier.joined, set()
-                self._react(self.cache.preemptions.disrupted_workload_uids() | self._held_back | joined)
+                self._decisions.add_due()
+                self._decisions.add(self._held_back | joined)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:

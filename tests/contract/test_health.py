@@ -46,7 +46,7 @@ class Blocked:
 
     def __init__(self, replica: Replica) -> None:
         self._go_on = threading.Event()
-        loop = replica.server.channel_loop
+        loop = replica.server._channel.loop
         assert loop is not None
         loop.call_soon_threadsafe(self._go_on.wait, WAIT_S)
 

@@ -34,7 +34,10 @@ class GangObjects:
         self._pod_uids: dict[Key, str] = {}
         self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._sorted: dict[str, tuple[Pod, ...]] = {}  # by workload, until one of its pods changes
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
+        self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
 
     def put_node(self, node: Node, *, disrupted: bool) -> None:
         self.nodes[node.name] = node
@@ -49,8 +52,24 @@ class GangObjects:
             del self.nodes[name]
             self.disrupted_nodes.discard(name)
 
+    def put_workload(self, workload: Workload) -> None:
+        self.drop_workload(workload.uid)
+        self.workloads[workload.uid] = workload
+        self._named[workload.namespace, workload.name].add(workload.uid)
+        self._with_policy[workload.namespace, workload.policy].add(workload.uid)
+
+    def drop_workload(self, uid: str) -> None:
+        workload = self.workloads.pop(uid, None)
+        if workload is not None:
+            discard(self._named, (workload.namespace, workload.name), uid)
+            discard(self._with_policy, (workload.namespace, workload.policy), uid)
+
     def put_pod(self, pod: Pod) -> None:
+        before = self.pods.get(pod.uid)
+        if before is not None and (before.workload_uid, before.node) != (pod.workload_uid, pod.node):
+            self.drop_pod(pod.uid)
         self.pods[pod.uid] = pod
+        self._sorted.pop(pod.workload_uid, None)
         self._pod_uids[pod.namespace, pod.name] = pod.uid
         self._pods_of[pod.workload_uid].add(pod.uid)
         if pod.node:
@@ -63,6 +82,7 @@ class GangObjects:
             return set()
         if self._pod_uids.get((pod.namespace, pod.name)) == uid:
             del self._pod_uids[pod.namespace, pod.name]
+        self._sorted.pop(pod.workload_uid, None)
         discard(self._pods_of, pod.workload_uid, uid)
         discard(self._pods_on, pod.node, uid)
         return {pod.workload_uid}
@@ -79,9 +99,15 @@ class GangObjects:
         discard(self._jobs_of, job.workload_uid, uid)
         return {job.workload_uid}
 
-    def pods_of(self, workload_uid: str) -> Iterator[Pod]:
-        """The pods of the workload, in no order."""
-        return (self.pods[uid] for uid in self._pods_of.get(workload_uid, ()))
+    def pods_of(self, workload_uid: str, namespace: str | None = None) -> tuple[Pod, ...]:
+        """The pods of the workload, by UID. If ``namespace`` is given, only those in it."""
+        known = self._sorted.get(workload_uid)
+        if known is None:
+            known = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(workload_uid, ())))
+            self._sorted[workload_uid] = known
+        if namespace is None or all(pod.namespace == namespace for pod in known):
+            return known
+        return tuple(pod for pod in known if pod.namespace == namespace)
 
     def jobs_of(self, workload_uid: str) -> Iterator[Job]:
         """The Jobs of the workload, in no order."""
@@ -93,11 +119,11 @@ class GangObjects:
 
     def workloads_named(self, key: Key) -> set[str]:
         """UIDs of the known workloads of this namespace and name. Workloads of several kinds may have one name."""
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.name) == key}
+        return set(self._named.get(key, ()))
 
     def workloads_with_policy(self, key: Key) -> set[str]:
         """UIDs of the known workloads that name the policy of this namespace and name."""
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.policy) == key}
+        return set(self._with_policy.get(key, ()))
 
     def nodes_with_pods(self) -> Set[str]:
         """Names of the nodes that pods are bound to. A node may not be known yet."""

@@ -106,6 +106,7 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._by_pod: dict[str, Subscriber] = {}
+        self._by_workload: dict[str, dict[str, Subscriber]] = {}  # and by pod UID
         self._current: dict[str, str] = {}  # pod UID -> newest session, also after it disconnected
         self._stopped: dict[str, list[str]] = {}  # pod UID -> sessions that were followed by a newer one
 
@@ -133,19 +134,21 @@ class Subscribers:
         if session is not None and session != hello.session:
             self._stopped[pod_uid] = [*self._stopped.get(pod_uid, []), session][-_REMEMBERED_SESSIONS:]
         self._current[pod_uid] = hello.session
+        self._disconnect(pod_uid)
         self._by_pod[pod_uid] = subscriber
+        self._by_workload.setdefault(hello.workload_uid, {})[pod_uid] = subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
         """Forgets a subscriber whose request has ended."""
         subscriber.left = True
         if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:
-            del self._by_pod[subscriber.hello.pod_uid]
+            self._disconnect(subscriber.hello.pod_uid)
 
     def forget(self, pod_uid: str) -> None:
         """Forgets a pod that was deleted."""
         self._current.pop(pod_uid, None)
         self._stopped.pop(pod_uid, None)
-        subscriber = self._by_pod.pop(pod_uid, None)
+        subscriber = self._disconnect(pod_uid)
         if subscriber is not None:
             subscriber.close()
 
@@ -179,4 +182,15 @@ class Subscribers:
         return list(self._by_pod.values())
 
     def of_workload(self, workload_uid: str) -> list[Subscriber]:
-        return [item for item in self._by_pod.values() if item.hello.workload_uid == workload_uid]
+        return list(self._by_workload.get(workload_uid, {}).values())
+
+    def _disconnect(self, pod_uid: str) -> Subscriber | None:
+        """Removes the subscriber of the pod, if there is one, and returns it."""
+        subscriber = self._by_pod.pop(pod_uid, None)
+        if subscriber is not None:
+            workload_uid = subscriber.hello.workload_uid
+            of_workload = self._by_workload[workload_uid]
+            del of_workload[pod_uid]
+            if not of_workload:
+                del self._by_workload[workload_uid]
+        return subscriber

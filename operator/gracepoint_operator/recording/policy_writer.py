@@ -139,9 +139,9 @@ class PolicyWriter:
 
     def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
         now = self._clock()
-        key = (policy.namespace, policy.name)
+        key, objects = (policy.namespace, policy.name), self._cache.objects
         workloads = sorted(
-            (item for item in self._cache.objects.workloads.values() if (item.namespace, item.policy) == key),
+            (objects.workloads[uid] for uid in objects.workloads_with_policy(key)),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(

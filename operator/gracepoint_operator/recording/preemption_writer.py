@@ -88,9 +88,8 @@ class PreemptionWriter:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""
         await self._write_queue.settled(epoch.key, timeout_s)
 
-    def follow(self, body: client.JsonObject) -> None:
+    def follow(self, current: PreemptionRecord) -> None:
         """Handles a record that any replica wrote: it is written again if it lacks what is known here."""
-        current = PreemptionRecord.of(body)
         if current.status.phase is None:
             return  # its creator is about to write the status; if it died, the next sweep does
         joined = self._joined(current)
@@ -233,7 +232,7 @@ class PreemptionWriter:
         about_it = set(epoch.spec.pods)
         return any(
             pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
-            for pod in self._cache.objects.pods.values()
+            for pod in self._cache.objects.pods_of(epoch.spec.workload.uid)
             if not pod.finished and pod.deletion_at is None
         )
 

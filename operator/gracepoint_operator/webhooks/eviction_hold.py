@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: Time for all requests to the API for one answer. The webhook's own timeout is 1 s, the minimum in Kubernetes.
 LOOK_WITHIN_S = 0.6
 
-Take = Callable[[kinds.Kind, str | None, JsonObject], None]
+Take = Callable[[kinds.Kind, JsonObject], None]
 
 
 class EvictionHold:
@@ -45,7 +45,7 @@ class EvictionHold:
         api: The API server.
         cache: The known objects. Records the attempt.
         take: Stores an object, as the watches do.
-        react: Decides about the workloads with these UIDs, and carries the decisions out.
+        decide: Decides about the workload with this UID, and carries the decisions out.
         ready: Returns whether the operator makes decisions yet.
         metrics: Counts the answers.
         clock: Seconds since the epoch.
@@ -56,7 +56,7 @@ class EvictionHold:
         api: KubeClient,
         cache: ClusterCache,
         take: Take,
-        react: Callable[[Iterable[str]], None],
+        decide: Callable[[str], None],
         ready: Callable[[], bool],
         metrics: Metrics,
         clock: Callable[[], float],
@@ -64,7 +64,7 @@ class EvictionHold:
         self._api = api
         self._cache = cache
         self._take = take
-        self._react = react
+        self._decide = decide
         self._ready = ready
         self._metrics = metrics
         self._clock = clock
@@ -95,7 +95,7 @@ class EvictionHold:
         if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
         self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
-        self._react([pod.workload_uid])
+        self._decide(pod.workload_uid)
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
@@ -115,7 +115,7 @@ class EvictionHold:
         number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
         wanted = latest.name if latest and under_way else epoch_name(workload.name, workload.uid, number)
         try:
-            self._take(kinds.PREEMPTIONS, "MODIFIED", await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
+            self._take(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
             return False
         except client.NotFound:
             if under_way:
@@ -130,7 +130,7 @@ class EvictionHold:
         except client.NotFound:
             return None
         if MEMBER_LABEL in (body["metadata"].get("labels") or {}):
-            self._take(kinds.PODS, "MODIFIED", body)
+            self._take(kinds.PODS, body)
         return self._cache.objects.pod_named(namespace, name)
 
     def _workload(self, pod: Pod | None) -> Workload | None:

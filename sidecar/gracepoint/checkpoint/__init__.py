@@ -10,7 +10,7 @@ guaranteed about files.
 from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
-from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
 from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
@@ -29,6 +29,7 @@ from gracepoint.checkpoint.options import (
     SingleReplica,
     SingleReplicaArrayRestoreArgs,
     TransferPriority,
+    Transform,
     WriteOptions,
 )
 from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
@@ -62,6 +63,7 @@ __all__ = [
     "HandlerRegistry",
     "InProcessDispatcher",
     "InvalidSharding",
+    "ItemHandler",
     "LeafMetadata",
     "NumpyHandler",
     "ParamInfo",
@@ -80,6 +82,7 @@ __all__ = [
     "SingleReplicaArrayRestoreArgs",
     "StringHandler",
     "TransferPriority",
+    "Transform",
     "TreeMetadata",
     "TypeHandler",
     "VerificationReport",

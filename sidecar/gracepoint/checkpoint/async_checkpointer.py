@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 
+from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
@@ -25,6 +26,7 @@ from gracepoint.checkpoint.path_saves import PathSaves
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
@@ -112,6 +114,7 @@ class AsyncCheckpointer:
             "of its own" if barrier_sync_fn is not None else "built in",
         )
         self._timeout_s = timeout_s
+        self._options = options
         self._clock = clock
         self._saves = PathSaves(
             GroupFactory(active_processes, gang),
@@ -151,7 +154,16 @@ class AsyncCheckpointer:
         _, executor = self._saves.join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
-    def save(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save(
+        self,
+        path: UserPath,
+        tree: Any = None,
+        *,
+        force: bool = False,
+        save_args: Any = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+        args: Any = None,
+    ) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
 
         Waits for the previous save first. When this returns, the tree may be donated. The path does not exist before
@@ -162,6 +174,8 @@ class AsyncCheckpointer:
             tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
             force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            custom_metadata: JSON values, by name, that ``metadata`` returns. None: there are none.
+            args: The call in Orbax's form, in place of ``tree``: a ``StandardSave`` or ``PyTreeSave``.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
@@ -170,18 +184,28 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        save, executor, paths = self._begin(path, force)
+        call = self._call(tree, args, save_args, custom_metadata)
+        save, executor, paths = self._begin(path, force, call)
         executor.in_background(
             save,
-            tree,
+            call.tree,
             {},
-            save_args=save_args,
+            save_args=call.save_args,
             timeout_s=self._timeout_s,
             began_s=began_s,
             then=lambda: self._saves.after_commit(save, paths),
         )
 
-    def save_and_wait(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save_and_wait(
+        self,
+        path: UserPath,
+        tree: Any = None,
+        *,
+        force: bool = False,
+        save_args: Any = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+        args: Any = None,
+    ) -> None:
         """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
 
         Raises:
@@ -190,9 +214,10 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        save, executor, paths = self._begin(path, force)
+        call = self._call(tree, args, save_args, custom_metadata)
+        save, executor, paths = self._begin(path, force, call)
         deadline = Deadline.after(self._timeout_s, self._clock)
-        executor.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
+        executor.now(save, call.tree, {}, save_args=call.save_args, deadline=deadline, on_stage=lambda stage: None)
         self._saves.after_commit(save, paths)
 
     def restore(
@@ -202,6 +227,7 @@ class AsyncCheckpointer:
         *,
         restore_args: Any = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+        args: Any = None,
     ) -> Any:
         """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
 
@@ -214,6 +240,7 @@ class AsyncCheckpointer:
                 ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
             restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
             options: What may be missing, and how much memory reading may take.
+            args: The call in Orbax's form, in place of ``like``: a ``StandardRestore`` or ``PyTreeRestore``.
 
         Returns:
             The tree.
@@ -225,6 +252,7 @@ class AsyncCheckpointer:
             CheckpointMismatch: The checkpoint does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
+        call = orbax_calls.restore_call(like, args, restore_args=restore_args, options=options)
         self.wait_until_finished()
         joined, _ = self._saves.join()
         self._restores += 1
@@ -232,14 +260,14 @@ class AsyncCheckpointer:
         return restore_path.restore(
             paths,
             paths.step(None),
-            like,
-            restore_args,
+            call.like,
+            call.restore_args,
             gang=joined.gang,
             key=f"checkpoint/{joined.attempt}/restore/{self._restores}",
             attempt=joined.attempt,
             deadline=Deadline.after(self._timeout_s, self._clock),
             sleep=time.sleep,
-            options=options.with_handlers(self._handlers),
+            options=call.options.with_handlers(self._handlers),
         )
 
     def metadata(self, path: UserPath) -> TreeMetadata:
@@ -305,7 +333,16 @@ class AsyncCheckpointer:
         self._at_exit.forget()
         self._last_save, self._saves.executor = self.last_save, None
 
-    def _begin(self, path: UserPath, force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
+    def _call(
+        self, tree: Any, args: Any, save_args: Any, custom_metadata: Mapping[str, Any] | None
+    ) -> orbax_calls.SaveCall:
+        return orbax_calls.save_call(
+            tree, args, save_args=save_args, custom_metadata=custom_metadata, options=self._options
+        )
+
+    def _begin(
+        self, path: UserPath, force: bool, call: orbax_calls.SaveCall
+    ) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        return self._saves.begin(path, force)
+        return self._saves.begin(path, force, SaveExtras(call.custom_metadata))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gracepoint.errors import InvalidSharding, SettingsError
@@ -233,6 +234,28 @@ class SingleReplica:
 DEFAULT_REPLICA = SingleReplica()
 
 
+@dataclasses.dataclass
+class Transform:
+    r"""Where the leaves that a regular expression matches are restored from.
+
+    Attributes:
+        original_key: Path of the stored leaf, its keys joined by slashes. It may have references to groups of the
+            regular expression, as ``\1``. None: the path of the leaf itself.
+        use_fallback: Whether the leaf keeps its value from ``like``, even if it was saved.
+        value_fn: Computes the leaf from the stored one. It gets the whole array as a ``numpy.ndarray``, in every
+            process, or a number or string. None: the leaf is restored as it was saved.
+    """
+
+    original_key: str | None = None
+    use_fallback: bool = False
+    value_fn: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError if the arguments contradict each other."""
+        if self.use_fallback and (self.original_key is not None or self.value_fn is not None):
+            raise SettingsError("Transform: use_fallback keeps the value of like: give no original_key or value_fn")
+
+
 @dataclasses.dataclass(frozen=True)
 class RestoreOptions:
     """How a tree is restored.
@@ -249,6 +272,10 @@ class RestoreOptions:
             need not hold two states. Other references to these arrays become invalid, too. If the checkpoint does not
             fit ``like``, or there is no checkpoint, nothing is deleted. If reading fails, the arrays stay deleted.
         handlers: Handlers of leaf types of your own. None: those of the checkpointer.
+        transforms: ``Transform`` by regular expressions, each for the paths of leaves of ``like``: their keys, joined
+            by slashes. If several match, the last one counts. None: each leaf comes from its own path.
+        transforms_default_to_original: Whether leaves that no expression matches come from their own path. False: they
+            keep their value from ``like``, and ``use_fallback`` means the stored leaf.
     """
 
     partial_restore: bool = False
@@ -257,6 +284,8 @@ class RestoreOptions:
     single_replica: SingleReplica = DEFAULT_REPLICA
     donate: bool = False
     handlers: HandlerRegistry | None = None
+    transforms: Mapping[str, Any] | None = None
+    transforms_default_to_original: bool = True
 
     def with_handlers(self, handlers: HandlerRegistry | None) -> RestoreOptions:
         """Returns the options with the handlers of a checkpointer, if they have none of their own."""

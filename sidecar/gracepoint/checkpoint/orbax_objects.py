@@ -32,7 +32,7 @@ def restore_args_of(given: Any, where: str) -> RestoreArgs:
     if isinstance(given, RestoreArgs):
         return given
     for ours in _RESTORE_ARGS:
-        if _is_orbax(given, ours.__name__):
+        if is_orbax(given, ours.__name__):
             return ours(**_fields(given, ours, where))
     raise CheckpointRefused(f"{where}: expected RestoreArgs, found a {type(given).__qualname__}")
 
@@ -45,7 +45,7 @@ def save_args_of(given: Any, where: str) -> SaveArgs:
     """
     if isinstance(given, SaveArgs):
         return given
-    if _is_orbax(given, SaveArgs.__name__):
+    if is_orbax(given, SaveArgs.__name__):
         return SaveArgs(**_fields(given, SaveArgs, where))
     raise CheckpointRefused(f"{where} is {given!r}; expected a SaveArgs")
 
@@ -71,7 +71,7 @@ def sharding_of(given: Any, where: str) -> Any:
     Raises:
         CheckpointRefused: The devices of the sharding do not exist here.
     """
-    if not _is_orbax(given, "ShardingMetadata"):
+    if not is_orbax(given, "ShardingMetadata"):
         return given
     try:
         found = given.to_jax_sharding()
@@ -94,7 +94,7 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
     """
     if options is not None and not isinstance(options, WriteOptions):
         raise SettingsError(f"options: expected WriteOptions, found {options!r} (metadata_key is a keyword)")
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, value in given.items():
         if name == "array_metadata_store":
             changed["store_array_metadata"] = _is_stored(value)
@@ -116,7 +116,7 @@ def _is_stored(store: Any) -> bool:
     Raises:
         SettingsError: It is another store, which would be ignored.
     """
-    if store is not None and not (_is_orbax(store, "Store") and type(store).__module__.startswith("orbax.")):
+    if store is not None and not (is_orbax(store, "Store") and type(store).__module__.startswith("orbax.")):
         raise SettingsError(
             f"array_metadata_store={store!r}: array_metadatas is written in Orbax's form, or not at all (None)"
         )
@@ -144,7 +144,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def _is_orbax(value: Any, name: str) -> bool:
+def is_orbax(value: Any, name: str) -> bool:
     """Returns whether ``value`` is an instance of Orbax's class ``name`` or of a subclass of it."""
     return any(base.__name__ == name and base.__module__.partition(".")[0] == "orbax" for base in type(value).__mro__)
 

@@ -14,6 +14,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.saving.commit_callback import call_back
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup
@@ -76,7 +77,7 @@ class PathSaves:
             )
         return self._joined, self.executor
 
-    def begin(self, path: UserPath, force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
+    def begin(self, path: UserPath, force: bool, extras: SaveExtras) -> tuple[SaveOperation, SaveExecutor, Layout]:
         """Begins a save to ``path``, once all processes know that nothing prevents it.
 
         Raises:
@@ -86,7 +87,7 @@ class PathSaves:
         """
         joined, executor = self.join()
         paths = restore_path.paths_of(path)
-        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined))
+        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined), extras=extras)
         with save.failing_together():
             restore_path.check_target(
                 save,

@@ -18,11 +18,14 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
+from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
+from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.due_saves import DueSaves
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
@@ -68,6 +71,7 @@ class StepCheckpointer:
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
         handlers: HandlerRegistry | None = None,
+        item: str = layout.STATE_ITEM,
         remember_throughput: bool = False,
         hastens: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -90,6 +94,7 @@ class StepCheckpointer:
             host_memory_limit_bytes: Most bytes of host memory in this process for the snapshot of background saves.
                 None: the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
+            item: Name of the item that holds the state in each step.
             remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
             hastens: Whether ``hasten`` will be called.
             clock: Returns monotonic seconds.
@@ -97,7 +102,7 @@ class StepCheckpointer:
         Raises:
             SettingsError: An argument is wrong.
         """
-        self._paths = layout.Layout(storage_path(directory))
+        self._paths = layout.Layout(storage_path(directory), item=item)
         self._gang = gang
         self._attempt = layout.checked_attempt(attempt)
         self._clock = clock
@@ -195,6 +200,7 @@ class StepCheckpointer:
         host_state: Mapping[str, Any],
         *,
         save_args: Any = None,
+        extras: SaveExtras = NO_EXTRAS,
         timeout_s: float = BACKGROUND_TIMEOUT_S,
         anew: bool = False,
     ) -> None:
@@ -207,6 +213,7 @@ class StepCheckpointer:
             state: The train state.
             host_state: This process's values by name.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            extras: What is saved beside the state.
             timeout_s: Seconds for the part in the background.
             anew: Whether to save the step even if this gang has already committed or restored it.
 
@@ -216,7 +223,7 @@ class StepCheckpointer:
                 the directory over.
         """
         began_s = self._clock()
-        save = self.executor.begin(self._paths, step)
+        save = self.executor.begin(self._paths, step, extras=extras)
         with save.failing_together():
             self.executor.background.wait_until_finished(None)
             if not anew and self._committed.has(step):
@@ -304,6 +311,7 @@ class StepCheckpointer:
         restore_args: Any = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
         reshard: Mapping[str, Reshard] | None = None,
+        items: ItemsRequest = NO_ITEMS,
         tidy: bool = True,
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
@@ -319,6 +327,7 @@ class StepCheckpointer:
             restore_args: See ``read_tree``.
             options: See ``RestoreOptions``.
             reshard: See ``restore_newest``.
+            items: The items to restore beside the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
 
@@ -349,6 +358,7 @@ class StepCheckpointer:
                 options=options.with_handlers(self._handlers),
                 reshard=reshard,
                 only=step,
+                items=items,
             )
         self.save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
@@ -358,6 +368,30 @@ class StepCheckpointer:
         if tidy:
             self._committed.tidy(self._committed.newest, self.executor.saves)
         return restored
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with donation.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/restore/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.

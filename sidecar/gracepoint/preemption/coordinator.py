@@ -7,6 +7,7 @@ thread; ``end`` ends the threads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -31,6 +32,21 @@ log = logging.getLogger(__name__)
 _FLUSH_S = 3.0
 #: The exit code of Python after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveNotice:
+    """A preemption that this process has been told of.
+
+    Attributes:
+        cause: Why, such as ``SpotTermination``.
+        signal: What was seen, such as ``taint``.
+        deadline_s: Seconds that are left until the process must have exited.
+    """
+
+    cause: str
+    signal: str
+    deadline_s: float
 
 
 class Coordinator:
@@ -103,6 +119,14 @@ class Coordinator:
             raise
 
     # What is going on.
+
+    @property
+    def notice(self) -> ActiveNotice | None:
+        """The most urgent notice that this process knows of. None if there is none, or only drills."""
+        found = self._mailbox.current
+        if found is None:
+            return None
+        return ActiveNotice(found.cause, found.signal, max(0.0, self._mailbox.remaining_s()))
 
     @property
     def noticed(self) -> bool:
@@ -207,8 +231,8 @@ class Coordinator:
 
         Args:
             reason: Why.
-            not_saved: Why the step was not saved that the training loop was told to save. None if it was not told to.
-            steps_lost: As in ``not_saved``.
+            not_saved: Why the training loop did not save the step that it was told to save. None if it was not told to.
+            steps_lost: Steps since the last committed one, for the report of ``not_saved``. None if that is not known.
         """
         if not_saved is not None:
             self._outcome.failed(self.step, not_saved, steps_lost)

@@ -1,7 +1,7 @@
 """The agreed sync point: all processes meet, choose what to save, save it, and report. Runs in the training thread.
 
-When they meet, each process tells the others what it knows, and all choose alike by that (``deadline_plan``). Every
-wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
+When they meet, each process tells the others what it knows, and all make the same choice from it (``deadline_plan``).
+Every wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
 """
 

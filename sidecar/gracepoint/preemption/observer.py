@@ -66,7 +66,7 @@ class PreemptionObserver:
         """As ``multihost.Observer``."""
         match event:
             case Noticed(notice):
-                disruption = self._notices.stands(notice)
+                disruption = self._notices.received(notice)
                 if notice.by != self._group.process_index:
                     log.warning("another process has a notice process=%d notice=%s", notice.by, disruption)
             case Retracted(notice, _, reason):
@@ -107,11 +107,11 @@ class PreemptionObserver:
     def _closed(self, epoch: Epoch) -> None:
         self._budget.end()
         for origin in epoch.origins:
-            self._notices.falls(origin)
+            self._notices.removed(origin)
 
     def _retracted(self, notice: NoticeEntry, reason: str, *, alone: bool = False) -> None:
-        disruption = self._notices.falls(notice.origin)
-        log.warning("a notice stands no longer origin=%s reason=%s", notice.origin, reason)
+        disruption = self._notices.removed(notice.origin)
+        log.warning("a notice was taken back origin=%s reason=%s", notice.origin, reason)
         if disruption is not None and disruption.preemption:  # the operator knows nothing of notices without a name
             self._reporter.report(Phase.RETRACTED, Progress(message=reason), disruption, alone=alone)
 

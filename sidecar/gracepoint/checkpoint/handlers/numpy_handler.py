@@ -243,6 +243,10 @@ class NumpyHandler:
         }
         return [sizes[info.name] for info in infos]
 
+    def has_dispatcher(self) -> bool:
+        """Returns whether this handler was given a dispatcher."""
+        return self._dispatcher is not None
+
     def _check(self, values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
         """Raises CheckpointError if a value must not be saved."""
         for value, info in zip(values, infos, strict=True):

@@ -14,7 +14,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays, source_by_manifest
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -58,6 +58,7 @@ class StoredTree:
         manifest: The manifest. None if Orbax wrote the checkpoint.
         source: The source of the arrays' values.
         item: The folder of the train state: ``folder`` or a folder in it.
+        custom_metadata: The custom metadata that was saved with the tree.
     """
 
     folder: StoragePath
@@ -66,6 +67,7 @@ class StoredTree:
     manifest: Manifest | None
     source: ArraySource
     item: StoragePath
+    custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
@@ -88,8 +90,13 @@ class StoredTree:
         return _checked(self.folder, layout.host_state_file(process_index), self.manifest)
 
 
-def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
+def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layout.STATE_ITEM) -> StoredTree:
     """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
+
+    Args:
+        folder: The folder of the checkpoint.
+        deadline: The deadline for opening.
+        preferred: The item that holds the train state, if Orbax wrote the step with several trees of arrays.
 
     Raises:
         CheckpointCorrupt: The metadata is missing or damaged.
@@ -98,8 +105,10 @@ def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
     manifest = commit.read_manifest(folder)
     if manifest is not None:
         item_name = manifest.item
+    elif (folder / layout.TREE_METADATA).is_value():
+        item_name = layout.NO_ITEM
     else:
-        item_name = layout.NO_ITEM if (folder / layout.TREE_METADATA).is_value() else layout.STATE_ITEM
+        item_name = listing.state_item(folder, preferred) or preferred
     item = folder / item_name
 
     def small(name: str) -> Any:
@@ -134,7 +143,7 @@ def open_tree(folder: StoragePath, deadline: Deadline) -> StoredTree:
         raise CheckpointCorrupt(
             f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
         )
-    return StoredTree(folder, found, empty, manifest, source, item)
+    return StoredTree(folder, found, empty, manifest, source, item, metadata.get("custom_metadata") or {})
 
 
 def _leaves(

@@ -20,6 +20,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.background_save import BackgroundSave
+from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
@@ -99,7 +100,13 @@ class SaveExecutor:
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
 
     def begin(
-        self, paths: Layout, step: int | None, *, replace: bool = True, barrier: Barrier | None = None
+        self,
+        paths: Layout,
+        step: int | None,
+        *,
+        replace: bool = True,
+        barrier: Barrier | None = None,
+        extras: SaveExtras = NO_EXTRAS,
     ) -> SaveOperation:
         """Returns the next save. Pass it to ``in_background`` or ``now``.
 
@@ -108,10 +115,13 @@ class SaveExecutor:
             step: The step that is saved. None for a checkpoint that has a path to itself.
             replace: Whether the save replaces a checkpoint that already exists at its final name.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
+            extras: What is saved beside the state.
         """
         self.saves += 1  # before anything can fail, so that the processes' counts never differ
         temporary = paths.temporary(step, self._attempt, self.saves)
-        return SaveOperation(paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier)
+        return SaveOperation(
+            paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier, extras=extras
+        )
 
     def in_background(
         self,
@@ -139,6 +149,7 @@ class SaveExecutor:
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
                 snapshot.
         """
+        waited_s = self._clock() - began_s
         self._tell_started(save, in_background=True)
         self.background.newest = None  # its memory is filled again below
         with save.failing_together():
@@ -170,7 +181,7 @@ class SaveExecutor:
             except RuntimeError as error:
                 raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
         self.background.begun(newest)
-        metrics.tell_blocked(blocked_s)
+        metrics.tell_blocked(blocked_s, waited_s=waited_s, snapshot_s=snapshot_s)
 
     def now(
         self,

@@ -31,10 +31,8 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 logger = logging.getLogger(__name__)
 
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
-_ITEM_HANDLERS = {
-    layout.STATE_ITEM: "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
-    layout.HOST_STATE_ITEM: "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
-}
+_STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+_HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 
 
 def done_records(folder: StoragePath) -> list[DoneRecord] | None:
@@ -215,13 +213,17 @@ def empty_trash(paths: Layout) -> None:
 
 def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
     """Adds the files that a committed step has: Gracepoint's manifest, and Orbax's marker files."""
+    more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
+    if layout.MORE_METADATA in manifest.files:
+        more = json.loads((folder / layout.MORE_METADATA).read_bytes())
+    handlers = {manifest.item: _STATE_HANDLER, layout.HOST_STATE_ITEM: _HOST_STATE_HANDLER, **more["item_handlers"]}
     metadata = {
-        "item_handlers": _ITEM_HANDLERS if manifest.item else _ITEM_HANDLERS[layout.STATE_ITEM],
+        "item_handlers": handlers if manifest.item else _STATE_HANDLER,
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": manifest.begun_ns,
         "commit_timestamp_nsecs": time.time_ns(),
-        "custom_metadata": {},
+        "custom_metadata": more["custom_metadata"],
     }
     if manifest.arrays and manifest.arrays[0].format.ocdbt:
         ocdbt.merge(folder / manifest.item, manifest.process_count)
@@ -267,5 +269,5 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-            logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
+            logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
             target.publish(aside)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ from gracepoint.checkpoint.transfer.device_to_host import (
 )
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
 
 Specs = Sequence[ArraySpec | None]
 #: Priorities by the index of the leaf. Leaves that are not in it are copied before the save returns.
@@ -128,6 +131,14 @@ class Transfer:
         self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot)
         self._left = [shard for priority in _LATER for shard in by_priority[priority]]
         left = {shard.leaf for shard in self._left}
+        if options.device_host_max_bytes is not None:
+            logger.info(
+                "%d of %d leaves are copied from their devices in the background, at most %d bytes of them at once, "
+                "which may make the save slower",
+                len(left),
+                len({shard.leaf for shard in plan.shards}),
+                options.device_host_max_bytes,
+            )
         self._data = [data if index in left else None for index, data in enumerate(self._data)]  # frees the others
 
     @property

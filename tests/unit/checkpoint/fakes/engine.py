@@ -126,8 +126,8 @@ def save(
 def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None) -> Restored | None:
     """Restores in a new engine, as the next start does."""
     checkpointer = engine(root, gang, attempt=attempt)
-    restored = checkpointer.restore(like, timeout_s=30)
-    checkpointer.close(30)
+    restored = checkpointer.restore(like, timeout_s=300)
+    checkpointer.close(300)
     return restored
 
 

@@ -136,7 +136,7 @@ def test_any_number_of_writers_may_write_one_small_file_at_once(tmp_path: Path) 
     start = threading.Barrier(8)
 
     def run() -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             for _ in range(20):
                 storage_path(path).put(b"contents")

@@ -109,7 +109,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 
     def run() -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             recovery.salvage(Layout(storage_path(tmp_path)))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion

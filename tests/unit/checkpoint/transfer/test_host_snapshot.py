@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -45,11 +46,13 @@ def deadline(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s, time.monotonic)
 
 
-def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once() -> None:
+def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
     recorder = Recorder()
     options = WriteOptions(device_host_max_bytes=10 * LEAF_BYTES, callback=recorder)
     transfer = transfer_of(state_of("d1", "p1", "s1", "d2", "p2", "s2"), options, in_background=True)
     assert recorder.events == [("transferred", "s1"), ("transferred", "s2")]
+    assert "4 of 6 leaves are copied from their devices in the background, at most 40960 bytes" in caplog.text
     for chunk, _ in transfer.chunks(deadline()):
         transfer.written(chunk)
     assert recorder.names("transferred") == ["s1", "s2", "p1", "p2", "d1", "d2"]

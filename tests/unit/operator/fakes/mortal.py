@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Phase
@@ -78,10 +79,12 @@ class FusedApi(client.KubeClient):
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         timeout_s: float = 0.0,
-    ) -> JsonObject:
+        read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
+    ) -> Any:
         await self._fuse.burn()
-        answer = await self._shared._call(method, path, query=query, body=body, content_type=content_type)
+        answer = await self._shared._call(method, path, query=query, body=body, content_type=content_type, read=read)
         if method != "GET":
             await self._fuse.burn()
         return answer

@@ -182,7 +182,7 @@ async def test_an_eviction_brings_a_far_deadline_near_and_is_not_taken_back(api:
         )
         assert replica.preemptions[0]["spec"]["cancelable"] is False
         replica.see(kinds.NODES, objects.node("node-1"))
-        await until(lambda: not replica.core.cache.gang(objects.JOBSET_UID).marks["uid-pod-0-0"], "the taint to go")
+        await until(lambda: not replica.core.cache.gang(objects.JOBSET_UID).marks.get("uid-pod-0-0"), "the taint to go")
         assert await evict(replica) is not None
         assert replica.preemptions[0]["status"]["phase"] == "Noticed"
 
