@@ -74,8 +74,8 @@ def complete_listing(paths: Layout) -> Listing:
     """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
     if not paths.root.is_folder():
         return Listing((), (), (f"there is no folder {paths.root}",))
-    steps, refused = _sort_out(paths)
-    return Listing(tuple(steps), tuple(refused), ())
+    steps, refused, unfinished = _sort_out(paths)
+    return Listing(tuple(steps), tuple(refused), tuple(unfinished))
 
 
 def settle(
