@@ -70,7 +70,7 @@ def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
             assert re.fullmatch(rf"\+[a-z0-9-]+\.({'|'.join(kinds)})\.md", fragment.name), fragment.name
 
 
-def test_the_operators_image_contains_what_the_tests_ran_with_and_nothing_without_a_hash() -> None:
+def test_the_operators_image_contains_what_was_tested_by_hash() -> None:
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
