@@ -126,12 +126,9 @@ class StepCheckpointer:
         )
         self._handlers = handlers
         self.access = DirectoryAccess(self._paths, gang, key=self._key, attempt=attempt, clock=clock)
-        paths, executor = self._paths, self.executor
-        self.due_saves = DueSaves(
-            gang, f"{self._key}/due", fail=lambda step, error: executor.begin(paths, step).fail(error)
-        )
+        self.due_saves = DueSaves(gang, f"{self._key}/due", fail=self.refuse)
         retention = Retention(keep_last, keep_every_steps, keep_for_s)
-        self._committed = CommittedSteps(paths, gang, key=self._key, attempt=attempt, retention=retention)
+        self._committed = CommittedSteps(self._paths, gang, key=self._key, attempt=attempt, retention=retention)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._restores = 0
@@ -147,6 +144,10 @@ class StepCheckpointer:
     def commit_key(self) -> str | None:
         """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
         return self.executor.commit_key
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
+        self.executor.begin(self._paths, step).fail(error)
 
     def stop(self, reason: str) -> None:
         """Stops the background save under way, so that ``save`` need not wait for it. Collective."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gracepoint import deadline_plan
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
@@ -104,7 +105,17 @@ class Coordinator:
         # raise it when the freeze begins.
         tell_jax = functools.partial(raise_jax_notice, meeting.client)
         notices = NoticeReader(mailbox, group.process_index, clock)
-        observer = PreemptionObserver(group, settings, notices, budget, self._outcome, reporter, self._exit, tell_jax)
+        observer = PreemptionObserver(
+            group,
+            settings,
+            notices,
+            budget,
+            self._outcome,
+            reporter,
+            self._exit,
+            tell_jax,
+            lambda: (self.step, deadline_plan.must_choose(saver.newest_snapshot)),
+        )
         self._exit.start()
         self._agreement = Agreement(meeting.store, group, observer)
         self.arrive = self._agreement.arrive
