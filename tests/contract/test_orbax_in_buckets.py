@@ -11,7 +11,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from tests.contract.test_orbax_written_steps_are_restored import FORMS, save_with_orbax
+from tests.contract.fakes.orbax_saves import FORMS, save_with_orbax
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
 from tests.unit.checkpoint.fakes.formats import each_format

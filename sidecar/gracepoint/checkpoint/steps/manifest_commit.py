@@ -287,9 +287,7 @@ def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
     _condemn(folder, trash, found.generation, save)
 
 
-def _condemn(
-    folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None
-) -> None:
+def _condemn(folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None) -> None:
     """Replaces the manifest by a claim that names ``trash``. ``save`` is the save that the manifest is of, if any."""
     now_ns = int(folder.now_s() * 1e9)
     claim, place = Claim("deletes", 0, now_ns, trash=trash.name), folder / layout.MANIFEST

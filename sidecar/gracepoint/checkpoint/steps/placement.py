@@ -117,7 +117,9 @@ class Placement:
             if other is None:
                 raise SaveFailed(f"{where} is in the way, and Gracepoint did not write it: delete it, or move it away")
             if other.is_later(self._claim):
-                raise SaveFailed(f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one")
+                raise SaveFailed(
+                    f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one"
+                )
             if not self.own():
                 return None
             found = noted.generation
