@@ -73,8 +73,8 @@ test-cluster: parts ## The cluster tests alone.
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
 
-demo: parts ## A real cluster trains, loses a node, and goes on from the very step.
-	$(PY) -m demo
+demo: parts ## A real cluster trains, loses a node, and goes on from the very step (STORAGE=gs or s3: in an object store).
+	$(PY) -m demo $(if $(STORAGE),--storage=$(STORAGE))
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up

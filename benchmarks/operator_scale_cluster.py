@@ -54,7 +54,10 @@ def filled_api_server(folder: Path, size: Size) -> Iterator[ApiServer]:
     def fill(url: str) -> None:
         operator_scale_etcd.fill(url, stored(size, time.time()))
 
-    with open_api_server(folder, service_accounts=True, etcd_flags=operator_scale_etcd.FLAGS, fill=fill) as server:
+    flags = operator_scale_etcd.FLAGS
+    with open_api_server(
+        folder, service_accounts=True, etcd_flags=flags, fill=fill, ready_s=_START_TIMEOUT_S
+    ) as server:
         server.define(bodies=(*found, *definitions().values()))
         yield server
 
@@ -200,7 +203,7 @@ class Signer:
             "iss": _ISSUER,
             "sub": f"system:serviceaccount:{gang.namespace}:{ACCOUNT}",
             "aud": [TOKEN_AUDIENCE],
-            **{"iat": now, "nbf": now, "exp": now + _TOKEN_S},
+            "iat": now, "nbf": now, "exp": now + _TOKEN_S,
             "kubernetes.io": {"namespace": gang.namespace, "pod": pod, "serviceaccount": account},
         }
         text = ".".join(_coded(json.dumps(part).encode()) for part in ({"alg": "RS256", "typ": "JWT"}, claims))

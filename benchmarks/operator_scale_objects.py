@@ -1,7 +1,7 @@
 """The objects of a large cluster, as the API server stores them. Pure.
 
-Pods have about 20 kB, as those of training jobs have with their sidecars, environment and ``managedFields``; nodes
-about 16 kB, most of it the list of images. Everything is computed from the size alone, so each run has the same names
+Training pods have about 20 kB, with their sidecars, environment and ``managedFields``; other pods about 8 kB; nodes about
+16 kB, most of it the list of images. Everything is computed from the size alone, so each run has the same names
 and UIDs.
 """
 
@@ -289,10 +289,10 @@ def _container(name: str, variables: int) -> Json:
     }
 
 
-def _pod_spec() -> Json:
+def _pod_spec(*containers: Json) -> Json:
     return {
         "volumes": [{"name": f"volume-{number}", "emptyDir": {"sizeLimit": "8Gi"}} for number in range(5)],
-        "containers": [_container("trainer", 42), _container("telemetry", 10), _container("proxy", 10)],
+        "containers": list(containers),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
         "dnsPolicy": "ClusterFirst",
@@ -347,8 +347,11 @@ def _pod_status(made: str, spec: Json) -> Json:
     }
 
 
-def _pod(made: str, labels: Json, owner: Json, owner_manager: str) -> Json:
-    spec = _pod_spec()
+def _trainer_spec() -> Json:
+    return _pod_spec(_container("trainer", 42), _container("telemetry", 10), _container("proxy", 10))
+
+
+def _pod(made: str, labels: Json, owner: Json, spec: Json) -> Json:
     status = _pod_status(made, spec)
     network = [{"name": f"network-{number}", "interface": f"eth{number}", "mac": "", "dns": {}} for number in range(9)]
     annotations = {
@@ -369,7 +372,7 @@ def _pod(made: str, labels: Json, owner: Json, owner_manager: str) -> Json:
             "annotations": annotations,
             "ownerReferences": [owner],
             "managedFields": [
-                _managed(owner_manager, made, {**created, "f:spec": _fields_of(spec)}),
+                _managed("kube-controller-manager", made, {**created, "f:spec": _fields_of(spec)}),
                 _managed("kubelet", made, {"f:status": _fields_of(status)}, "status"),
             ],
         },
@@ -388,17 +391,17 @@ def _training_pod(made: str) -> Json:
         "controller-uid": "@JOBUID@",
     }
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "@JOB@", "uid": "@JOBUID@", "controller": True}
-    return _pod(made, labels, owner, "kube-controller-manager")
+    return _pod(made, labels, owner, _trainer_spec())
 
 
 def _web_pod(made: str) -> Json:
     labels = {"app": "front", "pod-template-hash": "6f9c8d7b5", "team.example.com/cost-center": "web-1"}
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "front-6f9c8d7b5", "uid": "@UID@"}
-    return _pod(made, labels, owner, "kube-controller-manager")
+    return _pod(made, labels, owner, _pod_spec(_container("front", 8)))
 
 
 def _template() -> Json:
-    spec = {name: value for name, value in _pod_spec().items() if name != "nodeName"}
+    spec = {name: value for name, value in _trainer_spec().items() if name != "nodeName"}
     return {"metadata": {"labels": {names.LABEL_POLICY: POLICY}}, "spec": spec}
 
 

@@ -24,11 +24,11 @@ _TOLD_S = 0.02
 
 def measure(write: Callable[[str], Any]) -> None:
     """From now on tells what blocks the event loops of this process."""
-    run = asyncio.Handle._run  # noqa: SLF001  the one place through which every callback goes
+    run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> None:
         began_s, worked_s = time.perf_counter(), time.thread_time()
-        what = handle._callback  # type: ignore[attr-defined]  # noqa: SLF001
+        what = handle._callback  # type: ignore[attr-defined]
         run(handle)
         took_s = time.perf_counter() - began_s
         if took_s >= _TOLD_S:
@@ -36,7 +36,7 @@ def measure(write: Callable[[str], Any]) -> None:
             line = {"at": time.time(), "thread": threading.current_thread().name, "took_s": took_s}
             write(json.dumps({**line, "worked_s": worked_s, "what": repr(what)[:200]}) + "\n")
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def build_images(cluster: Cluster, say: Callable[[str], None], *, registry: str 
     pins = pinned(ROOT / "operator/requirements.txt")
     return Images(
         operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", say, requirements=pins),
-        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, say, extras=("jax",)),
+        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, say, extras=("jax", "gcs", "s3")),
     )
 
 

@@ -298,7 +298,8 @@ class Controller:
         )
 
     def _after_sweep(self, swept: Swept) -> None:
-        if not self.ready:
+        is_first = not self.ready
+        if is_first:
             log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
             self._on_ready()
         if self._sweeper.complete:
@@ -307,7 +308,10 @@ class Controller:
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)
-        self._decisions.add_round(self.cache.workload_uids())
+        if is_first or swept.whole:
+            self._decisions.add_round(self.cache.workload_uids())
+        else:
+            self._decisions.add(swept.affected)
         for epoch in self.cache.preemptions.epochs.values():
             if epoch.status.phase is None or swept.rewound:
                 self._preemption_writer.touch(epoch)

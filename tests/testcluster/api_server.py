@@ -36,6 +36,7 @@ class ApiServer:
         service_accounts: Whether pods must have a service account. Nothing makes the default ones here.
         etcd_flags: More flags of etcd.
         fill: Called with etcd's URL while the API server does not run yet, to write objects into etcd.
+        ready_s: How long the API server may take to be ready, in seconds. It reads all objects before.
 
     Attributes:
         url: Where the API server listens.
@@ -51,11 +52,13 @@ class ApiServer:
         service_accounts: bool = False,
         etcd_flags: Sequence[str] = (),
         fill: Callable[[str], None] | None = None,
+        ready_s: float = _READY_S,
     ) -> None:
         self._folder = folder
         self._service_accounts = service_accounts
         self._etcd_flags = etcd_flags
         self._fill = fill
+        self._ready_s = ready_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         client, peer, self._port = free_ports(3)
         self._client_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
@@ -108,7 +111,7 @@ class ApiServer:
             f"--service-account-key-file={folder}/service-accounts.pub",
             f"--service-account-signing-key-file={folder}/service-accounts.key",
         )
-        wait_until("the API server", self._is_ready, timeout_s=_READY_S, hint=self._logs)
+        wait_until("the API server", self._is_ready, timeout_s=self._ready_s, hint=self._logs)
         if ended := self._ended():
             raise ClusterError(f"{ended} ended before the API server was ready{self._logs()}")
 
@@ -213,13 +216,14 @@ def open_api_server(
     service_accounts: bool = False,
     etcd_flags: Sequence[str] = (),
     fill: Callable[[str], None] | None = None,
+    ready_s: float = _READY_S,
 ) -> Iterator[ApiServer]:
     """Starts an ``ApiServer``, and stops it in the end. The arguments are its own.
 
     Raises:
         ClusterError: As ``ApiServer.start`` says.
     """
-    server = ApiServer(folder, service_accounts=service_accounts, etcd_flags=etcd_flags, fill=fill)
+    server = ApiServer(folder, service_accounts=service_accounts, etcd_flags=etcd_flags, fill=fill, ready_s=ready_s)
     try:
         server.start()
         yield server

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import gracepoint
@@ -68,7 +70,7 @@ def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
             assert re.fullmatch(rf"\+[a-z0-9-]+\.({'|'.join(kinds)})\.md", fragment.name), fragment.name
 
 
-def test_the_operators_image_contains_what_the_tests_ran_with_and_nothing_without_a_hash() -> None:
+def test_the_operators_image_contains_what_was_tested_by_hash() -> None:
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -85,3 +87,13 @@ def test_the_operators_image_contains_what_the_tests_ran_with_and_nothing_withou
     extra = project()["project"]["optional-dependencies"]["operator"]
     assert {normal(re.split(r"[<>=~\[ ]", line)[0]) for line in extra} <= pinned.keys(), "run: make requirements"
     assert "--require-hashes" in read("operator/Dockerfile")
+
+
+def test_no_link_is_part_of_the_source() -> None:
+    """A link to an environment or a cache elsewhere would replace those of everybody who takes the change."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a checkout of git")
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000 ")] == []

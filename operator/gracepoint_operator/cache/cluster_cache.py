@@ -93,21 +93,13 @@ class ClusterCache:
             return set()
         self.left_out.parts(kind, uid, where, found.left_out)
         match found.value:
-            case Pod() as pod:
-                return self._store_pod(pod, found.marks, listed)
-            case Node() as node:
-                self._signal_index.see(uid, found.marks, listed=listed)
-                self.objects.put_node(node, disrupted=any(map(signals.marks_node, found.marks)))
-                return self.objects.workloads_on(node.name)
-            case Job() as job:
-                return self._store_job(job, found.marks, listed)
-            case Workload() as workload:
-                self._signal_index.see(uid, found.marks, listed=listed)
-                self.objects.put_workload(workload)
-                return {uid}
+            case Pod() | Node() | Job() | Workload() as value:
+                return self._store_object(value, found, listed)
             case CheckpointPolicy() as policy:
+                before = self.policies.get(found.key)
                 self.policies[found.key] = policy
-                return self.objects.workloads_with_policy(found.key)
+                same = before is not None and before.spec == policy.spec
+                return set() if same else self.objects.workloads_with_policy(found.key)
             case PreemptionRecord() as epoch:
                 self.preemptions.join(epoch)
                 return {epoch.spec.workload.uid}
@@ -280,21 +272,27 @@ class ClusterCache:
         found = {pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in concerned}
         return {uid: marks for uid, marks in found.items() if marks}
 
-    def _store_pod(self, pod: Pod, marks: tuple[Mark, ...], listed: bool) -> set[str]:
-        if not pod.workload_uid:
+    def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
+        """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""
+        if isinstance(value, Pod | Job) and not value.workload_uid:
             return set()
-        self._signal_index.see(pod.uid, marks, listed=listed)
-        self.objects.put_pod(pod)
-        if pod.node:
-            self.first_seen.see_bound(pod.uid, pod.bound_at, listed=listed)
-        return {pod.workload_uid}
-
-    def _store_job(self, job: Job, marks: tuple[Mark, ...], listed: bool) -> set[str]:
-        if not job.workload_uid:
-            return set()
-        self._signal_index.see(job.uid, marks, listed=listed)
-        self.objects.put_job(job)
-        return {job.workload_uid}
+        marks_changed = self._signal_index.see(found.uid, found.marks, listed=listed)
+        match value:
+            case Pod() as pod:
+                changed = self.objects.put_pod(pod)
+                if pod.node:
+                    self.first_seen.see_bound(pod.uid, pod.bound_at, listed=listed)
+                affected = {pod.workload_uid}
+            case Job() as job:
+                changed = self.objects.put_job(job)
+                affected = {job.workload_uid}
+            case Workload() as workload:
+                changed = self.objects.put_workload(workload)
+                affected = {workload.uid}
+            case Node() as node:
+                changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, found.marks)))
+                affected = self.objects.workloads_on(node.name) if changed or marks_changed else set()
+        return affected if changed or marks_changed else set()
 
     def _store_attached(self, found: ObjectReading, owner: str, listed: bool) -> set[str]:
         """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""

@@ -39,12 +39,15 @@ class GangObjects:
         self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
         self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
 
-    def put_node(self, node: Node, *, disrupted: bool) -> None:
+    def put_node(self, node: Node, *, disrupted: bool) -> bool:
+        """Returns whether it changed."""
+        before = self.nodes.get(node.name)
         self.nodes[node.name] = node
         if disrupted:
             self.disrupted_nodes.add(node.name)
         else:
             self.disrupted_nodes.discard(node.name)
+        return before != node
 
     def drop_node(self, name: str, uid: str) -> None:
         """Removes the node, unless a new node of this name is known."""
@@ -52,11 +55,15 @@ class GangObjects:
             del self.nodes[name]
             self.disrupted_nodes.discard(name)
 
-    def put_workload(self, workload: Workload) -> None:
+    def put_workload(self, workload: Workload) -> bool:
+        """Returns whether it changed."""
+        if self.workloads.get(workload.uid) == workload:
+            return False
         self.drop_workload(workload.uid)
         self.workloads[workload.uid] = workload
         self._named[workload.namespace, workload.name].add(workload.uid)
         self._with_policy[workload.namespace, workload.policy].add(workload.uid)
+        return True
 
     def drop_workload(self, uid: str) -> None:
         workload = self.workloads.pop(uid, None)
@@ -64,8 +71,11 @@ class GangObjects:
             discard(self._named, (workload.namespace, workload.name), uid)
             discard(self._with_policy, (workload.namespace, workload.policy), uid)
 
-    def put_pod(self, pod: Pod) -> None:
+    def put_pod(self, pod: Pod) -> bool:
+        """Returns whether it changed."""
         before = self.pods.get(pod.uid)
+        if before == pod:
+            return False
         if before is not None and (before.workload_uid, before.node) != (pod.workload_uid, pod.node):
             self.drop_pod(pod.uid)
         self.pods[pod.uid] = pod
@@ -74,6 +84,7 @@ class GangObjects:
         self._pods_of[pod.workload_uid].add(pod.uid)
         if pod.node:
             self._pods_on[pod.node].add(pod.uid)
+        return True
 
     def drop_pod(self, uid: str) -> set[str]:
         """Removes a pod. Returns the UID of its workload; the set is empty if the pod is not known."""
@@ -87,9 +98,16 @@ class GangObjects:
         discard(self._pods_on, pod.node, uid)
         return {pod.workload_uid}
 
-    def put_job(self, job: Job) -> None:
+    def put_job(self, job: Job) -> bool:
+        """Returns whether it changed."""
+        before = self.jobs.get(job.uid)
+        if before == job:
+            return False
+        if before is not None:
+            self.drop_job(job.uid)
         self.jobs[job.uid] = job
         self._jobs_of[job.workload_uid].add(job.uid)
+        return True
 
     def drop_job(self, uid: str) -> set[str]:
         """Removes a Job. Returns the UID of its workload; the set is empty if the Job is not known."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -59,18 +59,22 @@ class Swept:
         left_out: The optional kinds that could not be listed. Their known objects stay.
         changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
             after a full sweep.
+        affected: UIDs of the workloads to which it matters what was found.
         rewound: True if the API server has gone back to an older state.
+        whole: True if all kinds were wanted.
     """
 
     left_out: frozenset[kinds.Kind]
     changed: frozenset[kinds.Kind]
+    affected: frozenset[str]
     rewound: bool
+    whole: bool
 
 
 async def sweep(
     api: KubeClient,
     cache: ClusterCache,
-    drop: Callable[[str], object],
+    drop: Callable[[str], Set[str]],
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
     begins: Callable[[kinds.Kind], Awaitable[None]] = _nothing,
@@ -82,7 +86,7 @@ async def sweep(
     Args:
         api: The API server.
         cache: Stores what is listed.
-        drop: Called with the UID of each object that no longer exists.
+        drop: Removes the object with a UID, which no longer exists. Returns the UIDs of the affected workloads.
         watches: Has the version up to which each kind was watched. Is told of failures.
         wanted: The kinds to list.
         begins: Awaited before a kind is listed.
@@ -93,6 +97,7 @@ async def sweep(
     """
     left_out: set[kinds.Kind] = set()
     changed: set[kinds.Kind] = set()
+    affected: set[str] = set()
     rewound = False
     for kind in (kind for kind in SELECTORS if kind in wanted):
         await begins(kind)
@@ -108,12 +113,13 @@ async def sweep(
             watches.failed(kind, str(error), optional=True)
             left_out.add(kind)
             continue
+        affected |= listing.affected
         for uid in listing.before.keys() - found:
-            drop(uid)
+            affected |= drop(uid)
         rewound |= listing.rewound
         if listing.behind:
             changed.add(kind)
-    return Swept(frozenset(left_out), frozenset(changed), rewound)
+    return Swept(frozenset(left_out), frozenset(changed), frozenset(affected), rewound, SELECTORS.keys() <= set(wanted))
 
 
 class _Listing:
@@ -123,6 +129,7 @@ class _Listing:
         before: The versions of the objects that were known when the list began, by UID.
         rewound: True if the list is older than what was known. Versions fall only by a restore.
         behind: True if an object was listed in a version that is not known here.
+        affected: UIDs of the workloads to which it matters what was stored.
     """
 
     def __init__(self, api: KubeClient, cache: ClusterCache, watches: WatchState, kind: kinds.Kind) -> None:
@@ -135,6 +142,7 @@ class _Listing:
         self._newest = max([self._seen_version, *self.before.values()])
         self.rewound = False
         self.behind = False
+        self.affected: set[str] = set()
 
     async def stored(self) -> set[str]:
         """Stores all objects, page by page. Returns their UIDs."""
@@ -147,8 +155,11 @@ class _Listing:
             self._check(page.metadata, ((reading.uid, reading.version) for reading in readings))
             for reading in readings:
                 found.add(reading.uid)
+                is_new = reading.version == 0 or reading.version != self._cache.versions.of(reading.uid)
                 # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
-                self._cache.store(reading, listed=True, fresh=True)
+                affected = self._cache.store(reading, listed=True, fresh=True)
+                if is_new:
+                    self.affected |= affected
             metadata = page.metadata
         if metadata:
             self._watches.listed_at(self._kind, version_of(metadata))

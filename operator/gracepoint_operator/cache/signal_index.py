@@ -26,13 +26,15 @@ class SignalIndex:
         self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
         self._attached_to: dict[str, str] = {}
 
-    def see(self, uid: str, found: tuple[Mark, ...], *, listed: bool) -> None:
-        """Notes that the object has these marks now and no others."""
+    def see(self, uid: str, found: tuple[Mark, ...], *, listed: bool) -> bool:
+        """Notes that the object has these marks now and no others. Returns True if it had others before."""
+        before = self._marks.pop(uid, ())
+        if not (found or before):
+            return False  # as nearly all objects
         if found:
             self._marks[uid] = found
-        elif self._marks.pop(uid, None) is None:
-            return  # as nearly all objects
         self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
+        return found != before
 
     def attach(self, uid: str, to: str) -> str:
         """Notes that an object belongs to a node (by name) or a workload (by UID). Returns its previous owner."""

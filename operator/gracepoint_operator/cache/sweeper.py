@@ -43,7 +43,7 @@ class Sweeper:
         api: The API server.
         cache: Stores what is listed.
         watches: The state of each watch.
-        drop: Called with the UID of each object that no longer exists.
+        drop: As in ``sweep``.
         begin: Awaited before the first list, and again if that list fails.
         after: Called after each list with its result.
 
@@ -56,7 +56,7 @@ class Sweeper:
         api: KubeClient,
         cache: ClusterCache,
         watches: WatchState,
-        drop: Callable[[str], object],
+        drop: Callable[[str], Set[str]],
         begin: Callable[[], Awaitable[None]],
         after: Callable[[Swept], None],
     ) -> None:

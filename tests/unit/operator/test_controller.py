@@ -585,8 +585,8 @@ async def test_many_events_that_waited_bring_about_one_decision(
     async with running(api, clock) as replica:
         decided: list[str] = []
         monkeypatch.setattr(replica.core, "_decide", decided.append)
-        for _ in range(50):
-            replica.see(kinds.PODS, objects.pod(0))
+        for number in range(50):
+            replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")
         assert decided == [JOBSET_UID]
 

@@ -10,7 +10,7 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
-from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene
 
 
@@ -44,10 +44,31 @@ def test_recreated_node_survives_late_deletion_of_the_old_one() -> None:
 
 def test_news_of_a_node_concern_the_jobsets_with_pods_on_it() -> None:
     scene = Scene()
-    assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
-    assert scene.cache.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
+    tainted = objects.node("node-1", taints=[objects.taint(objects.GKE_TAINT, "NoSchedule")])
+    assert scene.cache.put(kinds.NODES, tainted, listed=False) == {JOBSET_UID}
+    assert (
+        scene.cache.put(kinds.NODES, tainted | {"metadata": {**tainted["metadata"], "name": "node-9"}}, listed=False)
+        == set()
+    )
     scene.gone(objects.pod(0))
     assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param(kinds.NODES, objects.node("node-1"), id="a kubelet's report"),
+        pytest.param(kinds.PODS, objects.pod(0), id="a pod's image was pulled"),
+        pytest.param(kinds.JOBS, objects.job(), id="a Job's count of pods"),
+        pytest.param(JOBSETS, objects.jobset(), id="a JobSet's count of Jobs"),
+        pytest.param(kinds.POLICIES, objects.policy(), id="a policy's status"),
+    ],
+)
+def test_new_version_concerns_nobody_where_nothing_that_counts_has_changed(kind: kinds.Kind, body: Body) -> None:
+    scene = Scene()
+    later = body | {"metadata": {**body["metadata"], "resourceVersion": "999"}}
+    assert scene.cache.put(kind, later, listed=False) == set()
+    assert scene.cache.versions.of(body["metadata"]["uid"]) == 999
 
 
 def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
