@@ -177,7 +177,7 @@ def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) 
             return
         data = np.empty(file.bytes, np.uint8)
         read_checked(temporary.path / path, file.bytes, file.crc32, data.data)
-        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, _go_on)
+        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, None)
 
     store.at_once(functools.partial(move, path, file) for path, file in staged.items())
     if None in moved.values():
@@ -202,7 +202,7 @@ def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool
     for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
         data = np.frombuffer(files[path], np.uint8)
         name = layout.in_item(manifest.item, path)
-        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), _go_on) is None:
+        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), None) is None:
             return False
     return True
 
@@ -279,10 +279,13 @@ def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
     save = _save_of(found.data, place)
     if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
         return
-    _condemn(folder, trash, found.generation)
+    _condemn(folder, trash, found.generation, save)
 
 
-def _condemn(folder: StoragePath, trash: StoragePath, generation: Generation | None) -> None:
+def _condemn(
+    folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None
+) -> None:
+    """Replaces the manifest by a claim that names ``trash``. ``save`` is the save that the manifest is of, if any."""
     now_ns = int(folder.now_s() * 1e9)
     claim, place = Claim("deletes", 0, now_ns, trash=trash.name), folder / layout.MANIFEST
     try:
@@ -292,7 +295,8 @@ def _condemn(folder: StoragePath, trash: StoragePath, generation: Generation | N
             place.replace(claim.to_bytes(), generation)
     except (FileExistsError, StaleGeneration):
         return  # another process was faster
-    (trash / _TOMBSTONE).put(folder.name.encode())
+    of_save = "" if save is None else f"{folder.name}.gracepoint-tmp.{save.attempt}.{save.ordinal}"
+    (trash / _TOMBSTONE).put(f"{folder.name}\n{of_save}".encode())
 
 
 def give_up(paths: Layout, temporary: Temporary) -> None:
@@ -318,7 +322,10 @@ def empty_trash(paths: Layout) -> None:
             temporary.path.delete_folder()
     for trash in paths.trashed():
         with contextlib.suppress(FileNotFoundError):
-            _sweep(paths.root / (trash / _TOMBSTONE).read_bytes().decode(), trash)
+            name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
+            _sweep(paths.root / name, trash)
+            if of_save:
+                (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
             trash.delete_folder()
 
 
@@ -337,8 +344,11 @@ def find_condemned(paths: Layout) -> None:
 def _sweep(folder: StoragePath, trash: StoragePath) -> None:
     """Deletes the objects of a step, unless another save has taken it over."""
     store, place = _store(folder), folder / layout.MANIFEST
-    entries = folder.entries()  # before the claim is read: what is younger than the claim is not in it
-    found = place.read()
+    entries = folder.entries()  # before the claim is read: what a later save writes is not among them
+    try:
+        found = place.read()
+    except FileNotFoundError:
+        return  # another process has swept it
     if not is_claim(found.data) or Claim.from_bytes(found.data, str(place)).trash != trash.name:
         return
     complete = [dataclasses.replace(entry, key=(folder / entry.key).key) for entry in entries]
@@ -351,7 +361,3 @@ def _sweep(folder: StoragePath, trash: StoragePath) -> None:
 def _store(path: StoragePath) -> FlatBackend:
     assert not path.backend.renames
     return cast(FlatBackend, path.backend)
-
-
-def _go_on() -> None:
-    pass

@@ -96,7 +96,7 @@ class Placement:
         raise SaveFailed(f"{where} keeps changing")
 
     def put_in_place(
-        self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None]
+        self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None] | None
     ) -> Generation | None:
         """Writes the object ``name`` of the step. Returns its generation; None if the step is committed meanwhile.
 

@@ -291,7 +291,7 @@ class FlatBackend(Backend, Protocol):
         checksum: int,
         only_if: Generation | None,
         note: str,
-        go_on: Callable[[], None],
+        go_on: Callable[[], None] | None,
     ) -> Generation:
         """Writes a value with a note, and returns its generation.
 
@@ -301,7 +301,7 @@ class FlatBackend(Backend, Protocol):
             checksum: Their CRC-32.
             only_if: The generation that the value must have. None: there must be no value.
             note: What ``noted`` returns for this value, followed by more.
-            go_on: Called again and again. An error that it raises ends the write.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
 
         Raises:
             FileExistsError: ``only_if`` is None, and there is a value.

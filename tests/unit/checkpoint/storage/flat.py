@@ -109,10 +109,11 @@ class FlatStore:
         checksum: int,
         only_if: Generation | None,
         note: str,
-        go_on: Callable[[], None],
+        go_on: Callable[[], None] | None,
     ) -> Generation:
         with self._request("write_if", key):
-            go_on()
+            if go_on is not None:
+                go_on()
             if only_if is not None:
                 self._check(key, only_if)
             elif key in self.objects:

@@ -166,7 +166,7 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
         return ConditionFailed(errno.ESTALE, said)
     if code == "NoSuchBucket":
         return OSError(errno.ENODEV, f"{said}. The bucket does not exist: create it, or correct its name")
-    if status == 404:
+    if status == 404 and code in _MISSING:
         return FileNotFoundError(errno.ENOENT, said)
     if code == "RequestTimeTooSkewed":
         return PermissionError(errno.EACCES, f"{said}. This machine's clock is wrong: set it, for example with NTP")
@@ -174,7 +174,7 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
         return OSError(errno.EDQUOT, f"{said}. The quota is used up: raise it, or delete old checkpoints")
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
         return Transient(said, _after_s(exchange))
-    if status in (401, 403):
+    if status in (401, 403, 404):
         return PermissionError(
             errno.EACCES, f"{said}. Check this process's credentials, and that they may read, create, list and delete"
         )
@@ -182,6 +182,7 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
 
 
 _QUOTA = frozenset({"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"})
+_MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
 _AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
 _LONGEST_AFTER_S = 10.0
 

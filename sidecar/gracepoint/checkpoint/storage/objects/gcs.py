@@ -132,7 +132,7 @@ class GcsApi:
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
-            if exchange.status == 404 and "bucket" in message.lower():
+            if exchange.status == 404 and (method == "POST" or "bucket" in message.lower()):
                 code = "NoSuchBucket"
             if exchange.status == 401 and self._token.renew():
                 raise Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")

@@ -7,12 +7,11 @@ leaves a note of its own with the object, and a write whose condition failed rea
 A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
 ``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps/manifest_commit``).
 
-Keys are the names of objects in the bucket. This module has no threads of its own; see ``persistence``.
+Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``several``.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -25,6 +24,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
+from gracepoint.checkpoint.storage.objects import several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
@@ -40,14 +40,15 @@ class ObjectBackend:
     Args:
         api: The requests to the bucket.
         hedges: Whether slow requests are made a second time.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
     """
 
     renames = False
     look_every_s = 2.0
 
-    def __init__(self, api: ObjectApi, *, hedges: bool = True) -> None:
+    def __init__(self, api: ObjectApi, *, hedges: bool = True, patience_s: float = PATIENCE_S) -> None:
         self._api = api
-        self._persistence = Persistence(lambda: Exchange(api.connections), hedges=hedges)
+        self._persistence = Persistence(lambda: Exchange(api.connections), hedges=hedges, patience_s=patience_s)
 
     def url(self, key: str) -> str:
         return self._api.url(key)
@@ -133,7 +134,7 @@ class ObjectBackend:
                 kind="write",
                 size_bytes=len(body),
                 go_on=go_on or _go_on,
-                patience_s=None if go_on else PATIENCE_S,
+                patient=go_on is not None,
             )
         except ConditionFailed as error:
             found = self.found(key)
@@ -152,7 +153,7 @@ class ObjectBackend:
         checksum: int,
         only_if: Generation | None,
         note: str,
-        go_on: GoOn,
+        go_on: GoOn | None,
     ) -> Generation:
         condition = ABSENT if only_if is None else only_if
         return self.write(key, _ArrayBody(data), checksum, condition, says=note, go_on=go_on)
@@ -257,9 +258,7 @@ class ObjectBackend:
         self.at_once(functools.partial(self.delete_version, entry.key, entry.generation) for entry in entries)
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "gracepoint: objects") as pool:
-            for _ in pool.map(lambda act: act(), acts):
-                pass
+        several.run(list(acts), threads=_AT_ONCE)
 
     def publish(self, source: str, target: str) -> None:
         raise TypeError(f"{self.url(source)}: an object store cannot rename")

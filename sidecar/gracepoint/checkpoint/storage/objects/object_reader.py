@@ -11,7 +11,7 @@ import time
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects.api import ConditionFailed, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import PATIENCE_S, Persistence, Transient
+from gracepoint.checkpoint.storage.objects.persistence import Persistence, Transient
 
 
 class ObjectReader:
@@ -45,7 +45,7 @@ class ObjectReader:
             OSError: The object was replaced, or cannot be read.
         """
         wanted = max(0, min(len(out), self.size_bytes - offset))
-        done, until_s = 0, time.monotonic() + PATIENCE_S
+        done, until_s = 0, time.monotonic() + self._persistence.patience_s
         while done < wanted:
             if self._stream is None or self._position != offset + done:
                 self._open(offset + done)

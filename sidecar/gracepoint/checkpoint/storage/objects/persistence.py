@@ -84,11 +84,20 @@ def _scale(size_bytes: int) -> float:
 
 
 class Persistence:
-    """Makes the requests of one store."""
+    """Makes the requests of one store.
 
-    def __init__(self, new_exchange: Callable[[], Exchange], *, hedges: bool = True) -> None:
+    Args:
+        new_exchange: Returns a new exchange with the store.
+        hedges: Whether slow requests are made a second time.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+    """
+
+    def __init__(
+        self, new_exchange: Callable[[], Exchange], *, hedges: bool = True, patience_s: float = PATIENCE_S
+    ) -> None:
         self._new_exchange = new_exchange
         self._hedges = hedges
+        self.patience_s = patience_s
         self._paces = collections.defaultdict[str, Pace](Pace)
         self._slots = threading.BoundedSemaphore(_HEDGES_AT_ONCE)
 
@@ -100,7 +109,7 @@ class Persistence:
         kind: str,
         size_bytes: int = 0,
         go_on: Callable[[], None] = lambda: None,
-        patience_s: float | None = PATIENCE_S,
+        patient: bool = False,
         hedge: bool = True,
     ) -> T:
         """Calls ``act`` with a new exchange until it succeeds. Returns its result.
@@ -111,7 +120,7 @@ class Persistence:
             kind: Requests of one kind take about equally long for equally many bytes.
             size_bytes: Bytes that the request sends or gets.
             go_on: Called before each request and while waiting. An error that it raises ends the call.
-            patience_s: Seconds for all repetitions. None: ``go_on`` ends the call.
+            patient: Whether there is no timeout for all repetitions, as ``go_on`` ends the call.
             hedge: Whether the request is made a second time if it is slow.
 
         Raises:
@@ -129,7 +138,7 @@ class Persistence:
                 wait_s = max(random.uniform(0, pause_s), error.after_s if isinstance(error, Transient) else 0.0)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 elapsed_s = time.monotonic() - began_s
-                if patience_s is not None and elapsed_s + wait_s > patience_s:
+                if not patient and elapsed_s + wait_s > self.patience_s:
                     raise TimeoutError(
                         errno.ETIMEDOUT, f"{what}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}"
                     ) from error
