@@ -4,8 +4,8 @@
 
 LACKS is ``links`` or ``links,renames``. Needs root, /dev/fuse and libfuse3 (package fuse3).
 
-Processes: one, which serves the mount, from ``mounted`` to the end of the ``with`` statement. Threads: none; it serves one
-request at a time.
+Processes: one, which serves the mount, from ``mounted`` to the end of the ``with`` statement. Threads: none; it serves
+one request at a time.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def check_mount(folder: str) -> None:
     if scheme := _BUCKETS.get(kind):
         raise OSError(
             errno.ENOTSUP,
-            f"{folder} is the bucket {source}, mounted as {kind}. A crash in a commit there could lose the save, as a folder "
-            f"is not renamed in one step. Use {scheme}://{source}/... in place of the mount",
+            f"{folder} is the bucket {source}, mounted as {kind}. A crash in a commit there could lose the save, as "
+            f"a folder is not renamed in one step. Use {scheme}://{source}/... in place of the mount",
         )
     _check_renames(Path(folder))
 
@@ -68,8 +68,8 @@ def _check_renames(folder: Path) -> None:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{folder}: this file system does not rename a folder with a file in it ({error.strerror}), so no save could "
-                "be committed. If it is a bucket, use its gs:// or s3:// URI in place of the mount",
+                f"{folder}: this file system does not rename a folder with a file in it ({error.strerror}), so no "
+                "save could be committed. If it is a bucket, use its gs:// or s3:// URI in place of the mount",
             ) from error
     finally:
         with contextlib.suppress(OSError):
