@@ -81,7 +81,10 @@ def test_damage_is_found(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("az://bucket/run", "az:// is not known; expected an absolute path, or one of file://, gs://, memory://, s3://"),
+        (
+            "az://bucket/run",
+            "az:// is not known; expected an absolute path, or one of file://, gs://, memory://, s3://",
+        ),
         ("gs://", "found bucket ''"),
         ("s3://B_d/run", "found bucket 'B_d'"),
         ("gs://bucket/a//b", "no empty part"),

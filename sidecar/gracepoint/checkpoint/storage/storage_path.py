@@ -218,7 +218,9 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
     if not found:
         local = Path(text)
         if not local.is_absolute():
-            raise SettingsError(f"checkpoint directory {text!r}: expected an absolute path, or a URI as gs://bucket/name")
+            raise SettingsError(
+                f"checkpoint directory {text!r}: expected an absolute path, or a URI as gs://bucket/name"
+            )
         return StoragePath(POSIX, str(local))
     opened = _SCHEMES.get(scheme)
     if opened is None:

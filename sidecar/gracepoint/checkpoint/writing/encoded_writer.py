@@ -63,7 +63,9 @@ class EncodedWriter:
             crew.begin()
             for path, data in job.small_files.items():
                 crew.add(0, functools.partial(_put, folders, written, crew, path, data))
-            metadata = {job.specs[leaf].metadata_file: json.dumps(job.specs[leaf].metadata).encode() for leaf in job.arrays}
+            metadata = {
+                job.specs[leaf].metadata_file: json.dumps(job.specs[leaf].metadata).encode() for leaf in job.arrays
+            }
             if not in_tree:
                 for path, data in metadata.items():
                     crew.add(0, functools.partial(_put, folders, written, crew, layout.in_item(job.item, path), data))
@@ -118,9 +120,7 @@ def _write_chunks(job: WriteJob, pieces: list[_Piece], _: Any, put: _Put, buffer
         job.source.written(chunk)
 
 
-def _write_tree(
-    job: WriteJob, pieces: list[_Piece], metadata: dict[str, bytes], put: _Put, buffer: Buffer
-) -> None:
+def _write_tree(job: WriteJob, pieces: list[_Piece], metadata: dict[str, bytes], put: _Put, buffer: Buffer) -> None:
     (number,) = list(job.tree_numbers)[:1]
     name = f"{ocdbt.process_folder(number)}.{secrets.token_hex(8)}"
     with _InMemory() as memory:

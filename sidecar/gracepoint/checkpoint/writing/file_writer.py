@@ -39,7 +39,6 @@ from gracepoint.deadline import Deadline
 logger = logging.getLogger(__name__)
 
 
-
 class FileWriter:
     """Writes files, one save at a time. Keeps buffers between saves."""
 
@@ -125,7 +124,9 @@ def bytes_of(data: bytes) -> ArrayBytes:
     return ArrayBytes(np.asarray(memoryview(data)), np.dtype(np.uint8))
 
 
-def write_file(folders: Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: WriteCrew, buffer: Buffer) -> None:
+def write_file(
+    folders: Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: WriteCrew, buffer: Buffer
+) -> None:
     """Writes one file at ``path`` below the save's folder, and adds it to ``written``."""
     place = folders.place(path)
     checksum = place.backend.write_large(place.key, data, buffer, crew.go_on, direct=folders.direct)
