@@ -139,7 +139,6 @@ class _Bench:
         bucket = self._server.bucket(url=proxy.url)
         settings = Settings(
             root=f"{bucket.uri}/run",
-            kvstore=bucket.kvstore("run/"),
             engines=engines,
             state_bytes=self._flags.mib * _MIB,
             repeats=repeats,

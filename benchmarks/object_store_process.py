@@ -18,12 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tensorstore as ts
 
 from benchmarks import checkpoint_engines
 from benchmarks.checkpoint_engines import GRACEPOINT, ORBAX, ORBAX_PLAIN, Engine, Gracepoint, Orbax
 from benchmarks.checkpoint_process import Together, forget_peak, large_state, resident_bytes
 from gracepoint.checkpoint.process_groups import GroupFactory
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import GracepointError
 from tests.multiprocess.launcher import here
 
@@ -37,7 +37,6 @@ class Settings:
 
     Attributes:
         root: URI of the checkpoints.
-        kvstore: TensorStore's specification of the same place, to delete there.
         engines: In the order in which they take turns.
         state_bytes: Of all processes together.
         repeats: Saves of each engine, and restores.
@@ -45,7 +44,6 @@ class Settings:
     """
 
     root: str
-    kvstore: dict[str, Any]
     engines: list[str]
     state_bytes: int
     repeats: int
@@ -97,14 +95,13 @@ def main(settings: Settings) -> None:
     engines: dict[str, Engine] = {}
     for name in settings.engines:
         before_bytes = resident_bytes()
-        place = f"{settings.root}/{name.replace(', ', '-').replace(' ', '-')}"
+        place = f"{settings.root}/{_folder(name)}"
         is_ours = name == GRACEPOINT
         engines[name] = _InBucket(place, joined) if is_ours else _OrbaxInBucket(place, use_compression=name == ORBAX)
         engines[name].prepare(state)
         reserved_bytes[name] = resident_bytes() - before_bytes
         measured.committed_s[name], measured.restore_s[name], measured.extra_bytes[name] = [], [], 0
     negate = jax.jit(jnp.negative, donate_argnums=0)
-    bucket = ts.KvStore.open(settings.kvstore).result()
     for step in range(1, settings.repeats + 1):
         for name, engine in engines.items():
             state = jax.block_until_ready(jax.tree.map(lambda x: negate(x) if isinstance(x, jax.Array) else x, state))
@@ -128,16 +125,19 @@ def main(settings: Settings) -> None:
                     jax.block_until_ready(engine.restore(step, like))
 
                 measured.restore_s[name].append(together.timed(restore))
-        # All that was saved, but not what an engine keeps beside the steps.
-        together.first(functools.partial(_delete, bucket, list(engines), step))
+        # As a store's client that outlives stalled requests.
+        together.first(functools.partial(_delete, settings.root, list(engines), step))
     print(MEASURED + json.dumps(dataclasses.asdict(measured)), flush=True)
     together.meet()
 
 
-def _delete(bucket: Any, names: list[str], step: int) -> None:
+def _delete(root: str, names: list[str], step: int) -> None:
     for name in names:
-        prefix = f"{name.replace(', ', '-').replace(' ', '-')}/{step}"
-        bucket.delete_range(ts.KvStore.KeyRange(f"{prefix}/", f"{prefix}0")).result()
+        storage_path(f"{root}/{_folder(name)}/{step}").delete_folder()
+
+
+def _folder(name: str) -> str:
+    return name.replace(", ", "-").replace(" ", "-")
 
 
 assert {GRACEPOINT, ORBAX, ORBAX_PLAIN} == set(checkpoint_engines.NAMES)

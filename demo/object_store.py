@@ -1,8 +1,8 @@
 """An object store in the cluster, for jobs whose checkpoints go to ``gs://`` or ``s3://``.
 
-It is one of the servers of ``tests.object_stores`` as a Deployment with a Service. Its program lies in the folder that
-all nodes share, and runs in the base image. Trainers get credentials from a Secret and the endpoint from the policy,
-as users of a store of their own do. Starts no thread and no process.
+It is one of the servers of ``tests.object_stores`` as a Deployment with a Service. It is for the local cluster: its
+program and its buckets lie in the folder that all nodes share. Trainers get credentials from a Secret and the endpoint
+from the policy, as users of a store of their own do. Starts no thread and no process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_store(cluster: Cluster, scheme: str, namespace: str) -> ObjectStore:
         ClusterError: It was not ready in time.
     """
     store = ObjectStore(scheme, namespace)
-    _put_program(cluster, _PROGRAMS[scheme])
+    _put_files(cluster, store)
     items = [_secret(store), _service(store), _deployment(store, str(cluster.shared_dir))]
     manifest = {"apiVersion": "v1", "kind": "List", "items": items}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
@@ -80,14 +80,20 @@ def run_store(cluster: Cluster, scheme: str, namespace: str) -> ObjectStore:
     return store
 
 
-def _put_program(cluster: Cluster, program: str) -> None:
+def _put_files(cluster: Cluster, store: ObjectStore) -> None:
+    """Puts the program into the shared folder, and an empty bucket, which is a folder to both servers."""
     place = cluster.shared_dir / _PLACE
     place.mkdir(exist_ok=True)
+    program = _PROGRAMS[store.scheme]
     scratch = place / f".{program}.{os.getpid()}"
     shutil.copyfile(parts.program(program), scratch)
     scratch.chmod(0o755)
-    place.chmod(0o755)
     scratch.rename(place / program)
+    for folder in (place / store.name, place / store.name / "buckets", place / store.name / "buckets" / BUCKET):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)  # the pod is not root
+    (metadata := place / store.name / "metadata").mkdir(exist_ok=True)
+    metadata.chmod(0o777)
 
 
 def _credentials(scheme: str) -> Mapping[str, str]:
@@ -96,16 +102,23 @@ def _credentials(scheme: str) -> Mapping[str, str]:
     return {"AWS_ACCESS_KEY_ID": f"demo{secrets.token_hex(4)}", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
 
 
-def _command(scheme: str) -> str:
-    program = f"/shared/{_PLACE}/{_PROGRAMS[scheme]}"
-    if scheme == "gs":
-        # A folder of the data is a bucket from the beginning.
-        where = f"-scheme=http -host=0.0.0.0 -port={_PORT} -public-host=0.0.0.0 -log-level=error"
-        return f"mkdir -p /data/{BUCKET} && exec {program} {where} -backend=memory -data=/data"
-    keys = 'ROOT_ACCESS_KEY="$AWS_ACCESS_KEY_ID" ROOT_SECRET_KEY="$AWS_SECRET_ACCESS_KEY"'
-    where = f"--port=:{_PORT} --region={REGION} --health=/health --quiet --keep-alive"
-    folders = f"mkdir -p /data/buckets/{BUCKET} /data/metadata"
-    return f"{folders} && {keys} exec {program} {where} posix --sidecar=/data/metadata /data/buckets"
+def _command(store: ObjectStore) -> list[str]:
+    program, place = f"/shared/{_PLACE}/{_PROGRAMS[store.scheme]}", f"/shared/{_PLACE}/{store.name}"
+    if store.scheme == "gs":
+        where = ["-scheme=http", "-host=0.0.0.0", f"-port={_PORT}", "-log-level=error"]
+        return [program, *where, "-backend=memory", f"-data={place}/buckets"]
+    where = [f"--port=:{_PORT}", f"--region={REGION}", "--health=/health", "--quiet", "--keep-alive"]
+    return [program, *where, "posix", f"--sidecar={place}/metadata", f"{place}/buckets"]
+
+
+def _environment(store: ObjectStore) -> list[Json]:
+    """What the server takes the credentials from."""
+    if store.scheme == "gs":
+        return []
+    keys = {"ROOT_ACCESS_KEY": "AWS_ACCESS_KEY_ID", "ROOT_SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": store.name, "key": key}}} for name, key in keys.items()
+    ]
 
 
 def _secret(store: ObjectStore) -> Json:
@@ -130,30 +143,25 @@ def _deployment(store: ObjectStore, shared: str) -> Json:
     health = "/_internal/healthcheck" if store.scheme == "gs" else "/health"
     container = {
         "name": "store",
-        "image": images.BASE,
+        # Any image does: the program needs no files but its own.
+        "image": images.PAUSE,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", _command(store.scheme)],
-        "envFrom": [{"secretRef": {"name": store.name}}],
+        "command": _command(store),
+        "env": _environment(store),
         "ports": [{"containerPort": _PORT}],
         "readinessProbe": {"httpGet": {"path": health, "port": _PORT}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "shared", "mountPath": "/shared", "readOnly": True},
-            {"name": "data", "mountPath": "/data"},
-        ],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
     }
     # Not on a node that the demo takes away, if there is another one.
     preferred = {"weight": 1, "preference": {"matchExpressions": [{"key": _ROLE, "operator": "Exists"}]}}
     pod = {
         "containers": [container],
-        "volumes": [
-            {"name": "shared", "hostPath": {"path": shared, "type": "Directory"}},
-            {"name": "data", "emptyDir": {}},
-        ],
+        "volumes": [{"name": "shared", "hostPath": {"path": shared, "type": "Directory"}}],
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}},
         "tolerations": [{"key": _ROLE, "operator": "Exists"}],
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532},
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
     }
@@ -162,7 +170,7 @@ def _deployment(store: ObjectStore, shared: str) -> Json:
         "kind": "Deployment",
         "metadata": {"name": store.name, "namespace": store.namespace},
         "spec": {
-            # What it has is gone with its pod.
+            # Two could not share a folder.
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {"app": store.name}},
             "template": {"metadata": {"labels": {"app": store.name}}, "spec": pod},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ from gracepoint.errors import GracepointError
 from tests.contract.fakes.both import Gracepoint, Library, Orbax, assert_same_result, outcome
 from tests.unit.checkpoint.fakes.engine import sharding
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::UserWarning", "ignore:coroutine .* was never awaited:RuntimeWarning"
+    )
+]
 
 
 def state() -> dict[str, Any]:
@@ -36,10 +42,14 @@ def saved(library: Library, place: Path) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A checkpoint of each library, which no test changes."""
     for library in (Orbax(), Gracepoint()):
         SHARED[type(library)] = saved(library, tmp_path_factory.mktemp("shared"))
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()  # coroutines that Orbax left when it failed
 
 
 SHARED: dict[type, Path] = {}
