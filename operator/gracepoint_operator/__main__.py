@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.parse
 from pathlib import Path
 
 from gracepoint_operator import gc_schedule
@@ -26,8 +27,11 @@ from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.server import Certificates, Server
+from gracepoint_operator.server import Server
 from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
+from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.trust.keeper import TrustPlaces
+from gracepoint_operator.trust.rotation import OVERLAP_S
 from gracepoint_operator.watches.threads import Watches
 
 log = logging.getLogger("gracepoint_operator")
@@ -49,7 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own_rows = () if given.signals is None else read_own_rows(given.signals)
         api = KubeClient.connect(given.kubeconfig, given.context, metrics.count_api_request)
-        certificates = Certificates(given.tls_directory)
+        certificates = Certificates(
+            _tls_directory(given.tls_directory),
+            required=not given.own_certificate,
+            overlap_s=given.trust_overlap_seconds,
+        )
         webhook_token = _read_token(given.webhook_token)
     except (KubeError, OSError, OwnRowsError, ValueError) as error:
         log.error("cannot start", extra=about(error=str(error)))
@@ -64,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
+        on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
         core,
@@ -78,6 +87,15 @@ def main(arguments: list[str] | None = None) -> int:
         limits=ConnectionLimits(
             at_once=given.pending_connections, at_once_of_address=given.pending_connections_per_address
         ),
+        trust=TrustPlaces(
+            namespace=given.namespace,
+            secret=given.own_certificate,
+            config_map=given.trust,
+            mutating=given.mutating_webhooks,
+            validating=given.validating_webhooks,
+            host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
+        ),
+        canary=True,
     )
     watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
@@ -97,8 +115,15 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(api.close)
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
+            cleanup.callback(server.end_streams)  # the first of them
     log.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
+
+
+def _tls_directory(given: Path) -> Path:
+    """The directory of the certificate, or that of an earlier release if only that has one."""
+    former = given / "former"
+    return given if (given / "tls.crt").exists() or not (former / "tls.crt").exists() else former
 
 
 def _read_token(path: Path) -> str:
@@ -111,6 +136,22 @@ def _read_token(path: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gracepoint-operator", description=__doc__)
     parser.add_argument("--tls-directory", type=Path, default=Path("/tls"), help="holds tls.crt, tls.key and ca.crt")
+    parser.add_argument(
+        "--own-certificate",
+        default="",
+        help="a Secret in the operator's namespace: the operator makes and renews its certificate there",
+    )
+    parser.add_argument("--trust", default="", help="a ConfigMap there, in which the trusted authorities are kept")
+    parser.add_argument(
+        "--trust-overlap-seconds",
+        type=float,
+        default=OVERLAP_S,
+        help="how long a new authority is made known before a certificate of it is served",
+    )
+    parser.add_argument(
+        "--mutating-webhooks", default="", help="the MutatingWebhookConfiguration whose caBundle is kept up to date"
+    )
+    parser.add_argument("--validating-webhooks", default="", help="the same for the ValidatingWebhookConfiguration")
     parser.add_argument(
         "--webhook-token",
         type=Path,

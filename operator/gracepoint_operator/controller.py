@@ -13,8 +13,9 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 * ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
   requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
-* ``loop_lag.measure``: measures how late this loop is;
-* ``_check``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
+* ``ConnectionWriter.run``: counts twice a minute which pods are connected;
+* ``LoopLag.measure``: measures how late this loop is;
+* ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
   answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
@@ -23,15 +24,16 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 
-import tenacity
-
-from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.fresh_looks import FreshLooks
+from gracepoint_operator.cache.object_reader import ObjectReading
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import Swept, look_afresh
+from gracepoint_operator.cache.resync import Swept
 from gracepoint_operator.cache.sweeper import Sweeper
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
@@ -40,17 +42,22 @@ from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
+from gracepoint_operator.decision_queue import DecisionQueue
 from gracepoint_operator.decisions import rate_limit, request_answers
 from gracepoint_operator.decisions.decide import Check, Wait, decide
+from gracepoint_operator.decisions.next_decision import next_decision_at
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.decisions.retention import Limits
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.left_out import LeftOut
-from gracepoint_operator.observability import loop_lag
+from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
+from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
@@ -59,13 +66,11 @@ from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
-from gracepoint_operator.workloads import BY_PLACE
+from gracepoint_operator.workloads import BY_PLACE, Workload
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-_CHECK_WITHIN_S = 2.0
-_CHECK_AGAIN_S = 0.25
 _LAST_WRITES_S = 2.0
 #: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
@@ -86,6 +91,7 @@ class Controller:
         kept: How long, and how many, Preemptions that have ended are kept.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
+        on_ready: Called once, when the cluster is known.
 
     Attributes:
         cache: What this replica knows of the cluster.
@@ -95,6 +101,7 @@ class Controller:
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
         channel: The routes for pods.
+        trust_notifier: Tells pods which authorities to trust.
     """
 
     def __init__(
@@ -110,9 +117,11 @@ class Controller:
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
         tick_s: float = TICK_S,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._api = api
         self._tick_s = tick_s
+        self._on_ready = on_ready
         self._metrics = metrics
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
@@ -139,16 +148,24 @@ class Controller:
             metrics,
             clock,
         )
-        self.evictions = EvictionHold(api, self.cache, self._take, self._react, lambda: self.ready, metrics, clock)
         self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
-        self.channel = Channel(authenticator, self.subscribers, self.notifier, self.reports, metrics, replica)
+        self.trust_notifier = TrustNotifier(self.subscribers)
+        self.channel = Channel(
+            authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
+        )
+        self.connection_writer = ConnectionWriter(
+            api, self.cache, self.subscribers.pod_uids, self._policy_writer, metrics, clock, replica
+        )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._checks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+        self._decisions = DecisionQueue(lambda workload_uid: self._decide(workload_uid), clock)
+        self.evictions = EvictionHold(
+            api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
+        )
+        self._fresh_looks = FreshLooks(api, self.cache, self._decisions.decide_now)
         self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
-        self._affected: set[str] = set()  # UIDs of workloads to be decided about in the loop's next iteration
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(
             api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
@@ -160,17 +177,20 @@ class Controller:
         return self.notifier.ready
 
     def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
-        """Hands over an object from a watch. Callable from any thread.
+        """Reads an object from a watch and hands over what was read. Callable from any thread.
 
         Args:
             kind: The object's kind.
             event: ADDED, MODIFIED or DELETED. None for an object from a list.
-            body: The object. The caller must not change it afterwards.
+            body: The object.
         """
         loop = self._loop
         if loop is None:
             raise RuntimeError("controller: found no running loop, expected run() to have begun before feed()")
-        loop.call_soon_threadsafe(self._take, kind, event, body)
+        if event == "DELETED":
+            loop.call_soon_threadsafe(self._take_deletion, body["metadata"]["uid"], version_of(body["metadata"]))
+        elif (found := self.cache.reader.read(kind, body)) is not None:
+            loop.call_soon_threadsafe(self._take, found, event is None)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -181,10 +201,10 @@ class Controller:
                 tasks.create_task(self._sweeper.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
-                tasks.create_task(loop_lag.measure(self._metrics), name="loop lag")
+                tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
+                tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
-            for task in list(self._checks.values()):
-                task.cancel()
+            self._fresh_looks.cancel()
             await asyncio.gather(
                 self._preemption_writer.close(_LAST_WRITES_S),
                 self._policy_writer.close(_LAST_WRITES_S),
@@ -192,21 +212,34 @@ class Controller:
                 self._first_seen_writer.close(_LAST_WRITES_S),
             )
 
-    def _take(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
-        if event == "DELETED":
-            affected = self._drop(body["metadata"]["uid"], version_of(body["metadata"]))
-        else:
-            affected = self.cache.put(kind, body, listed=event is None)
+    def _take_body(self, kind: kinds.Kind, body: JsonObject) -> None:
+        """Like ``feed`` for an object that was modified, on the controller's loop."""
+        found = self.cache.reader.read(kind, body)
+        if found is not None:
+            self._take(found, listed=False)
+
+    def _take(self, found: ObjectReading, listed: bool) -> None:
+        affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if kind is kinds.PREEMPTIONS and affected:
-            self._follow(body)
-        self._note_policy(kind, body)
-        if affected and not self._affected:
-            asyncio.get_running_loop().call_soon(self._react, self._affected)
-        self._affected |= affected
-        if affected and self._sweeper.complete:
-            self._first_seen_writer.touch()
+        if found.kind is kinds.PREEMPTIONS and affected:
+            self._follow(found)
+        self._note_policy(found)
+        self._decide_soon(affected)
+
+    def _take_deletion(self, uid: str, version: int) -> None:
+        place = self.cache.place(uid)
+        if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
+            self._policy_writer.touch(workload.namespace, workload.policy)
+        elif place is not None and place[0] is kinds.POLICIES:
+            self._policy_writer.touch(*place[1:])
+        self._decide_soon(self._drop(uid, version))
+
+    def _decide_soon(self, affected: Set[str]) -> None:
+        if not (affected and self.ready):
+            return
+        self._decisions.add(affected)
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
@@ -220,39 +253,28 @@ class Controller:
             self._request_writer.forget(place[1:])
         return self.cache.drop(uid, version)
 
-    def _follow(self, body: JsonObject) -> None:
+    def _follow(self, found: ObjectReading) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
-        epoch = self.cache.preemptions.epochs.get((body["metadata"]["namespace"], body["metadata"]["name"]))
-        if epoch is not None:
+        epoch = self.cache.preemptions.epochs.get(found.key)
+        if epoch is not None and isinstance(found.value, PreemptionRecord):
             self.notifier.tell(epoch)
-            self._preemption_writer.follow(body)
+            self._preemption_writer.follow(found.value)
 
-    def _note_policy(self, kind: kinds.Kind, body: JsonObject) -> None:
-        meta = body["metadata"]
-        if kind is kinds.POLICIES:
-            self._policy_writer.touch(meta["namespace"], meta["name"])
-        elif kind in BY_PLACE:
-            self._policy_writer.touch(meta["namespace"], (meta.get("labels") or {}).get(LABEL_POLICY, ""))
+    def _note_policy(self, found: ObjectReading) -> None:
+        if found.kind is kinds.POLICIES:
+            self._policy_writer.touch(*found.key)
+        elif isinstance(found.value, Workload):
+            self._policy_writer.touch(found.namespace, found.value.policy)
 
-    def _react(self, workload_uids: Iterable[str]) -> None:
-        """Decides about these workloads."""
-        if workload_uids is self._affected:
-            self._affected = set()  # what is added from now on is decided in the next iteration
-        for uid in workload_uids:
-            try:
-                self._decide(uid)
-            except Exception:
-                log.exception("a workload could not be decided about", extra=about(workload_uid=uid))
-
-    def _decide(self, uid: str) -> None:
+    def _decide(self, uid: str) -> float | None:
+        """Decides about a workload. Returns when that has to be done again without an event."""
         now, waits = self._clock(), False
         gang = self.cache.gang(uid)
         self._hint_notifier.tell(gang)
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
-                    if uid not in self._checks:
-                        self._checks[uid] = asyncio.create_task(self._check(decision), name=f"check {uid}")
+                    self._fresh_looks.begin(decision.workload, decision.jobs, decision.pod_uids)
                 case Answer():
                     self._request_writer.answer(decision)
                 case Wait():
@@ -266,6 +288,8 @@ class Controller:
             log.warning(
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
+        gang = dataclasses.replace(gang, epochs=tuple(self.cache.preemptions.epochs_of(uid)))  # as decided now
+        return next_decision_at(gang, now)
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
         late = self.cache.latest_epochs(rate_limit.WINDOW_S)
@@ -273,52 +297,43 @@ class Controller:
             spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
         )
 
-    async def _check(self, decision: Check) -> None:
-        """Asks the API server why a pod was deleted. If it does not answer in time, the pod counts as disrupted."""
-        uid = decision.workload.uid
-        again = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(client.KubeError),
-            wait=tenacity.wait_fixed(_CHECK_AGAIN_S),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
-        )
-        try:
-            async with asyncio.timeout(_CHECK_WITHIN_S):
-                await again(look_afresh, self._api, self.cache, decision.workload, decision.jobs, decision.pod_uids)
-        except TimeoutError:
-            log.warning(
-                "no fresh look in time, pods that are deleted are taken for disrupted",
-                extra=about(workload=decision.workload.name, waited_s=_CHECK_WITHIN_S),
-            )
-            self.cache.mark_checked(decision.pod_uids)
-        finally:
-            del self._checks[uid]
-        self._react([uid])
-
     def _after_sweep(self, swept: Swept) -> None:
-        if not self.ready:
-            log.info("ready", extra=about(nodes=len(self.cache.nodes), pods=len(self.cache.pods)))
+        is_first = not self.ready
+        if is_first:
+            log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
+            self._on_ready()
         if self._sweeper.complete:
             self.cache.first_seen.forget_recalled()
-            self._first_seen_writer.touch()
+        self._first_seen_writer.touch(complete=self._sweeper.complete)
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)
-        self._react(self.cache.workload_uids())
+        if is_first or swept.whole:
+            self._decisions.add_round(self.cache.workload_uids())
+        else:
+            self._decisions.add(swept.affected)
         for epoch in self.cache.preemptions.epochs.values():
             if epoch.status.phase is None or swept.rewound:
                 self._preemption_writer.touch(epoch)
 
-    def _note_gap(self, kind: kinds.Kind) -> None:
-        """Lists the kind again, because events of it may have been missed. Callable from any thread."""
+    def _note_gap(self, kind: kinds.Kind, any_event: bool) -> None:
+        """Lists the kind again, because events of it may have been missed. Callable from any thread.
+
+        Args:
+            kind: The kind.
+            any_event: False if only deletions may have been missed.
+        """
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._sweeper.look_again, kind)
+            again = functools.partial(self._sweeper.look_again, kind, in_full=any_event)
+            self._loop.call_soon_threadsafe(again)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.ready:
                 joined, self.notifier.joined = self.notifier.joined, set()
-                self._react(self.cache.preemptions.disrupted_workload_uids() | self._held_back | joined)
+                self._decisions.add_due()
+                self._decisions.add(self._held_back | joined)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:

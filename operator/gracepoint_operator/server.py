@@ -7,90 +7,52 @@ can reach it: what pods do there does not delay an answer to the API server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
 or until a part of it or the channel's thread fails. Then ``on_failure`` is called, so that the process ends: it must
-not live on when it can no longer be reached. Each of the two threads reads its certificate again when the files
-change. New connections get the new certificate.
+not live on when it can no longer be reached. ``trust`` renews the certificate of both threads; new connections get the
+new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import asyncio.sslproto
+import concurrent.futures
 import contextlib
 import logging
 import ssl
 import threading
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 from aiohttp import web
 
-from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
-from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, close
+from gracepoint_operator.channel.canary import Canary
+from gracepoint_operator.channel.connections import ConnectionLimits
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_between_notices
+from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.trust.certificates import Certificates, follow, new_context
+from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.installed_api import CRD_NAME
 
 log = logging.getLogger(__name__)
 
-_CERTIFICATE_POLL_S = 5.0
 _WORKLOAD_API_S = 60.0
 _START_TIMEOUT_S = 30.0
+_CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
-
-
-class Certificates:
-    """The server's certificate and the CA that pods are given, from a mounted directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.ca = ""
-        self._state: tuple[tuple[int, int], ...] = ()
-        self.load()
-
-    def load(self) -> bool:
-        """Reads the files if they changed; True if they did.
-
-        Raises:
-            OSError: A file is missing.
-            ssl.SSLError: They do not hold a certificate with its key, and a CA. The one in use stays.
-        """
-        paths = [self.directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
-        stats = [path.stat() for path in paths]
-        state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
-        if state == self._state:
-            return False
-        # First into another context: one that fails half-way would leave ours with a certificate and no key.
-        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        trial.load_cert_chain(paths[0], paths[1])
-        trial.load_verify_locations(paths[2])
-        self.context.load_cert_chain(paths[0], paths[1])
-        self.ca = paths[2].read_text()
-        self._state = state
-        return True
-
-    async def watch(self) -> None:
-        """Loads again whenever the files change; a pair that does not fit is tried again."""
-        while True:
-            await asyncio.sleep(_CERTIFICATE_POLL_S)
-            try:
-                if self.load():
-                    log.info("certificate loaded")
-            except (OSError, ssl.SSLError) as error:
-                log.error("certificate not loaded, keeping the old one", extra=about(error=str(error)))
 
 
 class Admission:
@@ -128,7 +90,7 @@ class Admission:
         return None if held is None else held.message
 
     def disrupted_nodes(self) -> frozenset[str]:
-        return frozenset(self._core.cache.disrupted_nodes)
+        return frozenset(self._core.cache.objects.disrupted_nodes)
 
 
 class Server:
@@ -146,6 +108,8 @@ class Server:
         health_port: Port of probes and metrics. 0: the kernel chooses one.
         host: Address to listen on. None: all addresses.
         limits: Limits for connections to the channel whose callers are not authenticated.
+        trust: Where certificate and trusted authorities are kept in the API.
+        canary: True if a subscriber of the replica itself is notified now and then.
 
     Attributes:
         https_port, webhook_port, health_port: The ports that are listened on, once started.
@@ -165,6 +129,8 @@ class Server:
         health_port: int,
         host: str | None = None,
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
+        trust: TrustPlaces = TrustPlaces(),  # noqa: B008  immutable
+        canary: bool = False,
     ) -> None:
         self._core = core
         self._metrics = metrics
@@ -172,22 +138,26 @@ class Server:
         self._admission = Admission(api, core, certificates, service_url)
         self._webhook_token = webhook_token
         self._host = host
-        # A context of its own: OpenSSL allows no change of one that another thread is using.
-        own = Certificates(certificates.directory)
-        self._channel = ChannelThread(core.channel, own.context, own.watch, limits, metrics, host, https_port)
+        context = new_context()
+        self._channel = ChannelThread(
+            core.channel, context, lambda: follow(certificates, context), limits, metrics, host, https_port
+        )
+        self._canary = Canary(metrics, lambda: certificates.ca) if canary else None
+        self._server_name = urllib.parse.urlsplit(service_url).hostname or "localhost"
+        if self._canary is not None:
+            core.channel.is_canary = self._canary.admits
+        self._keeper = TrustKeeper(api, certificates, trust, metrics)
+        certificates.on_change = self._trust_changed
+        certificates.show_in(metrics)
         self.https_port = https_port
         self.webhook_port = webhook_port
         self.health_port = health_port
         self._listening = threading.Event()
         self._stopped = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self._canary_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
-
-    @property
-    def channel_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the channel's thread; None before it runs."""
-        return self._channel.loop
 
     def start(self, on_failure: Callable[[], None]) -> None:
         """Returns when all ports are listened on.
@@ -203,6 +173,21 @@ class Server:
         if not self._listening.wait(_START_TIMEOUT_S) or self._failure is not None:
             why = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
             raise RuntimeError(f"the server did not start: {why!r}") from self._failure
+
+    def end_streams(self) -> None:
+        """Ends the channel, so that the pods connect to the other replica at once. Waits for a bounded time.
+
+        Call it while the cluster is still watched: a pod must not wait for notices here when nobody looks any more.
+        """
+        if self._loop is None or self._stopped.is_set():
+            return
+        with contextlib.suppress(RuntimeError, concurrent.futures.TimeoutError):  # the loop has ended, or is blocked
+            asyncio.run_coroutine_threadsafe(self._end_channel(), self._loop).result(_STOP_TIMEOUT_S)
+
+    async def _end_channel(self) -> None:
+        if self._canary_task is not None:
+            self._canary_task.cancel()
+        await self._channel.stop()
 
     def stop(self) -> None:
         """Ends the core and all ports; waits for the last writes, for a bounded time."""
@@ -231,9 +216,28 @@ class Server:
             tasks.create_task(self._core.run(), name="core")
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
+            tasks.create_task(self._keeper.run(), name="trust")
+            if self._canary is not None:
+                host = self._host or "localhost"
+                self._canary_task = tasks.create_task(
+                    self._canary.run(host, self.https_port, self._server_name), name="canary"
+                )
             tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the controller accepts objects from its first step on
             self._listening.set()
+
+    def _trust_changed(self) -> None:
+        """On the controller's loop."""
+        self._core.trust_notifier.change(self._certificates.ca)
+        self._keeper.touch()
+
+    async def _certificate(self) -> None:
+        """Waits until there is a certificate to serve. The operator may have to make it first."""
+        while self._certificates.served is None:
+            await self._keeper.once()
+            if self._certificates.served is None:
+                await asyncio.sleep(_CERTIFICATE_AGAIN_S)
+        self._core.trust_notifier.change(self._certificates.ca)
 
     def _is_quiet(self) -> bool:
         return not self._core.cache.preemptions.disrupted_workload_uids()
@@ -243,11 +247,10 @@ class Server:
         webhooks = web.Application()
         add_admission_routes(webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused)
         plain = web.Application()
-        plain.router.add_get("/healthz", self._healthz)
-        plain.router.add_get("/readyz", self._readyz)
-        plain.router.add_get("/metrics", self._show_metrics)
+        Health(self._core, self._channel.lag, self._canary, self._metrics).add_routes(plain)
         runners: list[web.AppRunner] = []
         try:
+            await self._certificate()
             context = self._certificates.context
             self.https_port = await self._channel.start()
             self.webhook_port = await self._listen(runners, webhooks, self.webhook_port, context)
@@ -256,7 +259,7 @@ class Server:
             log.info("listening", extra=ports)
             yield
         finally:
-            await asyncio.gather(self._channel.stop(), *map(close, runners))
+            await asyncio.gather(self._channel.stop(), *map(close_runner, runners))
 
     async def _listen(
         self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
@@ -267,21 +270,3 @@ class Server:
         runners.append(runner)
         await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
         return int(runner.addresses[0][1])
-
-    async def _healthz(self, request: web.Request) -> web.Response:
-        """Answered on the controller's loop. A restart would not help when the API server cannot be reached."""
-        hanging = self._core.watches.hanging()
-        if hanging:
-            return web.Response(status=503, text=f"no request for {HANGS_AFTER_S:.0f} s from: {', '.join(hanging)}")
-        return web.Response(text="ok")
-
-    async def _readyz(self, request: web.Request) -> web.Response:
-        """Also shows the age of each watch, which does not change the status: an old view is better than none."""
-        ready = self._core.ready
-        said = ["ok" if ready else "the cluster is not known yet"]
-        ages = sorted((kind.plural, age_s) for kind, age_s in self._core.watches.ages().items())
-        said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
-        return web.Response(status=200 if ready else 503, text="\n".join(said))
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import (
     AgreementError,
+    AsyncCallFailed,
     BarrierCancelled,
     BarrierError,
     BarrierFailed,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgreementError",
+    "AsyncCallFailed",
     "BarrierCancelled",
     "BarrierError",
     "BarrierFailed",
@@ -77,7 +79,7 @@ __all__ = [
 ]
 
 _LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attach"}
-_PACKAGES = frozenset({"checkpoint", "multihost"})
+_PACKAGES = frozenset({"async_calls", "checkpoint", "multihost"})
 
 
 def __getattr__(name: str) -> Any:

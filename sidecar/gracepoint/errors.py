@@ -11,6 +11,7 @@
     │   ├── BarrierCancelled   a process cancelled the barrier; says which and why
     │   └── BarrierReused      the key was used before
     ├── AgreementError         the processes are not at the same sync point, or did not say where they are
+    ├── AsyncCallFailed        an asynchronous call failed; has the traceback of each process where it did
     ├── CannotKnow             the question has no honest answer, and False would be a guess
     └── CheckpointError        a checkpoint cannot be written or read
         ├── CheckpointNotFound  there is no checkpoint with the name that was given
@@ -27,6 +28,8 @@ right exit code, and ``except Exception`` does not swallow it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 
 class GracepointError(Exception):
@@ -77,6 +80,44 @@ class AgreementError(GracepointError, RuntimeError):
     """The processes are not at the same sync point, or did not say where they are."""
 
 
+class AsyncCallFailed(GracepointError, RuntimeError):
+    """An asynchronous call failed in some process. All processes raise it.
+
+    Attributes:
+        call: Number of the call. None if the error is about several calls.
+        failures: Traceback of each process where the call failed, as text, by process index. Of several calls, those of
+            the first one that failed there.
+        finalized: Numbers of the calls that were finalized at the same time.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        call: int | None = None,
+        failures: Mapping[int, str] | None = None,
+        finalized: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message)
+        self.call = call
+        self.failures = dict(failures or {})
+        self.finalized = tuple(finalized)
+
+    @classmethod
+    def of_processes(cls, call: int, failures: Mapping[int, str]) -> AsyncCallFailed:
+        """Returns the error of a call that failed in these processes."""
+        texts = "\n".join(f"process {process}:\n{text}" for process, text in sorted(failures.items()))
+        return cls(f"asynchronous call {call} failed in {len(failures)} process(es)\n{texts}", call, failures)
+
+    @classmethod
+    def of_calls(cls, errors: Sequence[AsyncCallFailed], finalized: Sequence[int]) -> AsyncCallFailed:
+        """Returns the error of calls that failed, beside others that were finalized."""
+        failures: dict[int, str] = {}
+        for error in reversed(errors):
+            failures.update(error.failures)
+        call = errors[0].call if len(errors) == 1 else None
+        return cls("\n".join(map(str, errors)), call, failures, finalized)
+
+
 class CannotKnow(GracepointError, RuntimeError):
     """The question has no honest answer, and False would be a guess."""
 
@@ -93,8 +134,8 @@ class CheckpointExists(CheckpointError, FileExistsError, ValueError):
     """Something already exists where a checkpoint should be saved; a ``ValueError`` as in Orbax."""
 
 
-class CheckpointCorrupt(CheckpointError):
-    """A checkpoint is incomplete, damaged or no checkpoint, and was not restored."""
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is incomplete, damaged or no checkpoint, and was not restored; a ``ValueError`` as in Orbax."""
 
 
 class CheckpointTooNew(CheckpointError):

@@ -81,8 +81,34 @@ class ProcessGroup(Protocol):
             BarrierFailed, BarrierCancelled, BarrierReused, ValueError: As ``barrier``.
         """
 
+    def reduce(
+        self,
+        key: str,
+        value: str,
+        merge: Callable[[list[str]], str],
+        *,
+        timeout_s: float,
+        processes: Collection[int] | None = None,
+    ) -> str:
+        """Returns the result of ``merge`` in all processes.
+
+        Args:
+            key: As ``barrier``.
+            value: This process's value.
+            merge: Called in the process that arrives last, with the values of all in the order of their indices. If it
+                raises, the other processes raise ``BarrierFailed``.
+            timeout_s: As ``barrier``.
+            processes: As ``barrier``.
+
+        Raises:
+            BarrierTimeout, BarrierFailed, BarrierCancelled, BarrierReused, ValueError: As ``barrier``.
+        """
+
     def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
         """Returns every process's ``value``, in the order of their indices.
+
+        For values that are mostly equal, as equal ones are sent once. Where they differ, the answer grows with the
+        number of processes: use ``reduce``.
 
         Raises:
             BarrierTimeout: Not all processes published their value in time. Names the missing ones.
@@ -144,6 +170,17 @@ class SingleProcess:
         if value is None:
             raise ValueError(f"broadcast of {key!r}: process 0 must give the value, found None")
         return value
+
+    def reduce(
+        self,
+        key: str,
+        value: str,
+        merge: Callable[[list[str]], str],
+        *,
+        timeout_s: float,
+        processes: Collection[int] | None = None,
+    ) -> str:
+        return merge([value])
 
     def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
         return [value]

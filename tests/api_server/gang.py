@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Frame, Notice, Phase, Report, StageTiming, Subscription
+from gracepoint.wire.frames import Frame, Notice
+from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
@@ -202,7 +203,7 @@ class Replica:
 
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
-        pod = self.core.cache.pod_named(self.gang.name, self.gang.pod(0))
+        pod = self.core.cache.objects.pod_named(self.gang.name, self.gang.pod(0))
         assert pod is not None
         await self.core.reports.take(
             pod,

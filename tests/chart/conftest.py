@@ -21,6 +21,9 @@ from tests.testcluster.parts import program
 
 CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 
+#: Without a cluster, the chart makes no token.
+WITH_TOKEN = ("--set", "admission.token=0123456789abcdef")
+
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 Render = Callable[..., list[dict[str, Any]]]
 
@@ -51,11 +54,11 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="session")
 def template(helm: Helm) -> Helm:
-    """``helm template`` of a release ``gp`` in ``gp-system``."""
+    """``helm template`` of a release ``gp`` in ``gp-system``, with a token unless the arguments set another one."""
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         # Built without its Makefile, helm believes in a very old Kubernetes.
-        return helm("template", "gp", str(CHART), "-n", "gp-system", "--kube-version", "1.34.0", *args)
+        return helm("template", "gp", str(CHART), "-n", "gp-system", "--kube-version", "1.34.0", *WITH_TOKEN, *args)
 
     return run
 

@@ -27,12 +27,13 @@ from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
-from gracepoint.wire.messages import Acknowledgement, Hello, Phase, Ping
+from gracepoint.wire.frames import Hello, Ping
+from gracepoint.wire.messages import Acknowledgement, Phase
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.server import Certificates
+from gracepoint_operator.trust.certificates import Certificates
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -161,7 +162,7 @@ def test_a_stopped_session_may_neither_subscribe_nor_report(replica: Replica) ->
 
 def test_a_pod_that_has_ended_is_refused(replica: Replica) -> None:
     replica.core.feed(kinds.PODS, "MODIFIED", replica.api.add(kinds.PODS, objects.pod(0, phase="Failed")))
-    until(lambda: replica.core.cache.pods["uid-pod-0-0"].finished, "the watch")
+    until(lambda: replica.core.cache.objects.pods["uid-pod-0-0"].finished, "the watch")
     with pytest.raises(ChannelError, match="running pod"):
         replica.stream(0)
 

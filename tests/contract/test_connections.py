@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gracepoint.receivers.channel import ChannelError
-from gracepoint.wire.messages import Frame, Hello, Notice
+from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
@@ -168,7 +168,7 @@ def test_evictions_are_answered_while_the_channels_loop_does_nothing_at_all(
 ) -> None:
     """As under more connections than it can serve."""
     replica = start(api)
-    loop = replica.server.channel_loop
+    loop = replica.server._channel.loop
     assert loop is not None
     held, go_on = threading.Event(), threading.Event()
 

@@ -93,6 +93,11 @@ def test_single_item_of_an_orbax_step_is_restored_by_the_step_path(tmp_path: Pat
         api.restore(tmp_path / "params-more" / "5", small_state())
 
 
+def test_what_the_next_api_of_orbax_wrote_is_restored(tmp_path: Path) -> None:
+    ocp.v1.save_pytree(tmp_path / "a", small_state())
+    assert_same(api.restore(tmp_path / "a", small_state()), small_state())
+
+
 def test_ours_replaces_orbaxs_when_told_so_and_nothing_of_it_is_left(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"w": jnp.zeros(3)})

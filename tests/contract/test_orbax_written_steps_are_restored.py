@@ -123,12 +123,17 @@ def test_a_missing_chunk_of_orbax_is_not_read_as_zeros(tmp_path: Path) -> None:
         restore(tmp_path, small_state())
 
 
-def test_an_item_under_another_name_is_refused_in_words(tmp_path: Path) -> None:
-    with ocp.CheckpointManager(tmp_path, item_names=("params",)) as manager:
-        manager.save(5, args=ocp.args.Composite(params=ocp.args.StandardSave(small_state())))
-        manager.wait_until_finished()
-    with pytest.raises(CheckpointCorrupt, match="Orbax's, in an item named 'default'"):
-        restore(tmp_path, small_state())
+def test_items_under_other_names_are_refused_unless_one_has_a_tree(tmp_path: Path) -> None:
+    for items in (("params",), ("params", "more")):
+        root = tmp_path / "-".join(items)
+        with ocp.CheckpointManager(root, item_names=items) as manager:
+            manager.save(5, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.StandardSave(small_state()))))
+            manager.wait_until_finished()
+    restored = restore(tmp_path / "params", small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state())
+    with pytest.raises(CheckpointCorrupt, match="Orbax's, in an item named 'default', and several other items"):
+        restore(tmp_path / "params-more", small_state())
 
 
 def test_leaf_kind_of_orbax_alone_is_refused(tmp_path: Path) -> None:

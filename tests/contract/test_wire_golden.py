@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.wire import messages
+from gracepoint.wire import frames, messages
 from gracepoint.wire.codec import VERSION, Message
-from gracepoint.wire.messages import Frame
+from gracepoint.wire.frames import Frame
 
 GOLDEN = Path(__file__).parent / "wire"
 FILES = sorted(GOLDEN.glob("v*/*.json"))
+NAMES = vars(messages) | vars(frames)
 
 
 def kind(path: Path) -> str:
@@ -26,7 +27,7 @@ def kind(path: Path) -> str:
 
 
 def read(path: Path) -> Message:
-    cls: type[Message] = getattr(messages, kind(path))
+    cls: type[Message] = NAMES[kind(path)]
     text = path.read_text()
     return Frame.read(text) if issubclass(cls, Frame) else cls.from_json(text)
 
@@ -43,7 +44,7 @@ def test_every_message_has_a_golden_file() -> None:
     parts = {"Message", "Frame", "StageTiming"}  # bases, and what stands inside other messages
     names = {
         name
-        for name, value in vars(messages).items()
+        for name, value in NAMES.items()
         if isinstance(value, type) and issubclass(value, Message) and dataclasses.is_dataclass(value)
     }
     assert names - parts == {kind(path) for path in FILES if path.parent.name == f"v{VERSION}"}

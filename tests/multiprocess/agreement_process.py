@@ -10,6 +10,7 @@ import dataclasses
 import faulthandler
 import json
 import logging
+import math
 import random
 import sys
 import threading
@@ -31,9 +32,11 @@ class Telling:
 
 
 def schedule(seed: int, number: int, count: int) -> list[Telling]:
-    """What is told in one epoch."""
+    """What is told in one epoch. Each kind comes once in as many epochs as there are kinds, in a random order."""
     draw = random.Random(f"{seed}/{number}")
-    origin, kind = f"drill {number}", draw.choice(KINDS)
+    turn, place = divmod(number, len(KINDS))
+    kinds = random.Random(f"{seed}/turn {turn}").sample(KINDS, len(KINDS))
+    origin, kind = f"drill {number}", kinds[place]
 
     def telling(remaining_s: float | None, name: str = origin) -> Telling:
         return Telling(draw.randrange(count), draw.uniform(0, 0.02), name, remaining_s)
@@ -83,11 +86,14 @@ class Observer:
             self.deadlines_s.pop(origin, None)
         self.dealt_with |= origins
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return min(list(self.deadlines_s.values()), default=time.monotonic() + 60) - time.monotonic()
 
     def time_left_s(self) -> float:
         return 60.0
+
+    def position(self) -> tuple[int, bool]:
+        return 0, True
 
     def looked(self) -> None:
         pass

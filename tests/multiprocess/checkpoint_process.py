@@ -248,7 +248,7 @@ def do_background(engine: StepCheckpointer, gang: ProcessGroup, root: str, step:
     for _ in range(3):
         state["layers"] = overwrite(state["layers"])
     jax.block_until_ready(state["layers"])
-    engine.executor.wait_until_finished(30)
+    engine.executor.background.wait_until_finished(30)
     print(f"saved {step}", flush=True)
 
 

@@ -103,7 +103,7 @@ def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -
 def do_background(engine: StepCheckpointer, step: int) -> None:
     mark(f"begun {step}")
     engine.save_in_background(step, make_state(step), {})
-    engine.executor.wait_until_finished(TIMEOUT_S)
+    engine.executor.background.wait_until_finished(TIMEOUT_S)
     mark(f"committed {step}")
 
 

@@ -155,9 +155,13 @@ def barriers() -> None:
         with pytest.raises(BarrierFailed, match=f"process {count - 1} reported ValueError: disk full"):
             gang.barrier("failing", timeout_s=60)
         print(f"told of a failure after ms {(time.monotonic() - began) * 1e3:.1f}")
+        multihost.sync_global_processes("all but the last", processes=range(count - 1))  # so that they come at one time
         with pytest.raises(BarrierTimeout) as caught:
-            gang.barrier("lacking", timeout_s=0.5)
+            gang.barrier("lacking", timeout_s=1)
         assert caught.value.missing == (count - 1,)
+        with pytest.raises(BarrierTimeout) as caught:
+            multihost.sync_global_processes("lacking too", timeout=0.3)
+        assert count - 1 in caught.value.missing  # and those that came later than that, on a busy machine
 
     def wait_cancelled() -> None:
         with pytest.raises(BarrierCancelled, match="process 0 gave it up: an emergency supersedes it"):
@@ -246,6 +250,17 @@ def broadcast() -> None:
     left = [key for key in everybody().store.list("local") if not key.endswith(("/released", "/all"))]
     assert not any("/data" in key or "/who" in key for key in left), left
     multihost.sync_global_processes("end")
+    if me != count - 1:  # the last one never comes to this one
+        with pytest.raises(BarrierTimeout) as caught:
+            multihost.broadcast_one_to_all(tree(me), timeout=1)
+        assert count - 1 in caught.value.missing
+
+
+def _visible_devices() -> set[str]:
+    """Returns the devices that JAX lets this process use on GPUs, for each kind of GPU that it knows."""
+    from jax._src import xla_bridge
+
+    return {str(flag.value) for flag in (xla_bridge.CUDA_VISIBLE_DEVICES, xla_bridge._ROCM_VISIBLE_DEVICES)}
 
 
 def state() -> None:
@@ -267,6 +282,7 @@ def state() -> None:
         multihost.reached_preemption(0)
     multihost.initialize(
         num_processes=2,
+        local_device_ids=0,
         environ=environ,
         initialization_timeout=60,
         heartbeat_timeout_seconds=20,
@@ -285,7 +301,15 @@ def state() -> None:
         multihost.initialize(address, 2, me)
     assert multihost.join(Settings(process_count=2)) is False  # attach() adopts it
     assert multihost.process_index() == me
+    assert _visible_devices() == {"0"}
     assert multihost.reached_preemption(1) is False  # JAX's own answers, where there is no session
+    if me == 0:
+        multihost.raise_jax_notice(state.client)
+    for step in range(2, 10_000):
+        if multihost.reached_preemption(step):
+            break
+        time.sleep(0.001)
+    assert len(set(everybody().gang.gather("preempted at", str(step), timeout_s=60))) == 1
 
     # Who leaves too early learns whom it has left behind, and nobody is killed.
     if me == 0:
@@ -302,6 +326,42 @@ def state() -> None:
     assert state.service is None
     assert state.preemption_sync_manager is None
     multihost.shutdown()
+
+
+def left_to_jax() -> None:
+    """What is not in the arguments and not in a JobSet's pod is looked up by JAX, each process's devices, too."""
+    place = here()
+    me, count = place.process_index, place.process_count
+    if sys.argv[2] == "Slurm":
+        os.environ |= {
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_NTASKS": str(count),
+            "SLURM_PROCID": str(me),
+            "SLURM_LOCALID": str(me),
+            "JAX_COORDINATOR_PORT": place.coordinator.rpartition(":")[2],
+        }
+        multihost.initialize(initialization_timeout=60)
+    else:
+        os.environ |= {
+            "JAX_COORDINATOR_ADDRESS": place.coordinator,
+            "JAX_COORDINATOR_BIND_ADDRESS": place.coordinator,
+            "JAX_LOCAL_DEVICE_IDS": str(me),
+        }
+        multihost.initialize(num_processes=count, process_id=me, initialization_timeout=60)
+    assert (multihost.global_state.process_id, multihost.global_state.num_processes) == (me, count)
+    assert _visible_devices() == {str(me)}
+    multihost.shutdown()
+
+
+def one_id_twice() -> None:
+    """Processes 1 and 2 both say that they are process 1."""
+    place = here()
+    process_id = min(place.process_index, 1)
+    multihost.initialize(
+        place.coordinator, 3, process_id, initialization_timeout=3, cluster_detection_method="deactivate"
+    )
+    print("joined")
 
 
 def at_exit() -> None:

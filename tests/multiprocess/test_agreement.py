@@ -31,4 +31,5 @@ def test_random_epochs_stop_all_processes_at_the_same_points_and_none_hangs(coun
     opened, retracted = (int(n) for n in re.findall(r"\d+", ends.pop()))
     assert opened == len(stopped[0])
     assert opened + retracted >= epochs * TIMES
-    assert min(opened, retracted) > 1
+    # Of each kind of schedule there were so many: one kind can only open an epoch, and one only be taken back.
+    assert min(opened, retracted) >= epochs * TIMES // 6

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.wire.messages import Acknowledgement, Hint, Report
+from gracepoint.wire.frames import Hint
+from gracepoint.wire.messages import Acknowledgement, Report
 from tests.multiprocess.launcher import Processes
 from tests.unit.receivers.fakes.server import OperatorServer, Stream, notice
 

@@ -68,6 +68,20 @@ def test_cluster_is_joined_from_pod_environment_once_and_left_by_all(recoverable
     assert succeeded(results), results
 
 
+@pytest.mark.parametrize("found_in", ["Slurm", "JAX's own variables"])
+def test_jax_detects_place_and_devices_under_slurm_and_from_its_variables(found_in: str) -> None:
+    results = run(2, "left_to_jax", found_in)
+    assert succeeded(results), results
+    if found_in != "Slurm":
+        assert "Starting JAX distributed service on 127.0.0.1:" in results[0].output
+
+
+def test_processes_with_the_same_id_do_not_join() -> None:
+    results = run(3, "one_id_twice", devices=1)
+    assert all(result.code != 0 for result in results), results
+    assert not any("joined" in result.output for result in results)
+
+
 def test_a_process_that_ends_without_shutdown_leaves_as_well() -> None:
     results = run(2, "at_exit")
     assert succeeded(results), results

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Retraction
+from gracepoint.wire.frames import Retraction
+from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
 from tests.multiprocess.launcher import Processes, Result
 from tests.unit.receivers.fakes.server import OperatorServer, notice
 

@@ -37,22 +37,24 @@ class Replica:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._running.wait(10), "waited 10 s for the core's loop"
+        assert self._running.wait(60), "waited 60 s for the core's loop"
         self.watches.start()
 
     def close(self) -> None:
         self.watches.close(10)
         self._loop.call_soon_threadsafe(self._task.cancel)  # type: ignore[union-attr]
-        self._thread.join(10)
+        self._thread.join(60)
         self.api.close()
 
     def knows_nodes(self, *names: str) -> None:
         """Waits until it knows these nodes and no others."""
-        self.until(lambda: self.core.cache.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes))
+        self.until(
+            lambda: self.core.cache.objects.nodes.keys() == set(names), f"nodes {names}", lambda: str(self.nodes)
+        )
 
     @property
     def nodes(self) -> list[str]:
-        return sorted(self.core.cache.nodes.copy())
+        return sorted(self.core.cache.objects.nodes.copy())
 
     def count(self, name: str, **labels: str) -> float:
         return float(self.metrics.registry.get_sample_value(name, labels) or 0)

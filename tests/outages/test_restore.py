@@ -41,6 +41,6 @@ def test_replica_follows_an_api_server_restored_to_an_older_state(own: ApiServer
         own.start()
         running.knows_nodes("old", "seen")
         own.kubectl("taint", "node", "seen", "cloud.google.com/impending-node-termination=:NoSchedule")
-        running.until(lambda: running.core.cache.disrupted_nodes == {"seen"}, "the taint of after the restore")
+        running.until(lambda: running.core.cache.objects.disrupted_nodes == {"seen"}, "the taint of after the restore")
         own.create(node("new"))
         running.knows_nodes("new", "old", "seen")

@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ class ApiServer:
     Args:
         folder: An empty folder for keys, credentials, etcd's data and the logs.
         service_accounts: Whether pods must have a service account. Nothing makes the default ones here.
+        etcd_flags: More flags of etcd.
+        fill: Called with etcd's URL while the API server does not run yet, to write objects into etcd.
+        ready_s: How long the API server may take to be ready, in seconds. It reads all objects before.
 
     Attributes:
         url: Where the API server listens.
@@ -42,9 +45,20 @@ class ApiServer:
         kubeconfig: An administrator's.
     """
 
-    def __init__(self, folder: Path, *, service_accounts: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        service_accounts: bool = False,
+        etcd_flags: Sequence[str] = (),
+        fill: Callable[[str], None] | None = None,
+        ready_s: float = _READY_S,
+    ) -> None:
         self._folder = folder
         self._service_accounts = service_accounts
+        self._etcd_flags = etcd_flags
+        self._fill = fill
+        self._ready_s = ready_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         client, peer, self._port = free_ports(3)
         self._client_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
@@ -74,7 +88,11 @@ class ApiServer:
             f"--listen-peer-urls={self._peer_url}",
             f"--initial-advertise-peer-urls={self._peer_url}",
             f"--initial-cluster=default={self._peer_url}",
+            *self._etcd_flags,
         )
+        if self._fill is not None:
+            wait_until("etcd", self._etcd_is_ready, timeout_s=_READY_S, hint=self._logs)
+            self._fill(self._client_url)
         self._spawn(
             "kube-apiserver",
             f"--etcd-servers={self._client_url}",
@@ -93,7 +111,7 @@ class ApiServer:
             f"--service-account-key-file={folder}/service-accounts.pub",
             f"--service-account-signing-key-file={folder}/service-accounts.key",
         )
-        wait_until("the API server", self._is_ready, timeout_s=_READY_S, hint=self._logs)
+        wait_until("the API server", self._is_ready, timeout_s=self._ready_s, hint=self._logs)
         if ended := self._ended():
             raise ClusterError(f"{ended} ended before the API server was ready{self._logs()}")
 
@@ -116,7 +134,7 @@ class ApiServer:
         shutil.copytree(self._folder / name, self._folder / "etcd")
 
     def kubectl(
-        self, *args: str | Path, stdin: str | None = None, check: bool = True, timeout_s: float = 30
+        self, *args: str | Path, stdin: str | None = None, check: bool = True, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Runs kubectl as an administrator.
 
@@ -168,6 +186,12 @@ class ApiServer:
                 start_new_session=True,
             )
 
+    def _etcd_is_ready(self) -> bool:
+        host, _, port = self._client_url.removeprefix("http://").rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return True
+        return bool(self._ended())
+
     def _is_ready(self) -> bool:
         return bool(self._ended()) or self.kubectl("get", "--raw=/readyz").stdout == "ok"
 
@@ -186,13 +210,20 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def open_api_server(folder: Path, *, service_accounts: bool = False) -> Iterator[ApiServer]:
+def open_api_server(
+    folder: Path,
+    *,
+    service_accounts: bool = False,
+    etcd_flags: Sequence[str] = (),
+    fill: Callable[[str], None] | None = None,
+    ready_s: float = _READY_S,
+) -> Iterator[ApiServer]:
     """Starts an ``ApiServer``, and stops it in the end. The arguments are its own.
 
     Raises:
         ClusterError: As ``ApiServer.start`` says.
     """
-    server = ApiServer(folder, service_accounts=service_accounts)
+    server = ApiServer(folder, service_accounts=service_accounts, etcd_flags=etcd_flags, fill=fill, ready_s=ready_s)
     try:
         server.start()
         yield server

@@ -64,6 +64,7 @@ def test_the_packages_for_users_are_there_without_an_import_of_their_own() -> No
 def test_the_public_names_are_these() -> None:
     assert set(gracepoint.__all__) == {
         "AgreementError",
+        "AsyncCallFailed",
         "BarrierCancelled",
         "BarrierError",
         "BarrierFailed",

@@ -31,18 +31,45 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "gracepoint.tlsSecret" -}}
 {{- if eq .Values.tls.mode "existingSecret" -}}
-{{ .Values.tls.existingSecret }}
+{{ required "tls.existingSecret: found nothing, expected the name of a Secret, as tls.mode is existingSecret" .Values.tls.existingSecret }}
+{{- else if eq .Values.tls.mode "selfSigned" -}}
+{{ include "gracepoint.fullname" . }}-certificates
 {{- else -}}
 {{ include "gracepoint.fullname" . }}-tls
 {{- end -}}
 {{- end -}}
+
+{{/* The data of the certificate that a chart before 0.3 made. Nothing if there is none. */}}
+{{- define "gracepoint.formerCertificate" -}}
+{{- if eq .Values.tls.mode "selfSigned" -}}
+{{- $found := (lookup "v1" "Secret" .Release.Namespace (printf "%s-tls" (include "gracepoint.fullname" .))) | default dict -}}
+{{- $data := $found.data | default dict -}}
+{{- if and (index $data "ca.crt") (index $data "tls.crt") (index $data "tls.key") -}}
+{{- toJson $data -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What the webhooks' paths are made of, as nothing else shows that a caller is the API server. Made once in a rendering,
      unless it is there already. */}}
 {{- define "gracepoint.token" -}}
 {{- if not .Values.admission.token -}}
+{{- /* Every cluster has this namespace. If it is not found, the chart is rendered without a cluster. */ -}}
+{{- if not (lookup "v1" "Namespace" "" "kube-system") -}}
+{{- fail "admission.token: found nothing, and the chart is rendered without a cluster (helm template, helm lint, --dry-run=client, Argo CD, Flux), so that the token of an earlier installation cannot be read and each rendering would make another one. Expected 16 random characters or more; set admission.token, and keep it" -}}
+{{- end -}}
 {{- $secret := printf "%s-webhooks" (include "gracepoint.fullname" .) -}}
 {{- $kept := ((lookup "v1" "Secret" .Release.Namespace $secret) | default dict).data | default dict -}}
 {{- $_ := set .Values.admission "token" (index $kept "token" | default "" | b64dec | default (randAlphaNum 40)) -}}
 {{- end -}}
 {{ .Values.admission.token }}
+{{- end -}}
+
+{{/* The image, by its digest where one is given. */}}
+{{- define "gracepoint.image" -}}
+{{- if .Values.image.digest -}}
+{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else -}}
+{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end -}}
 {{- end -}}

@@ -3,34 +3,33 @@
 The controller's event loop owns the cache: every method is called there, so there is no lock and no await. kopf's
 handlers run in other threads and only hand objects over (``Controller.feed``).
 
-Besides the objects, the cache keeps when possible signals were first seen (``first_seen``), the version of each object
-(``versions``), the preemptions and requests (``preemptions``), and what cannot be read (``left_out``). Callers use
-these parts themselves.
+The nodes, pods, Jobs and workloads are in ``objects``. The cache also keeps when possible signals were first seen
+(``first_seen``), the version of each object (``versions``), the preemptions and requests (``preemptions``), and what
+cannot be read (``left_out``). Callers use these parts themselves.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
 from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, discard
+from gracepoint_operator.cache.gang_objects import GangObjects
+from gracepoint_operator.cache.object_reader import ObjectReader, ObjectReading
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
-from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
-from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
-from gracepoint_operator.unreadable import Unreadable, reading
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.signals import BUILT_IN, Mark, Row
+from gracepoint_operator.workloads import BY_PLACE, Job, Workload
 
 
 class ClusterCache:
@@ -40,6 +39,9 @@ class ClusterCache:
         clock: Seconds since the epoch.
         rows: The disruption catalogue, in the order in which its rows are tried.
         left_out: Keeps what cannot be read. None: a new one, without metrics.
+
+    Attributes:
+        reader: Reads objects into what is stored. Any thread may use it.
     """
 
     def __init__(
@@ -47,39 +49,19 @@ class ClusterCache:
     ) -> None:
         self._clock = clock
         self.left_out = LeftOut() if left_out is None else left_out
-        self.nodes: dict[str, Node] = {}
-        self.disrupted_nodes: set[str] = set()  # names; kept up to date because each new pod needs it
-        self.pods: dict[str, Pod] = {}
-        self.jobs: dict[str, Job] = {}
-        self.workloads: dict[str, Workload] = {}
+        self.objects = GangObjects()
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
-        self._pod_uids: dict[Key, str] = {}
-        self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
-        self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
-        self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self.first_seen = FirstSeen(clock)
-        self._signal_index = SignalIndex(rows, self.first_seen)
+        self.reader = ObjectReader(rows)
+        self._signal_index = SignalIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
-        self._places: dict[str, tuple[kinds.Kind, str, str]] = {}  # UID -> kind, namespace, name
+        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.kinds}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
-        self._readers: dict[kinds.Kind, Callable[[Mapping[str, Any], bool], set[str]]] = {
-            kinds.NODES: self._put_node,
-            kinds.NODE_CLAIMS: self._put_node_claim,
-            kinds.KUEUE_WORKLOADS: self._put_kueue_workload,
-            kinds.PODS: self._put_pod,
-            kinds.JOBS: self._put_job,
-            **{place: functools.partial(self._put_workload, known) for place, known in BY_PLACE.items()},
-            kinds.POLICIES: self._put_policy,
-            kinds.PREEMPTIONS: self._put_preemption,
-        }
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
-        """Stores an object. Returns the UIDs of the workloads that it may matter to.
-
-        An object that cannot be read is left out, and the version that was known before stays in force (``left_out``).
-        A policy or a preemption also cannot be read if it does not have this version's schema.
+        """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
 
         Args:
             kind: One of the kinds that are watched (``resync.SELECTORS``).
@@ -87,35 +69,56 @@ class ClusterCache:
             listed: True if it comes from a list, so that it may have changed before now.
             fresh: True if the API server was asked for it just now.
         """
-        try:
-            with reading("metadata"):
-                meta = body["metadata"]
-                uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
-                if not (uid and name and all(isinstance(text, str) for text in (uid, name, namespace))):
-                    return set()  # it has no name under which it could be reported
-                if not self.versions.take(meta, fresh=fresh):
-                    return set()
-        except Unreadable:
+        found = self.reader.read(kind, body)
+        return set() if found is None else self.store(found, listed=listed, fresh=fresh)
+
+    def store(self, found: ObjectReading, *, listed: bool, fresh: bool = False) -> set[str]:
+        """Stores what was read of an object. Returns the UIDs of the workloads that it may matter to.
+
+        An object that cannot be read is left out, and the version that was known before stays in force (``left_out``).
+        A policy or a preemption also cannot be read if it does not have this version's schema.
+
+        Args:
+            found: What was read.
+            listed: As in ``put``.
+            fresh: As in ``put``.
+        """
+        uid, kind = found.uid, found.kind
+        if not self.versions.take(uid, found.version, fresh=fresh):
             return set()
-        self._places[uid] = (kind, namespace, name)
-        where = f"{namespace}/{name}".removeprefix("/")
-        self._signal_index.left_out = {}
-        try:
-            with reading(where):
-                affected = self._readers[kind](body, listed)
-        except Unreadable as error:
-            self.left_out.object(kind, uid, where, str(error))
+        self._places[kind][uid] = found.key
+        where = f"{found.namespace}/{found.name}".removeprefix("/")
+        if found.error is not None:
+            self.left_out.object(kind, uid, where, found.error)
             return set()
-        self.left_out.parts(kind, uid, where, self._signal_index.left_out)
-        return affected
+        self.left_out.parts(kind, uid, where, found.left_out)
+        match found.value:
+            case Pod() | Node() | Job() | Workload() as value:
+                return self._store_object(value, found, listed)
+            case CheckpointPolicy() as policy:
+                before = self.policies.get(found.key)
+                self.policies[found.key] = policy
+                same = before is not None and before.spec == policy.spec
+                return set() if same else self.objects.workloads_with_policy(found.key)
+            case PreemptionRecord() as epoch:
+                self.preemptions.join(epoch)
+                return {epoch.spec.workload.uid}
+            case RequestRecord() as request:
+                wanted = self.preemptions.put_request(request)
+                self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
+                return self.objects.workloads_named(wanted)
+            case str() as owner:
+                return self._store_attached(found, owner, listed)
+        raise AssertionError(f"{where}: found {found.value!r}, expected a value of {kind.plural}")
 
     def unreadable_policies(self) -> dict[Key, str]:
         """The policies whose newest version cannot be read, with the reason."""
-        return {self._places[uid][1:]: why for uid, why in self.left_out.objects(kinds.POLICIES).items()}
+        places = self._places[kinds.POLICIES]
+        return {places[uid]: why for uid, why in self.left_out.objects(kinds.POLICIES).items()}
 
     def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
         """Kind, namespace and name of a known object."""
-        return self._places.get(uid)
+        return next(((kind, *places[uid]) for kind, places in self._places.items() if uid in places), None)
 
     def drop(self, uid: str, version: int = 0) -> set[str]:
         """Removes an object that was deleted. Returns the UIDs of the workloads that it may matter to.
@@ -129,90 +132,68 @@ class ClusterCache:
         attached_to = self._signal_index.forget(uid)
         self._doomed.discard(uid)
         self.left_out.forget(uid)
-        if uid not in self._places:
+        place = self.place(uid)
+        if place is None:
             return set()
-        kind, namespace, name = self._places.pop(uid)
+        kind, namespace, name = place
+        del self._places[kind][uid]
         if kind is kinds.NODES:
-            if name in self.nodes and self.nodes[name].uid == uid:
-                del self.nodes[name]
-                self.disrupted_nodes.discard(name)
-            return self._on_node(name)
+            self.objects.drop_node(name, uid)
+            return self.objects.workloads_on(name)
         if kind is kinds.NODE_CLAIMS:
-            return self._on_node(attached_to)
+            return self.objects.workloads_on(attached_to)
         if kind is kinds.KUEUE_WORKLOADS:
-            return {attached_to} & self.workloads.keys()
+            return {attached_to} & self.objects.workloads.keys()
         if kind is kinds.PODS:
-            return self._drop_pod(uid)
+            self._checked.discard(uid)
+            return self.objects.drop_pod(uid)
         if kind is kinds.JOBS:
-            job = self.jobs.pop(uid, None)
-            if job is None:
-                return set()
-            discard(self._jobs_of, job.workload_uid, uid)
-            return {job.workload_uid}
+            return self.objects.drop_job(uid)
         if kind in BY_PLACE:
-            self.workloads.pop(uid, None)
+            self.objects.drop_workload(uid)
             return {uid}
-        if (kind, namespace, name) in self._places.values():
+        if (namespace, name) in self._places[kind].values():
             return set()  # a new object of this name came before the deletion of the old one
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
-            return self._of_policy((namespace, name))
+            return self.objects.workloads_with_policy((namespace, name))
         if (wanted := self.preemptions.drop_request((namespace, name))) is not None:
-            return self._named(wanted)
+            return self.objects.workloads_named(wanted)
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self) -> dict[str, float]:
         """When the marks that concern a pod were first seen. Only for marks whose time the API server does not tell."""
-        nodes, gangs = self._pods_on.keys(), self._pods_of.keys() & self.workloads.keys()
-        about = {self.nodes[name].uid for name in nodes & self.nodes.keys()}
-        about |= gangs | {job for gang in gangs for job in self._jobs_of.get(gang, ())}
-        about |= self._signal_index.attached_to([*nodes, *gangs])
-        untold = {mark.id for mark in self._signal_index.on(about) if not (mark.is_exact or mark.row.limit)}
-        return {mark: at for mark, at in self.first_seen.since(about).items() if mark in untold}
+        index, objects = self._signal_index, self.objects
+        untold = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
+        if not untold:
+            return {}
+        nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
+        about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
+        about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}
+        about |= index.attached_to([*nodes, *gangs])
+        return {mark: at for mark, at in self.first_seen.since(about & index.marked).items() if mark in untold}
 
-    def uids(self, kind: kinds.Kind) -> set[str]:
+    def uids(self, kind: kinds.Kind) -> Set[str]:
         """UIDs of the known objects of a kind."""
-        return {uid for uid, place in self._places.items() if place[0] is kind}
+        return self._places[kind].keys()
 
     def versions_of(self, kind: kinds.Kind) -> dict[str, int]:
         """The resourceVersions of the known objects of a kind, by UID. 0 if a version is not known."""
-        return {uid: self.versions.of(uid) for uid in self.uids(kind)}
-
-    def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
-        """The pods of the gang at the start of the epoch. Empty once the workload has been restarted."""
-        workload = self.workloads.get(epoch.spec.workload.uid)
-        if workload is None:
-            return []
-        pods = (self.pods[uid] for uid in self._pods_of.get(workload.uid, ()))
-        return [
-            pod
-            for pod in pods
-            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == workload.restarts
-            if epoch.includes(pod)
-        ]
-
-    def pod_named(self, namespace: str, name: str) -> Pod | None:
-        """The pod of a workload, or None if it is not known."""
-        return self.pods.get(self._pod_uids.get((namespace, name), ""))
-
-    def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
-        """True if the pod may be of a known workload, by its name."""
-        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
-        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
+        return {uid: self.versions.of(uid) for uid in self._places[kind]}
 
     def doom(self, workload_uid: str) -> None:
         """Notes that the workload's namespace is being deleted. Everything in it will be deleted, in any order."""
-        if workload_uid in self.workloads:
+        if workload_uid in self.objects.workloads:
             self._doomed.add(workload_uid)
 
     def mark_checked(self, pod_uids: Iterable[str]) -> None:
         """Notes that the Job and the workload of these deleted pods were read from the API server."""
-        self._checked |= set(pod_uids) & self.pods.keys()
+        self._checked |= set(pod_uids) & self.objects.pods.keys()
 
     def workload_uids(self) -> set[str]:
         """Every workload for which there is something to decide."""
-        return self.workloads.keys() | self.preemptions.disrupted_workload_uids()
+        return self.objects.workloads.keys() | self.preemptions.disrupted_workload_uids()
 
     def homeless_requests(self) -> list[RequestRecord]:
         """Open requests without an answer whose workloads are not known."""
@@ -221,7 +202,7 @@ class ClusterCache:
             for request in self.preemptions.requests.values()
             if request.is_open and request.status.phase is None
         )
-        return [item for item in waiting if not self._named((item.namespace, item.spec.workload.name))]
+        return [item for item in waiting if not self.objects.workloads_named((item.namespace, item.spec.workload.name))]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
         """The epochs of known workloads whose records were made in the last ``within_s`` seconds.
@@ -235,29 +216,26 @@ class ClusterCache:
         return [epoch for epoch in found if self._is_of_known_workload(epoch)]
 
     def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
-        workload = self.workloads.get(epoch.spec.workload.uid)
+        workload = self.objects.workloads.get(epoch.spec.workload.uid)
         return workload is not None and workload.namespace == epoch.namespace
 
     def gang(self, workload_uid: str) -> GangSnapshot:
         """What the decisions about a workload are based on."""
-        workload = self.workloads.get(workload_uid)
+        objects = self.objects
+        workload = objects.workloads.get(workload_uid)
         namespace = workload.namespace if workload is not None else None
         if workload is not None and workload_uid in self._doomed:
             workload = dataclasses.replace(workload, deleted=True)
-        pods = tuple(
-            self.pods[uid]
-            for uid in sorted(self._pods_of.get(workload_uid, ()))
-            if namespace in (None, self.pods[uid].namespace)
-        )
-        nodes = {pod.node: self.nodes[pod.node] for pod in pods if pod.node in self.nodes}
-        pod_uids = [pod.uid for pod in pods]
-        all_jobs = (self.jobs[uid] for uid in self._jobs_of.get(workload_uid, ()))
-        jobs = {job.name: job for job in all_jobs if namespace in (None, job.namespace)}
+        pods = objects.pods_of(workload_uid, namespace)
+        nodes = {name: objects.nodes[name] for name in {pod.node for pod in pods} if name in objects.nodes}
+        jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
         requests = () if workload is None else self.preemptions.requests_for((workload.namespace, workload.name))
-        marked = {workload_uid, *pod_uids, *(request.uid for request in requests)}
-        marked |= {node.uid for node in nodes.values()} | {job.uid for job in jobs.values()}
+        marks = self._marks(workload_uid, pods, nodes, jobs)
+        marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
+        marked |= {node.uid for node in nodes.values()} & self._signal_index.marked
+        marked.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
-        marked |= self._signal_index.attached_to([workload_uid, *(pod.node for pod in pods)])
+        marked |= self._signal_index.attached_to([workload_uid, *{pod.node for pod in pods}])
         return GangSnapshot(
             workload_uid=workload_uid,
             workload=workload,
@@ -268,108 +246,73 @@ class ClusterCache:
             policy=self.policies.get((workload.namespace, workload.policy)) if workload else None,
             epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
             requests=requests,
-            marks={pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in pods},
+            marks=marks,
             since=self.first_seen.since(marked),
-            bound_at=self.first_seen.bound_at(pod_uids),
-            checked=frozenset(pod_uids) & self._checked,
+            bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
+            checked=frozenset(uid for uid in self._checked if objects.pods[uid].workload_uid == workload_uid),
         )
 
-    def _put_node(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        node = read_node(body)
-        marks = self._signal_index.see(On.NODE, body, listed=listed)
-        self.nodes[node.name] = node
-        if any(map(signals.marks_node, marks)):
-            self.disrupted_nodes.add(node.name)
+    def _marks(
+        self, workload_uid: str, pods: Iterable[Pod], nodes: Mapping[str, Node], jobs: Mapping[str, Job]
+    ) -> dict[str, tuple[Mark, ...]]:
+        """The marks that concern each pod, by its UID. Pods without marks are left out: nearly all."""
+        index = self._signal_index
+        marked = index.marked
+        if workload_uid in marked or index.attached_to([workload_uid]):
+            concerned = list(pods)
         else:
-            self.disrupted_nodes.discard(node.name)
-        return self._on_node(node.name)
+            marked_nodes = {name for name, node in nodes.items() if node.uid in marked}
+            marked_nodes |= {name for name in {pod.node for pod in pods} if index.attached_to([name])}
+            marked_jobs = {name for name, job in jobs.items() if job.uid in marked}
+            concerned = [
+                pod
+                for pod in pods
+                if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
+            ]
+        found = {pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in concerned}
+        return {uid: marks for uid, marks in found.items() if marks}
 
-    def _put_node_claim(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        node = str((body.get("status") or {}).get("nodeName") or "")
-        self._signal_index.see(On.NODE_CLAIM, body, listed=listed)
-        before = self._signal_index.attach(body["metadata"]["uid"], node)
-        return self._on_node(node) | self._on_node(before)
-
-    def _put_kueue_workload(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        meta = body["metadata"]
-        owner = next((str(ref["uid"]) for ref in meta.get("ownerReferences") or () if ref["kind"] in list(BY_NAME)), "")
-        self._signal_index.see(On.WORKLOAD, body, listed=listed)
-        self._signal_index.attach(meta["uid"], owner)
-        return {owner} & self.workloads.keys()
-
-    def _put_pod(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        pod = read_pod(body)
-        if not pod.workload_uid:
+    def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
+        """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""
+        if isinstance(value, Pod | Job) and not value.workload_uid:
             return set()
-        self._signal_index.see(On.POD, body, listed=listed)
-        self.pods[pod.uid] = pod
-        self._pod_uids[pod.namespace, pod.name] = pod.uid
-        self._pods_of[pod.workload_uid].add(pod.uid)
-        if pod.node:
-            self._pods_on[pod.node].add(pod.uid)
-            self.first_seen.see_bound(pod.uid, pod.bound_at, listed=listed)
-        return {pod.workload_uid}
+        marks_changed = self._signal_index.see(found.uid, found.marks, listed=listed)
+        match value:
+            case Pod() as pod:
+                changed = self.objects.put_pod(pod)
+                if pod.node:
+                    self.first_seen.see_bound(pod.uid, pod.bound_at, listed=listed)
+                affected = {pod.workload_uid}
+            case Job() as job:
+                changed = self.objects.put_job(job)
+                affected = {job.workload_uid}
+            case Workload() as workload:
+                changed = self.objects.put_workload(workload)
+                affected = {workload.uid}
+            case Node() as node:
+                changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, found.marks)))
+                affected = self.objects.workloads_on(node.name) if changed or marks_changed else set()
+        return affected if changed or marks_changed else set()
 
-    def _drop_pod(self, uid: str) -> set[str]:
-        pod = self.pods.pop(uid, None)
-        if pod is None:
-            return set()
-        if self._pod_uids.get((pod.namespace, pod.name)) == uid:
-            del self._pod_uids[pod.namespace, pod.name]
-        discard(self._pods_of, pod.workload_uid, uid)
-        discard(self._pods_on, pod.node, uid)
-        self._checked.discard(uid)
-        return {pod.workload_uid}
+    def _store_attached(self, found: ObjectReading, owner: str, listed: bool) -> set[str]:
+        """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""
+        self._signal_index.see(found.uid, found.marks, listed=listed)
+        before = self._signal_index.attach(found.uid, owner)
+        if found.kind is kinds.NODE_CLAIMS:
+            return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
+        return {owner} & self.objects.workloads.keys()
 
-    def _put_job(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        job = read_job(body)
-        if not job.workload_uid:
-            return set()
-        self._signal_index.see(On.JOB, body, listed=listed)
-        self.jobs[job.uid] = job
-        self._jobs_of[job.workload_uid].add(job.uid)
-        return {job.workload_uid}
-
-    def _put_workload(self, known: WorkloadType, body: Mapping[str, Any], listed: bool) -> set[str]:
-        workload = known.read(body)
-        self._signal_index.see(On(known.name), body, listed=listed)
-        self.workloads[workload.uid] = workload
-        return {workload.uid}
-
-    def _put_policy(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        policy = CheckpointPolicy.of(body)
-        key = (policy.namespace, policy.name)
-        self.policies[key] = policy
-        return self._of_policy(key)
-
-    def _put_preemption(self, body: Mapping[str, Any], listed: bool) -> set[str]:
-        if PreemptionRequest.is_one(body["spec"]):
-            return self._put_request(RequestRecord.of(body), listed)
-        epoch = PreemptionRecord.of(body)
-        self.preemptions.join(epoch)
-        return {epoch.spec.workload.uid}
-
-    def _put_request(self, request: RequestRecord, listed: bool) -> set[str]:
-        wanted = self.preemptions.put_request(request)
-        self.first_seen.see(request.uid, {request.mark: request.created_at}, listed=listed)
-        return self._named(wanted)
-
-    def _named(self, key: Key) -> set[str]:
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.name) == key}
+    def _namespace_of(self, uid: str) -> str:
+        place = self.place(uid)
+        return "" if place is None else place[1]
 
     def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
         """The marks on everything that the pod depends on."""
-        node = self.nodes.get(pod.node)
+        node = self.objects.nodes.get(pod.node)
         attached = self._signal_index.attached_to([pod.node, pod.workload_uid])
         # Only objects in the pod's namespace or in none, because anybody may write any owner.
-        attached = {uid for uid in attached if self._places[uid][1] in ("", pod.namespace)}
+        attached = {uid for uid in attached if self._namespace_of(uid) in ("", pod.namespace)}
         uids = [pod.uid, pod.workload_uid, *sorted(attached)]
         uids += [] if node is None else [node.uid]
         uids += [] if job is None else [job.uid]
         return self._signal_index.on(uids)
-
-    def _on_node(self, name: str) -> set[str]:
-        return {self.pods[uid].workload_uid for uid in self._pods_on.get(name, ())}
-
-    def _of_policy(self, key: Key) -> set[str]:
-        return {workload.uid for workload in self.workloads.values() if (workload.namespace, workload.policy) == key}

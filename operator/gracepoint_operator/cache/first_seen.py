@@ -44,11 +44,12 @@ class FirstSeen:
             marks: When each mark began, in seconds since the epoch. None if the API does not tell.
             listed: True if the object comes from a list.
         """
-        known = self._since.get(uid, {})
-        self._since[uid] = {
-            mark: known[mark] if mark in known else self._beginning(hint_at, listed, mark)
-            for mark, hint_at in marks.items()
-        }
+        known = self._since.pop(uid, {})
+        if marks:
+            self._since[uid] = {
+                mark: known[mark] if mark in known else self._beginning(hint_at, listed, mark)
+                for mark, hint_at in marks.items()
+            }
 
     def recall(self, seen: Mapping[str, float]) -> None:
         """Uses the times that replicas saw before this one began, by ``digest``, until ``forget_recalled``."""
@@ -83,11 +84,12 @@ class FirstSeen:
 
     def since(self, uids: Iterable[str]) -> dict[str, float]:
         """When each mark on these objects was first seen."""
+        wanted = set(uids)
         found: dict[str, float] = {}
-        for uid in uids:
-            found.update(self._since.get(uid, {}))
-            if (attempts := self._attempts.get(uid)) is not None:
-                found[attempts.mark] = attempts.first_at
+        for uid in self._since.keys() & wanted:
+            found.update(self._since[uid])
+        for uid in self._attempts.keys() & wanted:
+            found[self._attempts[uid].mark] = self._attempts[uid].first_at
         return found
 
     def bound_at(self, uids: Iterable[str]) -> dict[str, float]:

@@ -24,15 +24,15 @@ class ResourceVersions:
         self._known: dict[str, int] = {}
         self._gone: dict[str, tuple[float, int]] = {}  # when it was deleted, and its version then
 
-    def take(self, meta: Mapping[str, Any], *, fresh: bool = False) -> bool:
+    def take(self, uid: str, version: int, *, fresh: bool = False) -> bool:
         """Notes the version of an object that arrived. Returns False if a newer one is known.
 
         Args:
-            meta: The object's metadata.
+            uid: The object's UID.
+            version: Its resourceVersion. 0 if it is not a number.
             fresh: True if the API server was asked just now. Then a version equal to that of the deletion counts: an
                 object that lost the label by which it is watched seems deleted at its current version.
         """
-        uid, version = meta["uid"], version_of(meta)
         if uid in self._gone:
             gone_version = self._gone[uid][1]
             if version < gone_version or (version == gone_version and not fresh):
@@ -46,6 +46,10 @@ class ResourceVersions:
     def of(self, uid: str) -> int:
         """The known version of the object. 0 if it is not known."""
         return self._known.get(uid, 0)
+
+    def is_behind(self, uid: str, version: int) -> bool:
+        """True if the object exists in a newer version than the one that is known here."""
+        return max(self._known.get(uid, 0), self._gone.get(uid, (0.0, 0))[1]) < version
 
     def rewind(self) -> None:
         """Forgets all versions. Call it when the API server has gone back to an older state (etcd was restored)."""

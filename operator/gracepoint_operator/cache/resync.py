@@ -1,17 +1,19 @@
-"""Reading the API server directly instead of waiting for its watches.
+"""Lists the API server's objects, instead of waiting for its watches.
 
-* ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
-  deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
-  to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
-* ``look_afresh`` reads one workload, its namespace and some Jobs. A watch shows a past state, and watches of different
-  kinds show different ones. A read that begins after an event sees whatever caused the event.
+``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
+
+Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a moment
+only. For the later sweeps the metadata of the objects are enough.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -20,7 +22,7 @@ from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, MEMBER_LABEL, WorkloadIdentity
+from gracepoint_operator.workloads import BY_PLACE, MEMBER_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +43,69 @@ SELECTORS: dict[kinds.Kind, str | None] = {
 OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS})
 
 
+#: How long what changed during a list may take to come from the watch.
+_EVENTS_COME_S = 5.0
+
+
+async def _nothing(kind: kinds.Kind) -> None:
+    """The default of ``begins``."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Swept:
     """The result of a sweep.
 
     Attributes:
         left_out: The optional kinds that could not be listed. Their known objects stay.
+        changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
+            after a full sweep.
+        affected: UIDs of the workloads to which it matters what was found.
         rewound: True if the API server has gone back to an older state.
+        whole: True if all kinds were wanted.
     """
 
     left_out: frozenset[kinds.Kind]
+    changed: frozenset[kinds.Kind]
+    affected: frozenset[str]
     rewound: bool
+    whole: bool
 
 
 async def sweep(
     api: KubeClient,
     cache: ClusterCache,
-    drop: Callable[[str], object],
+    drop: Callable[[str], Set[str]],
     watches: WatchState,
     wanted: Collection[kinds.Kind] = SELECTORS.keys(),
+    begins: Callable[[kinds.Kind], Awaitable[None]] = _nothing,
+    *,
+    metadata_only: bool = False,
 ) -> Swept:
     """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
 
     Args:
         api: The API server.
         cache: Stores what is listed.
-        drop: Called with the UID of each object that no longer exists.
+        drop: Removes the object with a UID, which no longer exists. Returns the UIDs of the affected workloads.
         watches: Has the version up to which each kind was watched. Is told of failures.
         wanted: The kinds to list.
+        begins: Awaited before a kind is listed.
+        metadata_only: True: only finds what no longer exists, and which kinds have changed.
 
     Raises:
         kube.KubeError: The API server cannot be asked for a kind that is not optional.
     """
     left_out: set[kinds.Kind] = set()
+    changed: set[kinds.Kind] = set()
+    affected: set[str] = set()
     rewound = False
     for kind in (kind for kind in SELECTORS if kind in wanted):
-        before, seen_version = cache.versions_of(kind), watches.version(kind)
+        await begins(kind)
+        listing = _Listing(api, cache, watches, kind)
         try:
-            found = await api.list(kind, label_selector=SELECTORS[kind])
+            found = await (listing.compared() if metadata_only else listing.stored())
         except client.NotFound:
-            found = client.ObjectList([], {})
+            found = set()
             watches.absent(kind)
         except client.KubeError as error:
             if kind not in OPTIONAL:
@@ -88,75 +113,88 @@ async def sweep(
             watches.failed(kind, str(error), optional=True)
             left_out.add(kind)
             continue
-        if _is_older(found, before, seen_version):
-            log.warning(
-                "the API server has gone back to an older state, and all is listed and watched anew",
-                extra=about(kind=kind.plural, found=version_of(found.metadata), known=seen_version),
-            )
-            cache.versions.rewind()
-            watches.rewind()
-            rewound = True
-        for uid in before.keys() - {body["metadata"]["uid"] for body in found.items}:
-            drop(uid)
-        for body in found.items:
-            # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
-            cache.put(kind, body, listed=True, fresh=True)
-        if found.metadata:
-            watches.listed_at(kind, version_of(found.metadata))
-    return Swept(frozenset(left_out), rewound)
+        affected |= listing.affected
+        for uid in listing.before.keys() - found:
+            affected |= drop(uid)
+        rewound |= listing.rewound
+        if listing.behind:
+            changed.add(kind)
+    return Swept(frozenset(left_out), frozenset(changed), frozenset(affected), rewound, SELECTORS.keys() <= set(wanted))
 
 
-def _is_older(found: client.ObjectList, before: Mapping[str, int], seen_version: int) -> bool:
-    """True if the list is older than what was known at the time of the request. Versions fall only by a restore.
+class _Listing:
+    """The list of one kind.
 
-    ``before`` has the known versions of the objects, by UID. ``seen_version`` is the highest known version.
+    Attributes:
+        before: The versions of the objects that were known when the list began, by UID.
+        rewound: True if the list is older than what was known. Versions fall only by a restore.
+        behind: True if an object was listed in a version that is not known here.
+        affected: UIDs of the workloads to which it matters what was stored.
     """
-    version = version_of(found.metadata)
-    if 0 < version < max([seen_version, *before.values()]):
-        return True
-    return any(version_of(body["metadata"]) < before.get(body["metadata"]["uid"], 0) for body in found.items)
+
+    def __init__(self, api: KubeClient, cache: ClusterCache, watches: WatchState, kind: kinds.Kind) -> None:
+        self._api = api
+        self._cache = cache
+        self._watches = watches
+        self._kind = kind
+        self._seen_version = watches.version(kind)
+        self.before = cache.versions_of(kind)
+        self._newest = max([self._seen_version, *self.before.values()])
+        self.rewound = False
+        self.behind = False
+        self.affected: set[str] = set()
+
+    async def stored(self) -> set[str]:
+        """Stores all objects, page by page. Returns their UIDs."""
+        reader, found, metadata = self._cache.reader, set(), {}
+        pages = self._api.pages(
+            self._kind, lambda body: reader.read(self._kind, body), label_selector=SELECTORS[self._kind]
+        )
+        async for page in pages:
+            readings = [reading for reading in page.items if reading is not None]
+            self._check(page.metadata, ((reading.uid, reading.version) for reading in readings))
+            for reading in readings:
+                found.add(reading.uid)
+                is_new = reading.version == 0 or reading.version != self._cache.versions.of(reading.uid)
+                # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
+                affected = self._cache.store(reading, listed=True, fresh=True)
+                if is_new:
+                    self.affected |= affected
+            metadata = page.metadata
+        if metadata:
+            self._watches.listed_at(self._kind, version_of(metadata))
+        return found
+
+    async def compared(self) -> set[str]:
+        """Compares the versions of all objects with the known ones. Returns their UIDs."""
+        found: dict[str, int] = {}
+        pages = self._api.pages(self._kind, _version, label_selector=SELECTORS[self._kind], metadata_only=True)
+        async for page in pages:
+            self._check(page.metadata, page.items)
+            found.update(page.items)
+        if self._is_behind(found):
+            await asyncio.sleep(_EVENTS_COME_S)  # what changed during the list comes from the watch
+            self.behind = self._is_behind(found)
+        return set(found)
+
+    def _is_behind(self, found: Mapping[str, int]) -> bool:
+        return any(self._cache.versions.is_behind(uid, version) for uid, version in found.items())
+
+    def _check(self, metadata: client.JsonObject, versions: Iterable[tuple[str, int]]) -> None:
+        """Notes if a page is older than what was known at the time of the request."""
+        version, known = version_of(metadata), self.before
+        if self.rewound or not (
+            0 < version < self._newest or any(version < known.get(uid, 0) for uid, version in versions)
+        ):
+            return
+        log.warning(
+            "the API server has gone back to an older state, and all is listed and watched anew",
+            extra=about(kind=self._kind.plural, found=version, known=self._seen_version),
+        )
+        self._cache.versions.rewind()
+        self._watches.rewind()
+        self.rewound = True
 
 
-async def look_afresh(
-    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
-) -> None:
-    """Reads the workload and these of its Jobs into ``cache``, and notes the deleted pods as checked.
-
-    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
-
-    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
-    namespace shows this before the first of them is deleted.
-
-    Raises:
-        kube.KubeError: The request to the API server failed. Then nothing was noted.
-    """
-    kind = BY_NAME[workload.kind].kind
-    try:
-        body = await api.get(kind, workload.namespace, workload.name)
-        cache.put(kind, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
-        gone = [] if is_there or workload.uid in cache.workloads else [workload.uid]
-    except client.NotFound:
-        gone = [workload.uid]
-    for name in jobs:
-        known = [job.uid for job in cache.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)]
-        try:
-            body = await api.get(kinds.JOBS, workload.namespace, name)
-            cache.put(kinds.JOBS, body, listed=True)
-            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
-        except client.NotFound:
-            gone += known
-    for uid in gone:
-        cache.drop(uid)
-    if workload.uid in gone:
-        cache.preemptions.mark_gone(workload.uid)
-    if await _namespace_goes(api, workload.namespace):
-        cache.doom(workload.uid)
-    cache.mark_checked(pod_uids)
-
-
-async def _namespace_goes(api: KubeClient, name: str) -> bool:
-    try:
-        return "deletionTimestamp" in (await api.get(kinds.NAMESPACES, None, name))["metadata"]
-    except client.NotFound:
-        return True
+def _version(body: client.JsonObject) -> tuple[str, int]:
+    return str(body["metadata"]["uid"]), version_of(body["metadata"])

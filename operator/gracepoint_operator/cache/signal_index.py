@@ -7,41 +7,34 @@ locks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Set
 
-from gracepoint_operator import signals
 from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.signals import Mark, On, Row
+from gracepoint_operator.signals import Mark
 
 
 class SignalIndex:
     """Marks by object.
 
     Args:
-        rows: The catalogue, users' rows first.
         first_seen: Is told when each mark was first seen.
     """
 
-    def __init__(self, rows: Sequence[Row], first_seen: FirstSeen) -> None:
-        self.left_out: dict[str, None] = {}  # the parts of the object seen last that could not be read
-        self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
+    def __init__(self, first_seen: FirstSeen) -> None:
         self._first_seen = first_seen
-        self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID
+        self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID, of the objects that have any
         self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
         self._attached_to: dict[str, str] = {}
 
-    def see(self, on: On, body: Mapping[str, Any], *, listed: bool) -> tuple[Mark, ...]:
-        """Notes the marks on an object, and returns them."""
-        uid = body["metadata"]["uid"]
-        self.left_out = {}
-        found = signals.marks(self._rows[on], on, body, self.left_out)
+    def see(self, uid: str, found: tuple[Mark, ...], *, listed: bool) -> bool:
+        """Notes that the object has these marks now and no others. Returns True if it had others before."""
+        before = self._marks.pop(uid, ())
+        if not (found or before):
+            return False  # as nearly all objects
         if found:
             self._marks[uid] = found
-        else:
-            self._marks.pop(uid, None)
         self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
-        return found
+        return found != before
 
     def attach(self, uid: str, to: str) -> str:
         """Notes that an object belongs to a node (by name) or a workload (by UID). Returns its previous owner."""
@@ -54,6 +47,11 @@ class SignalIndex:
         """Forgets an object that was deleted. Returns what it was attached to."""
         self._marks.pop(uid, None)
         return self._detach(uid)
+
+    @property
+    def marked(self) -> Set[str]:
+        """The UIDs of the objects that have marks."""
+        return self._marks.keys()
 
     def on(self, uids: Iterable[str]) -> tuple[Mark, ...]:
         """The marks on these objects."""

@@ -1,6 +1,9 @@
 """Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
 
-No watch repeats a deletion. So after a watch may have missed one, its kind is listed.
+No watch repeats a deletion. So after a watch may have missed one, its kind is listed. When a watch begins, it begins
+after a version, and everything before it is listed: so at start, each kind is listed once its watch has begun, or after
+a while without it. The lists every five minutes compare versions only. A kind of which something newer exists is then
+listed in full.
 
 One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
 left out and tried again. Nothing else waits for it.
@@ -10,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import SELECTORS, Swept, sweep
+from gracepoint_operator.cache.resync import OPTIONAL, SELECTORS, Swept, sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -27,6 +31,9 @@ _AGAIN_S = 2.0
 _LEFT_OUT_AGAIN_S = 30.0
 #: An outage ends for all kinds at about the same time.
 _GAPS_TOGETHER_S = 1.0
+#: So long the first lists wait for the watches to begin, all together.
+_WATCHES_BEGIN_S = 10.0
+_LOOK_S = 0.05
 
 
 class Sweeper:
@@ -36,7 +43,7 @@ class Sweeper:
         api: The API server.
         cache: Stores what is listed.
         watches: The state of each watch.
-        drop: Called with the UID of each object that no longer exists.
+        drop: As in ``sweep``.
         begin: Awaited before the first list, and again if that list fails.
         after: Called after each list with its result.
 
@@ -49,7 +56,7 @@ class Sweeper:
         api: KubeClient,
         cache: ClusterCache,
         watches: WatchState,
-        drop: Callable[[str], object],
+        drop: Callable[[str], Set[str]],
         begin: Callable[[], Awaitable[None]],
         after: Callable[[Swept], None],
     ) -> None:
@@ -60,51 +67,84 @@ class Sweeper:
         self._begin = begin
         self._after = after
         self._listed: set[kinds.Kind] = set()
-        self._gaps: set[kinds.Kind] = set()  # kinds of which events may have been missed
+        self._left_out: set[kinds.Kind] = set()  # optional kinds that could not be listed
+        self._gaps: dict[kinds.Kind, bool] = {}  # kinds of which events may have been missed; False: only deletions
         self._gap = asyncio.Event()
         self._all_at = 0.0  # when all kinds are listed next, by the loop's clock
+        self._watched_at = 0.0  # until when lists wait for watches, by the loop's clock
 
     @property
     def complete(self) -> bool:
         return self._listed == SELECTORS.keys()
 
-    def look_again(self, kind: kinds.Kind) -> None:
-        """Lists the kind soon."""
-        self._gaps.add(kind)
+    def look_again(self, kind: kinds.Kind, *, in_full: bool = True) -> None:
+        """Lists the kind soon.
+
+        Args:
+            kind: The kind.
+            in_full: False if only deletions may have been missed.
+        """
+        self._gaps[kind] = in_full or self._gaps.get(kind, False)
         self._gap.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
         wanted: Set[kinds.Kind] = SELECTORS.keys()
+        in_full = True
+        self._watched_at = asyncio.get_running_loop().time() + _WATCHES_BEGIN_S
         while True:
             try:
                 if not self._listed:
                     await self._begin()
-                swept = await sweep(self._api, self._cache, self._drop, self._watches, wanted)
+                began_s = asyncio.get_running_loop().time()
+                swept = await sweep(
+                    self._api,
+                    self._cache,
+                    self._drop,
+                    self._watches,
+                    wanted,
+                    functools.partial(self._list_begins, in_full=in_full),
+                    metadata_only=not in_full,
+                )
+                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == SELECTORS.keys())
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)
                 continue
             self._listed |= wanted - swept.left_out
+            self._left_out = (self._left_out - wanted) | swept.left_out
             self._after(swept)
             if wanted == SELECTORS.keys():
                 self._all_at = asyncio.get_running_loop().time() + EVERY_S
-            wanted = await self._next_wanted(swept)
+            wanted, in_full = await self._next_wanted(swept)
 
-    async def _next_wanted(self, swept: Swept) -> Set[kinds.Kind]:
-        """Waits until kinds must be listed again. Returns which."""
+    async def _list_begins(self, kind: kinds.Kind, in_full: bool) -> None:
+        """Waits until the kind's watch has begun, but only for a while after the start."""
+        loop = asyncio.get_running_loop()
+        if kind not in OPTIONAL:
+            while not self._watches.has_begun(kind) and loop.time() < self._watched_at:  # noqa: ASYNC110  another thread
+                await asyncio.sleep(_LOOK_S)
+        if in_full or not self._gaps.get(kind, False):
+            self._gaps.pop(kind, None)  # what was missed until now will be in the list
+
+    async def _next_wanted(self, swept: Swept) -> tuple[Set[kinds.Kind], bool]:
+        """Waits until kinds must be listed again. Returns which, and whether in full."""
         if swept.rewound:
-            return SELECTORS.keys()
+            return SELECTORS.keys(), True
+        if swept.changed:
+            return swept.changed, True
         loop = asyncio.get_running_loop()
         wait_s = self._all_at - loop.time()
-        if swept.left_out:
+        if self._left_out:
             wait_s = min(wait_s, _LEFT_OUT_AGAIN_S)
+        if not self._gaps:
+            self._gap.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._gap.wait()
                 await asyncio.sleep(_GAPS_TOGETHER_S)
         self._gap.clear()
-        gaps, self._gaps = self._gaps, set()
         if loop.time() >= self._all_at:
-            return SELECTORS.keys()
-        return (gaps & SELECTORS.keys()) | swept.left_out
+            return SELECTORS.keys(), False
+        in_full = {kind for kind, in_full in self._gaps.items() if in_full} | self._left_out
+        return (in_full, True) if in_full else (set(self._gaps), False)

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import about
@@ -31,11 +31,13 @@ class _Watch:
         answered_at: When the API server last answered a request for the kind or sent an event, by the clock.
         failing_since: When the first request failed after the last answer, by the clock. None: the watch works.
         version: The highest resourceVersion from which the kind was watched, or at which it was listed.
+        begun: Whether the watch knows the version after which it begins.
     """
 
     answered_at: float
     failing_since: float | None = None
     version: int = 0
+    begun: bool = False
 
 
 class WatchState:
@@ -46,7 +48,8 @@ class WatchState:
         clock: Seconds, of a clock that never goes back.
 
     Attributes:
-        on_gap: Called with a kind when events of it, such as deletions, may have been missed.
+        on_gap: Called with a kind when events of it may have been missed, and with False if these can only be
+            deletions.
         on_rewind: Called when the API server has gone back to an older state. Every watch must begin again.
     """
 
@@ -56,8 +59,20 @@ class WatchState:
         self._lock = threading.Lock()
         self._watches: dict[Kind, _Watch] = {}
         self._asked_at: dict[str, float] = {}  # by the name of the thread
-        self.on_gap: Callable[[Kind], None] = lambda kind: None
+        self._expected: set[Kind] = set()
+        self.on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None
         self.on_rewind: Callable[[], None] = lambda: None
+
+    def expect(self, expected: Iterable[Kind]) -> None:
+        """Notes that these kinds will be watched."""
+        with self._lock:
+            self._expected.update(expected)
+
+    def has_begun(self, kind: Kind) -> bool:
+        """True if the kind's watch has begun, or the kind is not watched at all."""
+        with self._lock:
+            watch = self._watches.get(kind)
+            return kind not in self._expected or (watch is not None and watch.begun)
 
     def asked(self, thread: str, kind: Kind | None = None, since: int = 0) -> None:
         """Notes that a thread sends a request.
@@ -83,18 +98,19 @@ class WatchState:
 
         Args:
             kind: The kind.
-            listed: True if it answered with a list, from which a watch continues. No event tells what was deleted
-                before this list.
+            listed: True if it answered with the version after which a watch begins. No event tells what happened
+                before.
         """
         now = self._clock()
         with self._lock:
             watch = self._watch(kind)
             failing_since, watch.failing_since = watch.failing_since, None
             watch.answered_at = now
+            watch.begun |= listed
         if failing_since is not None:
             log.info("watched again", extra=about(kind=kind.plural, failed_for_s=round(now - failing_since, 1)))
         if listed or failing_since is not None:
-            self.on_gap(kind)
+            self.on_gap(kind, listed)
 
     def seen(self, kind: Kind) -> None:
         """Notes that an event arrived."""
@@ -133,6 +149,10 @@ class WatchState:
         with self._lock:
             watch = self._watch(kind)
             watch.version = max(watch.version, version)
+
+    def swept(self, duration_s: float, *, whole: bool) -> None:
+        """Notes how long it took to list all kinds (``whole``) or some."""
+        self._metrics.sweep_s.labels(extent="all" if whole else "some").observe(duration_s)
 
     def rewind(self) -> None:
         """Forgets all resourceVersions, because the API server has gone back to an older state."""

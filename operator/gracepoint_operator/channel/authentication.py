@@ -119,10 +119,10 @@ class Authenticator:
         Raises:
             RequestRefused: It does not exist, or has finished.
         """
-        pod = self._cache.pods.get(pod_uid)
+        pod = self._cache.objects.pods.get(pod_uid)
         if pod is None or pod.finished:
             raise _unknown_pod(pod_uid, f"a running pod of a {ANY_NAME}")
-        workload = self._cache.workloads.get(pod.workload_uid)
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
         if workload is not None and workload.namespace != pod.namespace:
             raise _unknown_pod(pod_uid, f"a pod in the namespace of the {ANY_NAME} that its label names")
         return pod

@@ -26,22 +26,17 @@ import ssl
 import time
 from collections.abc import Callable
 from enum import Enum, StrEnum
-from typing import Any
 
-from aiohttp import web
-
+from gracepoint_operator.channel.connection import ChannelConnection
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, CUT_OFF_S
 from gracepoint_operator.observability.logs import about
 
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 2.0  # for the peer to answer TLS's close
 _CLOSE_S = 2.0
-_CUT_OFF_S = 1.0  # for the event loop to close sockets that were shut down
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
 _SAY_EVERY_S = 60.0
-_LOOK_EVERY_S = 0.01
-#: What clients get, on every port, to answer the end of a connection.
-CLOSE_CONNECTIONS_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,50 +75,6 @@ class _Room(Enum):
     WAITS = 3
 
 
-class _Connection(asyncio.Protocol):
-    """One connection: passes everything to aiohttp's protocol, and calls ``ended`` when it is lost."""
-
-    def __init__(
-        self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[_Connection], None]
-    ) -> None:
-        self.address = address
-        self.inner = inner
-        self.timer: asyncio.TimerHandle | None = None
-        self.transport: asyncio.Transport | None = None
-        self._accepted = accepted
-        self._ended = ended
-
-    def abort(self) -> None:
-        """Closes the connection at once, in any state."""
-        if self.transport is not None:
-            self.transport.abort()
-        # A TLS transport that was closed twice ignores abort(), and a cancelled handshake does not always close the
-        # socket. The end of the stream ends both.
-        with contextlib.suppress(OSError):
-            self._accepted.shutdown(socket.SHUT_RDWR)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.inner.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self.inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self.inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.inner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended(self)
-        self.inner.connection_lost(exc)
-
-
 class Connections:
     """Accepts, limits and closes connections. It must be created and used on one event loop.
 
@@ -145,9 +96,9 @@ class Connections:
         self._context = context
         self._limits = limits
         self._count_closed = count_closed
-        self._pending: dict[str, dict[_Connection, None]] = {}  # by address, oldest first
-        self._by_protocol: dict[asyncio.BaseProtocol, _Connection] = {}  # the pending ones, by aiohttp's protocol
-        self._open: set[_Connection] = set()  # pending and kept ones, until their sockets are closed
+        self._pending: dict[str, dict[ChannelConnection, None]] = {}  # by address, oldest first
+        self._by_protocol: dict[asyncio.BaseProtocol, ChannelConnection] = {}  # the pending ones, by aiohttp's protocol
+        self._open: set[ChannelConnection] = set()  # pending and kept ones, until their sockets are closed
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -203,14 +154,14 @@ class Connections:
         Call it after aiohttp was told to close its connections. aiohttp does not wait for the client's answer to TLS's
         close. A client that does not answer in time is cut off.
         """
-        for timeout_s in (CLOSE_CONNECTIONS_S, _CUT_OFF_S):
+        for timeout_s in (CLOSE_CONNECTIONS_S, CUT_OFF_S):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._all_closed.wait()
                     return
             for connection in list(self._open):
                 connection.abort()
-        log.error("connections could not be closed", extra=about(number=len(self._open), waited_s=_CUT_OFF_S))
+        log.error("connections could not be closed", extra=about(number=len(self._open), waited_s=CUT_OFF_S))
 
     async def _take(self, accepted: socket.socket, address: str) -> None:
         try:
@@ -225,7 +176,7 @@ class Connections:
             self._closed(address, CloseReason.ADDRESS_FULL)
             return
         loop = asyncio.get_running_loop()
-        connection = _Connection(accepted, address, self._make(), self._ended)
+        connection = ChannelConnection(accepted, address, self._make(), self._ended)
         self._open.add(connection)
         self._all_closed.clear()
         self._pending.setdefault(address, {})[connection] = None
@@ -248,7 +199,7 @@ class Connections:
         self._end(next(iter(most)), CloseReason.CROWDED)
         return _Room.HELD
 
-    async def _shake_hands(self, connection: _Connection, accepted: socket.socket) -> None:
+    async def _shake_hands(self, connection: ChannelConnection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
@@ -264,19 +215,19 @@ class Connections:
             if was_pending:
                 self._closed(connection.address, CloseReason.HANDSHAKE)
 
-    def _end(self, connection: _Connection, why: CloseReason) -> None:
+    def _end(self, connection: ChannelConnection, why: CloseReason) -> None:
         self._forget(connection)
         connection.abort()
         self._closed(connection.address, why)
 
-    def _ended(self, connection: _Connection) -> None:
+    def _ended(self, connection: ChannelConnection) -> None:
         """Removes a connection whose socket is closed."""
         self._forget(connection)
         self._open.discard(connection)
         if not self._open:
             self._all_closed.set()
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: ChannelConnection) -> None:
         """Removes a connection from the pending ones."""
         if self._by_protocol.pop(connection.inner, None) is None:
             return
@@ -308,37 +259,3 @@ async def _readable(listener: socket.socket) -> None:
         await readable.wait()
     finally:
         loop.remove_reader(listener)
-
-
-async def close(runner: web.AppRunner) -> None:
-    """Stops listening, and returns when all connections of aiohttp's own sites are closed.
-
-    aiohttp only begins to close them, and TLS waits for the client's answer. The loop ends next, and would leave their
-    sockets to the garbage collector. A client that does not answer in time is cut off.
-    """
-    server = runner.server
-    assert server is not None
-    for site in list(runner.sites):
-        await site.stop()
-    # TLS forgets a transport's socket when it is closed, so each is noted while its connection is open.
-    sockets: dict[asyncio.Transport, Any] = {}
-
-    def note() -> None:
-        for connection in server.connections:
-            transport = connection.transport
-            if transport is not None and transport not in sockets and not transport.is_closing():
-                sockets[transport] = transport.get_extra_info("socket")
-
-    note()
-    await runner.cleanup()
-    for timeout_s in (CLOSE_CONNECTIONS_S, _CUT_OFF_S):
-        give_up_at_s = time.monotonic() + timeout_s
-        while left := [transport for transport, its in sockets.items() if its is not None and its.fileno() >= 0]:
-            note()  # a handshake may have ended since
-            if time.monotonic() > give_up_at_s:
-                break
-            await asyncio.sleep(_LOOK_EVERY_S)
-        for transport in left:
-            transport.abort()
-            with contextlib.suppress(OSError):  # as in _Connection.abort
-                sockets[transport].shutdown(socket.SHUT_RDWR)

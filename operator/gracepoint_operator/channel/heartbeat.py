@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gracepoint.wire.messages import Ping
+from gracepoint.wire.frames import Ping
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
 
 INTERVAL_S = 5.0

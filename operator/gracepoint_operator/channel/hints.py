@@ -12,7 +12,8 @@ import hashlib
 import logging
 from collections.abc import Sequence
 
-from gracepoint.wire.messages import Confidence, Hint, Mode
+from gracepoint.wire.frames import Hint
+from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator import signals
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -30,9 +31,9 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
     if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
         return []
     found = []
-    for pod in gang.members:
+    for pod in gang.members if gang.marks else ():
         bound_at = gang.bound_at.get(pod.uid)
-        for signal in signals.of_pod(pod, gang.marks[pod.uid]):
+        for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ())):
             if signal.confidence is not Confidence.HINT or not gang.policy.spec.counts(signal.kind):
                 continue
             if bound_at is not None and gang.since[signal.mark] >= bound_at:

@@ -13,7 +13,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 
-from gracepoint.wire.messages import Frame, Mode, Notice, Phase, Retraction
+from gracepoint.wire.frames import Frame, Notice, Retraction
+from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from gracepoint_operator.decisions import preemption_status
@@ -103,7 +104,7 @@ class Notifier:
         if subscribers is None:
             subscribers = self._subscribers.of_workload(epoch.spec.workload.uid)
         for subscriber in subscribers:
-            pod = self._cache.pods.get(subscriber.hello.pod_uid)
+            pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
             if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
                 continue
             if epoch.phase is Phase.RETRACTED and epoch.name not in subscriber.retracted:

@@ -16,7 +16,7 @@ import tenacity
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import look_afresh
+from gracepoint_operator.cache.fresh_looks import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import preemption_spec, preemption_status
 from gracepoint_operator.decisions.effective_signals import Timed
@@ -203,7 +203,7 @@ class ReportHandler:
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
-        workload = self._cache.workloads.get(pod.workload_uid)
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
         if workload is None:
             return None
         await look_afresh(self._api, self._cache, workload, [pod.job_name])

@@ -26,12 +26,14 @@ from pydantic import ValidationError
 from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
-from gracepoint.wire.messages import Acknowledgement, Forecast, Frame, Hello, Report, Resumption, Subscription
+from gracepoint.wire.frames import Frame, Hello
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
 from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, nothing
+from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.observability.logs import about
@@ -52,7 +54,11 @@ _FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resump
 
 
 class Channel:
-    """The routes. The parts that they use belong to the controller's event loop."""
+    """The routes. The parts that they use belong to the controller's event loop.
+
+    Attributes:
+        is_canary: Says on the controller's loop whether a subscriber is this replica's own (``canary``).
+    """
 
     def __init__(
         self,
@@ -62,6 +68,7 @@ class Channel:
         reports: ReportHandler,
         metrics: Metrics,
         replica: str,
+        trust: TrustNotifier,
     ) -> None:
         self._authenticator = authenticator
         self._subscribers = subscribers
@@ -69,6 +76,8 @@ class Channel:
         self._reports = reports
         self._metrics = metrics
         self._replica = replica
+        self._trust = trust
+        self.is_canary: Callable[[str, Subscriber], bool] = lambda authorization, subscriber: False
         self._core_loop: asyncio.AbstractEventLoop | None = None
         self._keep: Callable[[web.Request], None] = lambda request: None
 
@@ -117,7 +126,7 @@ class Channel:
             await response.prepare(request)
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
-            self._post(functools.partial(self._notifier.catch_up, subscriber))
+            self._post(functools.partial(self._catch_up, subscriber))
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
@@ -125,6 +134,12 @@ class Channel:
             if request.transport is not None:
                 request.transport.abort()  # do not wait for unsent data
         return response
+
+    def _catch_up(self, subscriber: Subscriber) -> None:
+        """On the controller's loop."""
+        if subscriber.is_pod:
+            self._notifier.catch_up(subscriber)
+            self._trust.tell([subscriber])
 
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
         loop = asyncio.get_running_loop()
@@ -183,6 +198,9 @@ class Channel:
 
     async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
         """On the controller's loop: connects the subscriber if its message matches its pod."""
+        if self.is_canary(authorization, subscriber):
+            subscriber.is_pod = False
+            return
         hello = subscriber.hello
         pod = await self._admit(authorization, hello.pod_uid, hello.session, subscribes=True)
         for field, found, expected in (

@@ -3,7 +3,8 @@
 Every pod of the cluster can reach the channel. On a loop of its own, thousands of TLS handshakes and requests delay
 neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
 
-* this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the certificate;
+* this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the certificate,
+  and measuring how late the loop is;
 * the controller's loop: everything that reads or changes what is known. ``routes`` hands such work over and awaits it.
 
 ``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the streams
@@ -23,9 +24,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import CLOSE_CONNECTIONS_S, ConnectionLimits, Connections
+from gracepoint_operator.channel.connections import ConnectionLimits, Connections
 from gracepoint_operator.channel.routes import Channel
+from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,9 @@ class ChannelThread:
         metrics: Counts closed connections.
         host: Address to listen on. None: all addresses.
         port: Port to listen on. 0: the kernel chooses one.
+
+    Attributes:
+        lag: How late this thread's loop is.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class ChannelThread:
         self._port = port
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.lag = LoopLag(metrics, "channel")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -142,8 +149,9 @@ class ChannelThread:
             stack.push_async_callback(connections.close_pending)
             listener = stack.enter_context(_listener(self._host, self._port))
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew(), name="certificate")  # first, as no handshake succeeds without it
                 tasks.create_task(connections.accept(listener), name="accept")
-                tasks.create_task(self._renew(), name="certificate")
+                tasks.create_task(self.lag.measure(), name="loop lag")
                 self._listening.set_result(int(listener.getsockname()[1]))
 
     async def _renew(self) -> None:

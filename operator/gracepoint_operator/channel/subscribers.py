@@ -11,9 +11,10 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from gracepoint.wire.messages import Frame, Subscription
+from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import Subscription
 
 _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # for each pod
@@ -45,6 +46,8 @@ class Subscriber:
         told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
+        trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
+        is_pod: False for the replica's own subscriber (``canary``).
         closed: True once the stream must end.
         left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
@@ -54,6 +57,8 @@ class Subscriber:
         self.told: dict[str, float] = {}
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
+        self.trusts = hello.trust
+        self.is_pod = True
         self.closed = False
         self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
@@ -101,6 +106,7 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._by_pod: dict[str, Subscriber] = {}
+        self._by_workload: dict[str, dict[str, Subscriber]] = {}  # and by pod UID
         self._current: dict[str, str] = {}  # pod UID -> newest session, also after it disconnected
         self._stopped: dict[str, list[str]] = {}  # pod UID -> sessions that were followed by a newer one
 
@@ -128,19 +134,21 @@ class Subscribers:
         if session is not None and session != hello.session:
             self._stopped[pod_uid] = [*self._stopped.get(pod_uid, []), session][-_REMEMBERED_SESSIONS:]
         self._current[pod_uid] = hello.session
+        self._disconnect(pod_uid)
         self._by_pod[pod_uid] = subscriber
+        self._by_workload.setdefault(hello.workload_uid, {})[pod_uid] = subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
         """Forgets a subscriber whose request has ended."""
         subscriber.left = True
         if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:
-            del self._by_pod[subscriber.hello.pod_uid]
+            self._disconnect(subscriber.hello.pod_uid)
 
     def forget(self, pod_uid: str) -> None:
         """Forgets a pod that was deleted."""
         self._current.pop(pod_uid, None)
         self._stopped.pop(pod_uid, None)
-        subscriber = self._by_pod.pop(pod_uid, None)
+        subscriber = self._disconnect(pod_uid)
         if subscriber is not None:
             subscriber.close()
 
@@ -166,5 +174,23 @@ class Subscribers:
         subscriber = self._by_pod.get(pod_uid)
         return subscriber is not None and subscriber.hello.session == session
 
+    def pod_uids(self) -> Collection[str]:
+        """The UIDs of the pods that are connected now."""
+        return self._by_pod.keys()
+
+    def all(self) -> list[Subscriber]:
+        return list(self._by_pod.values())
+
     def of_workload(self, workload_uid: str) -> list[Subscriber]:
-        return [item for item in self._by_pod.values() if item.hello.workload_uid == workload_uid]
+        return list(self._by_workload.get(workload_uid, {}).values())
+
+    def _disconnect(self, pod_uid: str) -> Subscriber | None:
+        """Removes the subscriber of the pod, if there is one, and returns it."""
+        subscriber = self._by_pod.pop(pod_uid, None)
+        if subscriber is not None:
+            workload_uid = subscriber.hello.workload_uid
+            of_workload = self._by_workload[workload_uid]
+            del of_workload[pod_uid]
+            if not of_workload:
+                del self._by_workload[workload_uid]
+        return subscriber

@@ -67,7 +67,7 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
         return []
     timed, runs = [], all(pod.phase == "Running" for pod in pods)
     for pod in pods:
-        if not gang.job_goes_on(pod):
+        if not gang.may_have_signals(pod) or not gang.job_goes_on(pod):
             continue
         for signal, request in relevant(gang, pod, policy, now, drills=drills):
             since_at = gang.since[signal.mark]
@@ -97,7 +97,7 @@ def relevant(
             if mine and asked.is_drill(policy.mode) is drills:
                 found.append((asked.signal(pod), asked))
     if not drills:
-        found += [(signal, None) for signal in signals.of_pod(pod, gang.marks[pod.uid])]
+        found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
         if evictions.mark(pod.uid) in gang.since and not pod.finished:
             found.append((evictions.signal(pod, policy), None))
     for signal, request in found:

@@ -16,6 +16,8 @@ CONDITION_READY = "Ready"
 CONDITION_FITS_GRACE = "FitsGrace"
 CONDITION_INJECTED = "Injected"
 CONDITION_RECORDED = "Recorded"
+#: With this name, tools that wait for an object (kstatus) see that waiting is in vain.
+CONDITION_STALLED = "Stalled"
 
 _FORECASTS = 50  # the limit in the schema of the resource
 
@@ -48,6 +50,18 @@ def unreadable(generation: int, why: str, now: float) -> Condition:
         status=ConditionStatus.FALSE,
         reason="Unreadable",
         message=message[:4096],
+        last_transition_time=_time(now).replace(microsecond=0),
+        observed_generation=generation,
+    )
+
+
+def stalled(generation: int, why: str | None, now: float) -> Condition:
+    """Returns the condition Stalled: True with the reason ``why`` if the policy cannot be read, else False."""
+    return Condition(
+        type=CONDITION_STALLED,
+        status=ConditionStatus.FALSE if why is None else ConditionStatus.TRUE,
+        reason="Readable" if why is None else "Unreadable",
+        message="" if why is None else why[:4096],
         last_transition_time=_time(now).replace(microsecond=0),
         observed_generation=generation,
     )
@@ -132,7 +146,7 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         message = f"no {ANY_NAME} has saved yet, so that nothing can be predicted"
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
     forecast, grace_s = worst
-    need_s = needed_s(forecast)
+    need_s = forecast.needed_s
     said = (
         f"{forecast.kind} {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
         f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
@@ -141,11 +155,6 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
     said += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
     return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
-
-
-def needed_s(forecast: WorkloadForecast) -> float:
-    """Returns the seconds that an emergency save would take, with the margin."""
-    return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
 
 
 def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:

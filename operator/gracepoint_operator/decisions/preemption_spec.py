@@ -6,7 +6,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from gracepoint.wire.messages import SAME_REVISION, Confidence, Mode, Phase
+from gracepoint.wire.frames import SAME_REVISION
+from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -77,7 +78,7 @@ def gives_way(
 ) -> bool:
     """Returns True if the epoch lets the gang continue to train, but later signals require that it exits.
 
-    An epoch cannot change from one to the other, because the notices that were sent say what it asks for.
+    An epoch cannot be changed to require it, because its notices, which were sent, ask for something else.
     """
     if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
         return False

@@ -23,9 +23,13 @@ class Answer:
 def answers(gang: GangSnapshot) -> Iterator[Answer]:
     """Yields an answer for each request whose status changes."""
     for request in gang.requests:
-        status = _status(gang, request)
-        if status is not None and status != request.status and not _is_final(request.status):
-            yield Answer(request, status)
+        if _is_final(request.status):
+            # Only the generation can change. An older operator wrote none.
+            status = None if request.status.observed_generation is None else request.status
+        else:
+            status = _status(gang, request)
+        if status is not None and _observed(request, status) != request.status:
+            yield Answer(request, _observed(request, status))
 
 
 def without_workload(request: RequestRecord) -> Answer:
@@ -35,7 +39,12 @@ def without_workload(request: RequestRecord) -> Answer:
         f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
         f"expected spec.{WORKLOAD_FIELD} to name one"
     )
-    return Answer(request, _superseded(message))
+    return Answer(request, _observed(request, _superseded(message)))
+
+
+def _observed(request: RequestRecord, status: RequestStatus) -> RequestStatus:
+    """The status with the generation from which it was computed."""
+    return status.model_copy(update={"observed_generation": request.generation or None})
 
 
 def _is_final(status: RequestStatus) -> bool:

@@ -2,14 +2,7 @@
 
 Only this module uses the ``kubernetes`` package. The client of that package is synchronous. So every call runs in a
 thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. Objects are
-plain dicts. Exceptions of the package and of urllib3 are turned into these:
-
-    KubeError
-    ├── NotFound        404: the object, or its whole kind, does not exist
-    ├── Conflict        409 on a write: somebody else wrote in between
-    │   └── AlreadyExists   409 on a create
-    ├── Refused         any other 4xx: trying again does not help
-    └── Unavailable     5xx, 429, timeouts, broken connections: trying again may help
+plain dicts. Exceptions of the package and of urllib3 are turned into those of ``errors``.
 """
 
 from __future__ import annotations
@@ -19,26 +12,51 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib.metadata
-import json
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, TypeVar, cast
 
 import kubernetes.client
 import kubernetes.config
-import urllib3.exceptions
-from kubernetes.client.exceptions import ApiException
 
+from gracepoint_operator.kube.errors import (
+    AlreadyExists,
+    Conflict,
+    JsonObject,
+    KubeError,
+    NotFound,
+    Refused,
+    Unavailable,
+    answered,
+)
 from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
 
-JsonObject = dict[str, Any]
+__all__ = [
+    "AlreadyExists",
+    "Conflict",
+    "JsonObject",
+    "KubeClient",
+    "KubeError",
+    "NotFound",
+    "Refused",
+    "Unavailable",
+]
 
+_T = TypeVar("_T")
+
+#: Asks for the metadata of listed objects, without their spec and status.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 _CONNECT_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 5.0
 _LIST_TIMEOUT_S = 30.0
-_LIST_CHUNK = 500
+#: The first page of a list has few objects. From their size follows how many the next ones may have: a page is decoded
+#: at once, and no other thread runs Python meanwhile.
+_FIRST_PAGE = 50
+_PAGE_BYTES = 1024 * 1024
+_LARGEST_PAGE = 1000
 _THREADS = 8
 _WRITES = frozenset({"POST", "PATCH"})
 
@@ -46,30 +64,6 @@ _WRITES = frozenset({"POST", "PATCH"})
 #: Names the operator in the audit log of the API server. The part before the slash owns the written fields.
 FIELD_MANAGER = "gracepoint-operator"
 USER_AGENT = f"{FIELD_MANAGER}/{importlib.metadata.version('gracepoint')}"
-
-
-class KubeError(Exception):
-    """A request to the API server failed."""
-
-
-class NotFound(KubeError):
-    """The object, or its whole kind, does not exist."""
-
-
-class Conflict(KubeError):
-    """Another client wrote the object in between."""
-
-
-class AlreadyExists(Conflict):
-    """An object of that name already exists."""
-
-
-class Refused(KubeError):
-    """The API server refuses the request; the same request will be refused again."""
-
-
-class Unavailable(KubeError):
-    """The API server could not be reached or was busy; the same request may succeed later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +89,19 @@ class ObjectList:
     """
 
     items: list[JsonObject]
+    metadata: JsonObject
+
+
+@dataclasses.dataclass(frozen=True)
+class Page(Generic[_T]):
+    """A part of a list.
+
+    Attributes:
+        items: What was read of each object.
+        metadata: The metadata of the list, with the resourceVersion at which the whole list was read.
+    """
+
+    items: list[_T]
     metadata: JsonObject
 
 
@@ -171,24 +178,58 @@ class KubeClient:
         return await self._call("GET", kind.path(namespace, name))
 
     async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> ObjectList:
-        """Returns every object of the kind in the cluster, or in one namespace.
+        """Returns every object of the kind in the cluster, or in one namespace. For kinds with few objects."""
+        items: list[JsonObject] = []
+        metadata: JsonObject = {}
+        async for page in self.pages(kind, _itself, label_selector=label_selector, namespace=namespace):
+            items += page.items
+            metadata = page.metadata
+        return ObjectList(items, metadata)
 
-        The list is read in chunks, which together are consistent.
+    async def pages(
+        self,
+        kind: Kind,
+        read: Callable[[JsonObject], _T],
+        *,
+        label_selector: str | None = None,
+        namespace: str | None = None,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Page[_T]]:
+        """Lists the objects of the kind in the cluster, or in one namespace, page by page. The pages are consistent.
+
+        Args:
+            kind: The kind.
+            read: Called with each object in a thread of the pool. Only what it returns is kept.
+            label_selector: Only objects with these labels.
+            namespace: Only objects in this namespace.
+            metadata_only: True: the objects have no spec and no status.
         """
         if kind.any_version:
             group = await self._call("GET", kind.prefix)
             kind = kind.of_version(group["preferredVersion"]["groupVersion"])
-        items: list[JsonObject] = []
-        query: dict[str, str] = {"limit": str(_LIST_CHUNK)}
+        query: dict[str, str] = {"limit": str(_FIRST_PAGE)}
         if label_selector:
             query["labelSelector"] = label_selector
+
+        def read_all(answer: JsonObject, size: int) -> tuple[Page[_T], int]:
+            items = [read(item) for item in answer.get("items") or ()]
+            return Page(items, answer.get("metadata") or {}), size
+
         while True:
-            page = await self._call("GET", kind.path(namespace), query=query, timeout_s=_LIST_TIMEOUT_S)
-            items += page.get("items") or []
-            metadata = page.get("metadata") or {}
-            query["continue"] = metadata.get("continue") or ""
+            page, size = await self._call(
+                "GET",
+                kind.path(namespace),
+                query=query,
+                timeout_s=_LIST_TIMEOUT_S,
+                accept=METADATA_ONLY if metadata_only else _JSON,
+                read=read_all,
+            )
+            query["continue"] = page.metadata.get("continue") or ""
+            if page.items and size:
+                query["limit"] = str(min(max(_PAGE_BYTES * len(page.items) // size, 1), _LARGEST_PAGE))
+            yield page
             if not query["continue"]:
-                return ObjectList(items, metadata)
+                return
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:
@@ -243,16 +284,19 @@ class KubeClient:
         *,
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
+        accept: str = _JSON,
         timeout_s: float = _READ_TIMEOUT_S,
-    ) -> JsonObject:
+        read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
+    ) -> Any:
+        """Sends a request. ``read`` gets the answer and its number of bytes, in a thread of the pool."""
         written_by = {"fieldManager": FIELD_MANAGER} if method in _WRITES else {}
         call = functools.partial(
             self._client.call_api,
             path,
             method,
             query_params=list((written_by | dict(query or {})).items()),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            header_params={"Accept": accept, "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
@@ -263,7 +307,7 @@ class KubeClient:
         loop = asyncio.get_running_loop()
         outcome = "Cancelled"
         try:
-            answer = await loop.run_in_executor(self._threads, _translated, what, call)
+            answer = await loop.run_in_executor(self._threads, answered, what, call, read)
             outcome = "ok"
             return answer
         except KubeError as error:
@@ -273,31 +317,5 @@ class KubeClient:
             self._count(method, outcome)
 
 
-def _translated(what: str, call: functools.partial[Any]) -> JsonObject:
-    """Makes the call and translates its errors. Runs in a thread of the pool."""
-    try:
-        return cast(JsonObject, json.loads(call().data))
-    except ApiException as error:
-        raise _of_status(what, error) from error
-    except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:
-        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _of_status(what: str, error: ApiException) -> KubeError:
-    status = int(error.status or 0)
-    message = f"{what}: HTTP {status} {error.reason}: {_message(error.body)}"
-    if status == 404:
-        return NotFound(message)
-    if status == 409:
-        return Conflict(message)
-    if 400 <= status < 500 and status != 429:
-        return Refused(message)
-    return Unavailable(message)
-
-
-def _message(body: str | bytes | None) -> str:
-    """Returns the API server's own message if the body is a Status object, or else the body itself."""
-    try:
-        return str(json.loads(body or "")["message"])
-    except (ValueError, KeyError, TypeError):
-        return repr((body or b"")[:200])
+def _itself(body: JsonObject) -> JsonObject:
+    return body

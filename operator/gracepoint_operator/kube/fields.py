@@ -6,11 +6,14 @@ If a field has a wrong type, each function raises ``Unreadable``, or an error th
 from __future__ import annotations
 
 import datetime
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
 
 from gracepoint_operator.unreadable import Unreadable
+
+_Shared = TypeVar("_Shared", bound=Hashable)
 
 
 def parse_time(text: str | None) -> float | None:
@@ -38,8 +41,14 @@ def text(value: Any) -> str:
     return value
 
 
+@functools.lru_cache(maxsize=65536)
+def shared(value: _Shared) -> _Shared:
+    """Returns an equal value that was seen before, if there is one, so that equal values are in memory once."""
+    return value
+
+
 def read_labels(meta: Mapping[str, Any]) -> dict[str, str]:
-    return {text(key): text(value) for key, value in (meta.get("labels") or {}).items()}
+    return {shared(text(key)): shared(text(value)) for key, value in (meta.get("labels") or {}).items()}
 
 
 def optional_number(value: Any, default: Any) -> Any:

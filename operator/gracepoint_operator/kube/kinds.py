@@ -46,6 +46,9 @@ class Kind:
 _GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
 NAMESPACES = Kind("/api/v1", "namespaces")
 CONFIG_MAPS = Kind("/api/v1", "configmaps")
+SECRETS = Kind("/api/v1", "secrets")
+MUTATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations")
+VALIDATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations")
 NODES = Kind("/api/v1", "nodes")
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")

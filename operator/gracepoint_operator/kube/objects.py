@@ -16,6 +16,7 @@ from gracepoint_operator.kube.fields import (
     optional_number,
     parse_time,
     read_labels,
+    shared,
     text,
     true_conditions,
 )
@@ -29,7 +30,7 @@ DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds if the API server has no
 _SPOT_LABELS = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Taint:
     """A taint of a node.
 
@@ -43,7 +44,7 @@ class Taint:
     added_at: float | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """A node.
 
@@ -56,7 +57,7 @@ class Node:
     spot: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Toleration:
     """A toleration of a pod. If ``seconds`` is None, the taint is tolerated forever."""
 
@@ -73,7 +74,7 @@ class Toleration:
         return self.operator == "Exists" or self.value == taint.value
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Membership:
     """Which workload a pod belongs to, as its labels say.
 
@@ -87,7 +88,7 @@ class Membership:
     restart_attempt: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pod:
     """A pod.
 
@@ -197,27 +198,29 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
         conditions, labels = true_conditions(status), read_labels(meta)
         scheduled = conditions.get("PodScheduled")
         return Pod(
-            namespace=text(meta["namespace"]),
+            namespace=shared(text(meta["namespace"])),
             name=text(meta["name"]),
             uid=text(meta["uid"]),
-            node=text(spec.get("nodeName") or ""),
+            node=shared(text(spec.get("nodeName") or "")),
             labels=labels,
             created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
             bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,
             grace_s=optional_number(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S),
-            tolerations=tuple(
-                Toleration(
-                    key=text(item.get("key") or ""),
-                    operator=text(item.get("operator") or "Equal"),
-                    value=text(item.get("value") or ""),
-                    effect=text(item.get("effect") or ""),
-                    seconds=optional_number(item.get("tolerationSeconds"), None),
+            tolerations=shared(
+                tuple(
+                    Toleration(
+                        key=text(item.get("key") or ""),
+                        operator=text(item.get("operator") or "Equal"),
+                        value=text(item.get("value") or ""),
+                        effect=text(item.get("effect") or ""),
+                        seconds=optional_number(item.get("tolerationSeconds"), None),
+                    )
+                    for item in spec.get("tolerations") or ()
                 )
-                for item in spec.get("tolerations") or ()
             ),
             deletion_at=parse_time(meta.get("deletionTimestamp")),
             deletion_grace_s=optional_number(meta.get("deletionGracePeriodSeconds"), None),
-            phase=text(status.get("phase") or "Pending"),
+            phase=shared(text(status.get("phase") or "Pending")),
             ready="Ready" in conditions,
-            membership=membership_of(labels),
+            membership=shared(membership_of(labels)),
         )

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.kube.objects import Node, Pod
+from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
@@ -31,6 +32,7 @@ class GangSnapshot:
         epochs: The records of its Preemptions, oldest first.
         requests: The requests for it, oldest first.
         marks: Possible signals, by the UID of the pod that they concern: on the pod, its node, Job, workload, ...
+            Pods without any may be left out.
         since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
@@ -62,6 +64,12 @@ class GangSnapshot:
         current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == workload.restarts]
         taken = {(pod.job_name, pod.completion_index) for pod in current if not pod.finished}
         return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
+
+    def may_have_signals(self, pod: Pod) -> bool:
+        """True if anything is known that may be a signal for the pod."""
+        if self.requests or self.marks.get(pod.uid):
+            return True
+        return bool(self.since) and evictions.mark(pod.uid) in self.since
 
     def job_goes_on(self, pod: Pod) -> bool:
         """True if the Job of this pod exists, has not ended, and was not scaled down below this pod.

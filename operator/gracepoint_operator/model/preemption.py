@@ -56,6 +56,7 @@ class PreemptionRecord:
 
     Attributes:
         created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
+        generation: Counts the changes of the object's spec. 0 if that is not known.
     """
 
     namespace: str
@@ -63,6 +64,7 @@ class PreemptionRecord:
     created_at: float | None
     spec: PreemptionSpec
     status: PreemptionStatus
+    generation: int = dataclasses.field(default=0, compare=False)
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> PreemptionRecord:
@@ -74,7 +76,7 @@ class PreemptionRecord:
         read = Preemption.of(body)
         with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp"))
-        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status)
+        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status, read.generation)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -161,8 +163,8 @@ class PreemptionRecord:
         if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in _EVICTED})
         if (-self.spec.moves, self.spec.deadline) < (-spec.moves, spec.deadline):
-            # Only what joining signals may change: two replicas saw the first one at slightly different times,
-            # and the API server refuses any other observedAt than the one that stands there.
+            # Only the fields that a joining signal may change. Two replicas saw the first signal at slightly different
+            # times, and the API server refuses to change observedAt.
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})

@@ -25,6 +25,7 @@ class RequestRecord:
 
     Attributes:
         created_at: ``creationTimestamp``, by the clock of the API server.
+        generation: Counts the changes of its spec. 0 if the object does not say.
     """
 
     namespace: str
@@ -33,6 +34,7 @@ class RequestRecord:
     created_at: float
     spec: RequestSpec
     status: RequestStatus
+    generation: int = 0
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> RequestRecord:
@@ -44,7 +46,7 @@ class RequestRecord:
         read = PreemptionRequest.of(body)
         with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
-        return RequestRecord(read.namespace, read.name, read.uid, created_at, read.spec, read.status)
+        return RequestRecord(read.namespace, read.name, read.uid, created_at, read.spec, read.status, read.generation)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -153,9 +153,51 @@ class Metrics:
         )
         self.loop_lag_s = prometheus.Histogram(
             "gracepoint_loop_lag_seconds",
-            "How late the event loop came to what was due; what blocks it delays every notice.",
+            "How late an event loop came to what was due, of the controller or of the channel.",
+            ["loop"],
             registry=self.registry,
             buckets=_LAG_S,
+        )
+
+        self.pods_not_connected = prometheus.Gauge(
+            "gracepoint_pods_not_connected",
+            "Running pods of gangs that have not been connected to any replica for three minutes. All replicas agree.",
+            registry=self.registry,
+        )
+        self.sweep_s = prometheus.Histogram(
+            "gracepoint_sweep_seconds",
+            "How long it took to list the cluster: all kinds (extent all), or those that may have changed (some).",
+            ["extent"],
+            registry=self.registry,
+            buckets=_FAST_S,
+        )
+        self.canary_s = prometheus.Histogram(
+            "gracepoint_canary_seconds",
+            "From putting a notice into the queue of the replica's own subscriber until it had read it.",
+            registry=self.registry,
+            buckets=_FAST_S,
+        )
+        self.canary_failures = prometheus.Counter(
+            "gracepoint_canary_failures",
+            "Attempts to notify the replica's own subscriber that failed.",
+            registry=self.registry,
+        )
+        self.canary_age_s = prometheus.Gauge(
+            "gracepoint_canary_age_seconds",
+            "Since the replica's own subscriber last got a notice.",
+            registry=self.registry,
+        )
+        self.certificate_expiry = prometheus.Gauge(
+            "gracepoint_certificate_expiry_timestamp_seconds",
+            "When the certificate of this replica (server) and its authority expire, in seconds since 1970.",
+            ["certificate"],
+            registry=self.registry,
+        )
+        self.trust_failures = prometheus.Counter(
+            "gracepoint_trust_failures",
+            "Attempts to keep the certificate or the trusted authorities in the API that failed. All are tried again.",
+            ["what"],
+            registry=self.registry,
         )
 
     def count_api_request(self, method: str, outcome: str) -> None:

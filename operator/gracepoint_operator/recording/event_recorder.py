@@ -20,7 +20,7 @@ from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.resources import Preemption
-from gracepoint_operator.workloads import BY_NAME
+from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +61,46 @@ class EventRecorder:
             except client.KubeError as error:
                 log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
 
+    async def post_on(self, workload: WorkloadIdentity, note: Note, episode: str) -> None:
+        """Posts one Event on a workload alone.
+
+        Args:
+            workload: The workload.
+            note: The reason and message.
+            episode: Together with the reason, it says which Event is the same, whatever the message.
+        """
+        api_version = BY_NAME[workload.kind].kind.api_version
+        said = hashlib.sha256("\n".join((workload.uid, note.reason, episode)).encode()).hexdigest()[:12]
+        regarding = {
+            "apiVersion": api_version,
+            "kind": workload.kind,
+            "namespace": workload.namespace,
+            "name": workload.name,
+            "uid": workload.uid,
+        }
+        name = f"{workload.name}.{note.reason.lower()}-{said}"
+        try:
+            await self._api.create(
+                kinds.EVENTS, workload.namespace, self._body(workload.namespace, name, note, regarding)
+            )
+        except client.AlreadyExists:
+            return
+        except client.KubeError as error:
+            log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
+
     def _event(
         self, epoch: PreemptionRecord, note: Note, api_version: str, kind: str, name: str, uid: str
     ) -> JsonObject:
         said = hashlib.sha256("\n".join((kind, uid, note.reason, note.message)).encode()).hexdigest()[:12]
         place = STORY.index(note.reason)
+        regarding = {"apiVersion": api_version, "kind": kind, "namespace": epoch.namespace, "name": name, "uid": uid}
+        return self._body(epoch.namespace, f"{epoch.name}.{place:02}-{said}", note, regarding)
+
+    def _body(self, namespace: str, name: str, note: Note, regarding: JsonObject) -> JsonObject:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"namespace": epoch.namespace, "name": f"{epoch.name}.{place:02}-{said}"},
+            "metadata": {"namespace": namespace, "name": name},
             "eventTime": format_time(self._clock()),
             "reportingController": EVENT_CONTROLLER,
             "reportingInstance": self._replica[:128],
@@ -77,11 +108,5 @@ class EventRecorder:
             "reason": note.reason,
             "note": note.message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
             "type": "Warning" if note.warning else "Normal",
-            "regarding": {
-                "apiVersion": api_version,
-                "kind": kind,
-                "namespace": epoch.namespace,
-                "name": name,
-                "uid": uid,
-            },
+            "regarding": regarding,
         }

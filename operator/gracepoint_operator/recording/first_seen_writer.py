@@ -43,6 +43,7 @@ class FirstSeenWriter:
         self._cache = cache
         self._place = place
         self._kept: set[str] = set()  # the keys that this replica has read or written
+        self._complete = False
         self._write_queue = WriteQueue("first seen", self._write, metrics, interval_s)
 
     async def recall(self) -> None:
@@ -64,8 +65,14 @@ class FirstSeenWriter:
             {digest: at for digest, text in found.items() if (at := _seconds(text)) is not None}
         )
 
-    def touch(self) -> None:
-        """Writes the ConfigMap soon, because marks may have been added or removed."""
+    def touch(self, *, complete: bool) -> None:
+        """Writes the ConfigMap soon, because marks may have been added or removed.
+
+        Args:
+            complete: True once every kind was listed. Until then no entry is removed, as its mark may be on an object
+                of a kind that cannot be listed now.
+        """
+        self._complete |= complete
         if self._place is not None:
             self._write_queue.touch(self._place)
 
@@ -75,7 +82,8 @@ class FirstSeenWriter:
     async def _write(self, place: Key) -> None:
         wanted = {digest(mark): since_at for mark, since_at in self._cache.untold_since().items()}
         changes: dict[str, str | None] = {key: f"{wanted[key]:.3f}" for key in wanted.keys() - self._kept}
-        changes |= dict.fromkeys(self._kept - wanted.keys())
+        if self._complete:
+            changes |= dict.fromkeys(self._kept - wanted.keys())
         if not changes:
             return
         try:
@@ -83,7 +91,7 @@ class FirstSeenWriter:
         except client.NotFound:
             self._kept = set()  # write everything once the ConfigMap exists again
             raise
-        self._kept = set(wanted)
+        self._kept = set(wanted) if self._complete else self._kept | wanted.keys()
 
 
 def _seconds(text: str) -> float | None:

@@ -72,7 +72,11 @@ class GarbageCollector:
         """Runs one pass."""
         cache, now = self._cache, self._clock()
         found = due(
-            cache.preemptions.epochs.values(), cache.preemptions.requests.values(), cache.workloads, now, self._limits
+            cache.preemptions.epochs.values(),
+            cache.preemptions.requests.values(),
+            cache.objects.workloads,
+            now,
+            self._limits,
         )
         self._set_aside = {key: until for key, until in self._set_aside.items() if until > now}
         deleted = 0

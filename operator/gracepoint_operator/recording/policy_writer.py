@@ -7,11 +7,12 @@ here, and writes the result under the version that was read. So both replicas wr
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gracepoint.wire.messages import Forecast
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import policy_status
+from gracepoint_operator.decisions import connectivity, policy_status
+from gracepoint_operator.decisions.connectivity import GangConnection
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
@@ -46,6 +47,7 @@ class PolicyWriter:
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
+        self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -59,7 +61,7 @@ class PolicyWriter:
         Raises:
             pydantic.ValidationError: A figure is impossible.
         """
-        workload = self._cache.workloads.get(forecast.workload_uid)
+        workload = self._cache.objects.workloads.get(forecast.workload_uid)
         if workload is not None:
             self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
@@ -84,6 +86,12 @@ class PolicyWriter:
             if changed:
                 self._mended.add(policy)
         if changed:
+            self.touch(*policy)
+
+    def connections(self, policy: Key, gangs: Sequence[GangConnection]) -> None:
+        """Takes how many pods of the policy's gangs are connected."""
+        if self._connections.get(policy) != tuple(gangs):
+            self._connections[policy] = tuple(gangs)
             self.touch(*policy)
 
     def forget(self, workload_uid: str) -> None:
@@ -114,23 +122,26 @@ class PolicyWriter:
             self._mended.discard(key)
 
     def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
-        """The status fields of a policy that cannot be read. Only Ready changes; the other conditions stay."""
+        """The status fields of a policy that cannot be read. Ready and Stalled change; the other conditions stay."""
         status, meta = body.get("status") or {}, body["metadata"]
         generation = int(meta.get("generation", 0))
-        ready = policy_status.unreadable(generation, why, self._clock()).to_json()
-        conditions = list(status.get("conditions") or ())
-        before: client.JsonObject = next((item for item in conditions if item.get("type") == ready["type"]), {})
-        if before.get("status") == ready["status"]:
-            ready["lastTransitionTime"] = before.get("lastTransitionTime", ready["lastTransitionTime"])
-        conditions = [ready, *(item for item in conditions if item.get("type") != ready["type"])]
+        conditions: list[client.JsonObject] = list(status.get("conditions") or ())
+        for made in (
+            policy_status.stalled(generation, why, self._clock()).to_json(),
+            policy_status.unreadable(generation, why, self._clock()).to_json(),
+        ):
+            before: client.JsonObject = next((item for item in conditions if item.get("type") == made["type"]), {})
+            if before.get("status") == made["status"]:
+                made["lastTransitionTime"] = before.get("lastTransitionTime", made["lastTransitionTime"])
+            conditions = [made, *(item for item in conditions if item.get("type") != made["type"])]
         wanted = {"observedGeneration": generation, "conditions": conditions}
         return {name: value for name, value in wanted.items() if value != status.get(name)}
 
     def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
         now = self._clock()
-        key = (policy.namespace, policy.name)
+        key, objects = (policy.namespace, policy.name), self._cache.objects
         workloads = sorted(
-            (item for item in self._cache.workloads.values() if (item.namespace, item.policy) == key),
+            (objects.workloads[uid] for uid in objects.workloads_with_policy(key)),
             key=lambda item: item.name,
         )
         forecasts = policy_status.newest_forecasts(
@@ -142,7 +153,7 @@ class PolicyWriter:
             grace_s = policy_status.grace_s(gang.members, gang.nodes)
             if grace_s is not None:
                 granted.append((forecast, grace_s))
-        worst = min(granted, key=lambda item: item[1] - policy_status.needed_s(item[0]), default=None)
+        worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
         epochs = [
             epoch
@@ -163,6 +174,13 @@ class PolicyWriter:
         )
         if recorded is not None:
             conditions.append(recorded)
+        if key in self._connections:
+            known = next((item for item in before if item.type == connectivity.CONDITION_CONNECTED), None)
+            connected = connectivity.condition(policy, self._connections[key], known, now)
+            if connected is not None:
+                conditions.append(connected)
+        if any(item.type == policy_status.CONDITION_STALLED for item in before):
+            conditions.append(policy_status.stalled(policy.generation, None, now))
         # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_status.fit(policy, worst, now))
@@ -172,4 +190,5 @@ class PolicyWriter:
             conditions=policy_status.joined_conditions(conditions, before),
             forecasts=forecasts,
             last_save=policy_status.last_save(epochs, policy.status.last_save),
+            replicas=None if policy.status.replicas is None else connectivity.living(policy.status.replicas, now),
         )

@@ -67,6 +67,7 @@ class PreemptionWriter:
         self._cache = cache
         self._acknowledgements = acknowledgements
         self._metrics = metrics
+        outcome_metrics.begin(metrics)
         self._replica = replica
         self.made: set[Key] = set()
         self._policy_writer = policy_writer
@@ -87,9 +88,8 @@ class PreemptionWriter:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""
         await self._write_queue.settled(epoch.key, timeout_s)
 
-    def follow(self, body: client.JsonObject) -> None:
+    def follow(self, current: PreemptionRecord) -> None:
         """Handles a record that any replica wrote: it is written again if it lacks what is known here."""
-        current = PreemptionRecord.of(body)
         if current.status.phase is None:
             return  # its creator is about to write the status; if it died, the next sweep does
         joined = self._joined(current)
@@ -191,13 +191,17 @@ class PreemptionWriter:
         """The fields of the status that must be written."""
         wanted = joined.status
         if wanted.acknowledgements is None:  # its creator died before the first status
-            wanted = joined_status(preemption_status.noticed(len(self._cache.pods_at(joined)), joined.spec), wanted)
+            wanted = joined_status(
+                preemption_status.noticed(len(self._cache.objects.pods_at(joined)), joined.spec), wanted
+            )
         observed_at = joined.spec.observed_at.timestamp()
         first_at = self._acknowledgements.first_acknowledged_at(joined.key)
         if first_at is not None:
             wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
-        names = [pod.name for pod in self._cache.pods_at(joined)] if preemption_status.is_told(joined) else []
+        names = [pod.name for pod in self._cache.objects.pods_at(joined)] if preemption_status.is_told(joined) else []
         wanted = preemption_status.acknowledged(wanted, names, observed_at)
+        if current.generation:
+            wanted = wanted.model_copy(update={"observed_generation": current.generation})
         return wanted.changes_since(current.status)
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:
@@ -228,7 +232,7 @@ class PreemptionWriter:
         about_it = set(epoch.spec.pods)
         return any(
             pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
-            for pod in self._cache.pods.values()
+            for pod in self._cache.objects.pods_of(epoch.spec.workload.uid)
             if not pod.finished and pod.deletion_at is None
         )
 

@@ -14,9 +14,11 @@ from gracepoint_operator.resources.policy import (
     DeadlinePolicy,
     LastSave,
     PolicyInForce,
+    PolicyReplica,
     PolicyWorkloads,
     SignalKind,
     Training,
+    WorkloadConnections,
     WorkloadForecast,
 )
 from gracepoint_operator.resources.preemption import (
@@ -51,6 +53,7 @@ __all__ = [
     "LastSave",
     "PolicyCopy",
     "PolicyInForce",
+    "PolicyReplica",
     "PolicyWorkloads",
     "Preemption",
     "PreemptionRequest",
@@ -64,6 +67,7 @@ __all__ = [
     "SignalKind",
     "StageTime",
     "Training",
+    "WorkloadConnections",
     "WorkloadForecast",
     "WorkloadReference",
 ]

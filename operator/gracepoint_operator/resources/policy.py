@@ -318,6 +318,32 @@ class WorkloadForecast(OfWorkload):
     time: Time
     """When the JobSet reported it."""
 
+    @property
+    def needed_s(self) -> float:
+        """Seconds that an emergency save would take, with the margin."""
+        return (self.drain_seconds + self.save_seconds) * self.margin
+
+
+class WorkloadConnections(Model):
+    """How many pods of one JobSet are connected to one replica."""
+
+    uid: Uid
+    """UID of the JobSet."""
+    connected: Count
+    """Number of its pods that are connected to this replica."""
+
+
+class PolicyReplica(Model):
+    """What one operator replica knows alone. Only that replica writes the entry."""
+
+    name: ObjectName
+    """The replica's pod name."""
+    time: Time
+    """When the replica wrote the entry. It does so at least every five minutes; an entry that is older than 15 minutes
+    does not count."""
+    workloads: list[WorkloadConnections] = Field(default=[], max_length=1000)
+    """The JobSets of which pods are connected to this replica, sorted by UID; at most 1000."""
+
 
 class CheckpointPolicyStatus(Model):
     """Written by the operator."""
@@ -331,11 +357,15 @@ class CheckpointPolicyStatus(Model):
     """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the grace period of the
     pods, from the newest reports of the JobSets; Unknown until one has reported. Injected: the webhook changed every
     JobSet when it was created, so that its pods can get notices. Recorded: the API server accepts the Preemptions;
-    False with its message if a quota or an admission policy refuses them, and gangs get notices all the same."""
+    False with its message if a quota or an admission policy refuses them, and gangs get notices all the same.
+    Connected: every running pod of the JobSets is connected to the operator; False if a pod is not for three minutes.
+    Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
+    replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
+    """One entry for each replica of the operator that pods are connected to. Connected is computed from them."""
 
 
 class CheckpointPolicy(Resource):

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.resources.base import (
     IMMUTABLE,
+    Count,
     LabelName,
     Model,
     ObjectName,
@@ -89,6 +90,9 @@ class RequestPhase(StrEnum):
 class RequestStatus(Model):
     """Written by the operator."""
 
+    observed_generation: Count | None = None
+    """The generation of the object from which the rest of the status was computed. Absent: it was written by an
+    operator that did not have this field."""
     phase: RequestPhase | None = None
     """Adopted: a Preemption was made for the request, or the request joined one. Superseded: the request has no effect;
     the message says why. Otherwise the final phase of the Preemption. Absent: not decided yet."""

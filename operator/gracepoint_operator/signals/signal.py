@@ -68,12 +68,16 @@ class Signal:
         return self.cause is Cause.TIME_LIMIT
 
     def is_far(self, since_at: float, now: float) -> bool:
-        """Returns True if it is too far ahead to start an epoch.
+        """Returns True if it is too far ahead to start an epoch."""
+        return self.near_at(since_at) > now
+
+    def near_at(self, since_at: float) -> float:
+        """Returns from when on it is not too far ahead any more, in seconds since the epoch.
 
         The grace period is not counted as lead: it may have begun already, or be cut short.
         """
         at = self.deadline_at(since_at)
-        return (at if at == self.until_at else at - self.grace_s) > now + HORIZON_S
+        return (at if at == self.until_at else at - self.grace_s) - HORIZON_S
 
 
 def of_pod(pod: Pod, marks: Iterable[Mark]) -> list[Signal]:

@@ -28,6 +28,8 @@ _REQUEST_TIMEOUT_S = 10.0
 _WATCH_S = 25  # whole seconds: the API server refuses 25.0
 #: A watch that has received nothing for this time counts as lost: a connection can break without a sign.
 _INACTIVE_S = 30.0
+#: kopf keeps a task and a queue for each object for this time after its last event.
+_OBJECT_IDLE_S = 0.1
 #: Between the attempts of one request.
 REQUEST_BACKOFFS = Backoffs(0.2, 5.0)
 
@@ -63,7 +65,7 @@ def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSetti
     made.peering.standalone = True
     made.persistence.finalizer = f"{GROUP}/never-set"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    made.persistence.diffbase_storage = _NoComparison()
     made.networking.connect_timeout = _CONNECT_TIMEOUT_S
     made.networking.request_timeout = _REQUEST_TIMEOUT_S
     made.networking.error_backoffs = backoffs
@@ -72,12 +74,26 @@ def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSetti
     made.watching.client_timeout = _WATCH_S + 30
     made.watching.inactivity_timeout = _INACTIVE_S
     made.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
+    made.queueing.idle_timeout = _OBJECT_IDLE_S
     made.execution.default_backoff = 1.0
     made.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process when one of its runs ends slowly
     for kind, selector in SELECTORS.items():
         if selector is not None:
             made.watching.label_selectors[kind.group, kind.plural] = selector
     return made
+
+
+class _NoComparison(kopf.DiffBaseStorage):
+    """Keeps nothing. Otherwise kopf would copy each object at each event, to compare it with the one before."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
 
 
 def _watch(registry: kopf.OperatorRegistry, kind: kinds.Kind, controller: Controller) -> None:

@@ -17,6 +17,7 @@ import kopf
 
 from gracepoint_operator.kube.client import USER_AGENT, KubeClient
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.watches.empty_lists import empty_lists
 from gracepoint_operator.watches.handlers import settings
 from gracepoint_operator.watches.pauses import Pauses
 
@@ -101,6 +102,7 @@ def _session(api: KubeClient, trace: aiohttp.TraceConfig) -> kopf.AiohttpSession
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
         headers=connection.as_http_headers(),
         trace_configs=[trace],
+        middlewares=[empty_lists],
     )
     return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 

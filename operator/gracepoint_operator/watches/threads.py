@@ -60,6 +60,7 @@ class Watches:
             for name, watched in sorted(groups.items())
         ]
         controller.watches.on_rewind = self.begin_anew
+        controller.watches.expect(SELECTORS)
 
     def start(self) -> None:
         """Starts all threads."""

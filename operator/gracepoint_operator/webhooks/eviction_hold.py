@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: Time for all requests to the API for one answer. The webhook's own timeout is 1 s, the minimum in Kubernetes.
 LOOK_WITHIN_S = 0.6
 
-Take = Callable[[kinds.Kind, str | None, JsonObject], None]
+Take = Callable[[kinds.Kind, JsonObject], None]
 
 
 class EvictionHold:
@@ -43,9 +43,9 @@ class EvictionHold:
 
     Args:
         api: The API server.
-        world: The known objects. Records the attempt.
+        cache: The known objects. Records the attempt.
         take: Stores an object, as the watches do.
-        react: Decides about the workloads with these UIDs, and carries the decisions out.
+        decide: Decides about the workload with this UID, and carries the decisions out.
         ready: Returns whether the operator makes decisions yet.
         metrics: Counts the answers.
         clock: Seconds since the epoch.
@@ -54,17 +54,17 @@ class EvictionHold:
     def __init__(
         self,
         api: KubeClient,
-        world: ClusterCache,
+        cache: ClusterCache,
         take: Take,
-        react: Callable[[Iterable[str]], None],
+        decide: Callable[[str], None],
         ready: Callable[[], bool],
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._api = api
-        self._world = world
+        self._cache = cache
         self._take = take
-        self._react = react
+        self._decide = decide
         self._ready = ready
         self._metrics = metrics
         self._clock = clock
@@ -91,11 +91,11 @@ class EvictionHold:
                 "no fresh look before an eviction, it is decided by what is known",
                 extra=about(namespace=namespace, pod=name, error=repr(error)),
             )
-        pod = self._world.pod_named(namespace, name)
+        pod = self._cache.objects.pod_named(namespace, name)
         if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
-        self._world.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
-        self._react([pod.workload_uid])
+        self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
+        self._decide(pod.workload_uid)
         held = evictions.hold(self._latest(pod), pod, self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
@@ -104,8 +104,8 @@ class EvictionHold:
 
     async def _look(self, namespace: str, name: str) -> bool:
         """Asks the API for the newest Preemption and the budgets. Returns True if a budget will refuse the eviction."""
-        pod = self._world.pod_named(namespace, name)
-        if pod is None and self._world.may_be_of_workload(namespace, name):
+        pod = self._cache.objects.pod_named(namespace, name)
+        if pod is None and self._cache.objects.may_be_of_workload(namespace, name):
             pod = await self._unknown(namespace, name)
         workload = self._workload(pod)
         if pod is None or workload is None:
@@ -115,7 +115,7 @@ class EvictionHold:
         number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
         wanted = latest.name if latest and under_way else epoch_name(workload.name, workload.uid, number)
         try:
-            self._take(kinds.PREEMPTIONS, "MODIFIED", await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
+            self._take(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
             return False
         except client.NotFound:
             if under_way:
@@ -130,14 +130,14 @@ class EvictionHold:
         except client.NotFound:
             return None
         if MEMBER_LABEL in (body["metadata"].get("labels") or {}):
-            self._take(kinds.PODS, "MODIFIED", body)
-        return self._world.pod_named(namespace, name)
+            self._take(kinds.PODS, body)
+        return self._cache.objects.pod_named(namespace, name)
 
     def _workload(self, pod: Pod | None) -> Workload | None:
         """Returns the workload of a pod if evictions count for it and the end of the pod would disrupt its gang."""
         if pod is None or not pod.policy or pod.phase != "Running" or pod.deletion_at is not None:
             return None
-        gang = self._world.gang(pod.workload_uid)
+        gang = self._cache.gang(pod.workload_uid)
         policy: PolicyInForce | None = None if gang.policy is None else gang.policy.spec
         latest = self._latest(pod)
         if latest is not None and not latest.phase.ended and latest.includes(pod):
@@ -150,4 +150,4 @@ class EvictionHold:
         return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
 
     def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._world.preemptions.epochs_of(pod.workload_uid, pod.namespace)
+        return self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace)

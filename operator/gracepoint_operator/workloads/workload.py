@@ -18,7 +18,7 @@ from gracepoint_operator.unreadable import reading
 _FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class WorkloadIdentity:
     """Which workload is meant.
 
@@ -32,7 +32,7 @@ class WorkloadIdentity:
     uid: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Workload(WorkloadIdentity):
     """A workload as the API server last showed it.
 
@@ -51,7 +51,7 @@ class Workload(WorkloadIdentity):
     injected: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """A Job of a workload.
 

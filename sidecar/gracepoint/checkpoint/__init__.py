@@ -10,9 +10,10 @@ guaranteed about files.
 from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
-from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
-from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, NumpyHandler, ScalarHandler, default_handlers
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
+from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
@@ -28,6 +29,7 @@ from gracepoint.checkpoint.options import (
     SingleReplica,
     SingleReplicaArrayRestoreArgs,
     TransferPriority,
+    Transform,
     WriteOptions,
 )
 from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
@@ -61,6 +63,7 @@ __all__ = [
     "HandlerRegistry",
     "InProcessDispatcher",
     "InvalidSharding",
+    "ItemHandler",
     "LeafMetadata",
     "NumpyHandler",
     "ParamInfo",
@@ -79,6 +82,7 @@ __all__ = [
     "SingleReplicaArrayRestoreArgs",
     "StringHandler",
     "TransferPriority",
+    "Transform",
     "TreeMetadata",
     "TypeHandler",
     "VerificationReport",

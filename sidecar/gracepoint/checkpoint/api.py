@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
@@ -18,6 +19,7 @@ def save(
     *,
     force: bool = False,
     save_args: Any = None,
+    custom_metadata: Mapping[str, Any] | None = None,
     options: WriteOptions | None = None,
     handlers: HandlerRegistry | None = None,
 ) -> None:
@@ -28,6 +30,7 @@ def save(
         tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
         force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
         save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+        custom_metadata: JSON values, by name, that ``AsyncCheckpointer.metadata`` returns. None: there are none.
         options: How arrays are written. None: the defaults.
         handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
 
@@ -38,7 +41,7 @@ def save(
         BarrierError: Other processes did not take part in time.
     """
     with AsyncCheckpointer(options=options, handlers=handlers) as checkpointer:
-        checkpointer.save_and_wait(path, tree, force=force, save_args=save_args)
+        checkpointer.save_and_wait(path, tree, force=force, save_args=save_args, custom_metadata=custom_metadata)
 
 
 def restore(

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 
+from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.path_saves import PathSaves
+from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.commit_callback import call_back
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
-from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
-from gracepoint.checkpoint.steps import cleanup
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError
@@ -114,15 +114,19 @@ class AsyncCheckpointer:
             "of its own" if barrier_sync_fn is not None else "built in",
         )
         self._timeout_s = timeout_s
-        self._primary_host = primary_host
-        self._barrier_sync_fn = barrier_sync_fn
-        self._callback = post_finalization_callback
         self._options = options
-        self._host_memory_limit_bytes = host_memory_limit_bytes
         self._clock = clock
-        self._joining = GroupFactory(active_processes, gang)
-        self._joined: JoinedGroup | None = None
-        self._executor: SaveExecutor | None = None
+        self._saves = PathSaves(
+            GroupFactory(active_processes, gang),
+            timeout_s=timeout_s,
+            primary_host=primary_host,
+            barrier_sync_fn=barrier_sync_fn,
+            callback=post_finalization_callback,
+            options=options,
+            host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
+            clock=clock,
+        )
         self._last_save: SaveStats | None = None
         self._restores = 0
         self._closed = False
@@ -131,7 +135,8 @@ class AsyncCheckpointer:
     @property
     def last_save(self) -> SaveStats | None:
         """Figures of the last committed save in this process. None before the first."""
-        return self._last_save if self._executor is None else self._executor.last_save
+        executor = self._saves.executor
+        return self._last_save if executor is None else executor.last_save
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
         """Reserves and touches the memory that ``save`` copies to, so that the first save is no slower than the others.
@@ -146,10 +151,19 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         self.wait_until_finished()  # the save under way uses memory that a tree of another form may need
-        _, executor = self._join()
+        _, executor = self._saves.join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
-    def save(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save(
+        self,
+        path: UserPath,
+        tree: Any = None,
+        *,
+        force: bool = False,
+        save_args: Any = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+        args: Any = None,
+    ) -> None:
         """Copies ``tree`` to host memory, and writes it while the caller goes on.
 
         Waits for the previous save first. When this returns, the tree may be donated. The path does not exist before
@@ -160,6 +174,8 @@ class AsyncCheckpointer:
             tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
             force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            custom_metadata: JSON values, by name, that ``metadata`` returns. None: there are none.
+            args: The call in Orbax's form, in place of ``tree``: a ``StandardSave`` or ``PyTreeSave``.
 
         Raises:
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
@@ -168,18 +184,28 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        save, executor, paths = self._begin(path, force)
+        call = self._call(tree, args, save_args, custom_metadata)
+        save, executor, paths = self._begin(path, force, call)
         executor.in_background(
             save,
-            tree,
+            call.tree,
             {},
-            save_args=save_args,
+            save_args=call.save_args,
             timeout_s=self._timeout_s,
             began_s=began_s,
-            then=lambda: self._after_commit(save, paths),
+            then=lambda: self._saves.after_commit(save, paths),
         )
 
-    def save_and_wait(self, path: UserPath, tree: Any, *, force: bool = False, save_args: Any = None) -> None:
+    def save_and_wait(
+        self,
+        path: UserPath,
+        tree: Any = None,
+        *,
+        force: bool = False,
+        save_args: Any = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+        args: Any = None,
+    ) -> None:
         """Saves as ``save`` does, without a copy in host memory, and returns when the checkpoint is committed.
 
         Raises:
@@ -188,10 +214,11 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        save, executor, paths = self._begin(path, force)
+        call = self._call(tree, args, save_args, custom_metadata)
+        save, executor, paths = self._begin(path, force, call)
         deadline = Deadline.after(self._timeout_s, self._clock)
-        executor.now(save, tree, {}, save_args=save_args, deadline=deadline, on_stage=lambda stage: None)
-        self._after_commit(save, paths)
+        executor.now(save, call.tree, {}, save_args=call.save_args, deadline=deadline, on_stage=lambda stage: None)
+        self._saves.after_commit(save, paths)
 
     def restore(
         self,
@@ -200,6 +227,7 @@ class AsyncCheckpointer:
         *,
         restore_args: Any = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+        args: Any = None,
     ) -> Any:
         """Restores the checkpoint at ``path``, written by Gracepoint or Orbax.
 
@@ -212,6 +240,7 @@ class AsyncCheckpointer:
                 ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
             restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
             options: What may be missing, and how much memory reading may take.
+            args: The call in Orbax's form, in place of ``like``: a ``StandardRestore`` or ``PyTreeRestore``.
 
         Returns:
             The tree.
@@ -223,21 +252,22 @@ class AsyncCheckpointer:
             CheckpointMismatch: The checkpoint does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
+        call = orbax_calls.restore_call(like, args, restore_args=restore_args, options=options)
         self.wait_until_finished()
-        joined, _ = self._join()
+        joined, _ = self._saves.join()
         self._restores += 1
         paths = restore_path.paths_of(path)
         return restore_path.restore(
             paths,
             paths.step(None),
-            like,
-            restore_args,
+            call.like,
+            call.restore_args,
             gang=joined.gang,
             key=f"checkpoint/{joined.attempt}/restore/{self._restores}",
             attempt=joined.attempt,
             deadline=Deadline.after(self._timeout_s, self._clock),
             sleep=time.sleep,
-            options=options.with_handlers(self._handlers),
+            options=call.options.with_handlers(self._handlers),
         )
 
     def metadata(self, path: UserPath) -> TreeMetadata:
@@ -258,8 +288,8 @@ class AsyncCheckpointer:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        if self._executor is not None:
-            self._executor.check_for_errors()
+        if self._saves.executor is not None:
+            self._saves.executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -269,8 +299,8 @@ class AsyncCheckpointer:
         """
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        if self._executor is not None:
-            self._executor.wait_until_finished(None)
+        if self._saves.executor is not None:
+            self._saves.executor.background.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save, and frees its memory. May be called again.
@@ -294,64 +324,25 @@ class AsyncCheckpointer:
         if error is None:
             self.close()
         elif not self._closed:
-            if self._executor is not None:
-                self._executor.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+            if self._saves.executor is not None:
+                self._saves.executor.background.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
             self._end()
 
     def _end(self) -> None:
         self._closed = True
         self._at_exit.forget()
-        self._last_save, self._executor = self.last_save, None
+        self._last_save, self._saves.executor = self.last_save, None
 
-    def _join(self) -> tuple[JoinedGroup, SaveExecutor]:
-        if self._joined is None or self._executor is None:
-            joined = self._joining.join(timeout_s=self._timeout_s)
-            if self._primary_host is not None:
-                joined.rank(self._primary_host)  # raises if the primary process does not save
-            self._joined = joined
-            self._executor = SaveExecutor(
-                joined.gang,
-                joined.attempt,
-                clock=self._clock,
-                processes=joined.processes,
-                options=self._options,
-                host_memory_limit_bytes=self._host_memory_limit_bytes,
-                handlers=self._handlers,
-            )
-        return self._joined, self._executor
+    def _call(
+        self, tree: Any, args: Any, save_args: Any, custom_metadata: Mapping[str, Any] | None
+    ) -> orbax_calls.SaveCall:
+        return orbax_calls.save_call(
+            tree, args, save_args=save_args, custom_metadata=custom_metadata, options=self._options
+        )
 
-    def _begin(self, path: UserPath, force: bool) -> tuple[SaveOperation, SaveExecutor, Layout]:
+    def _begin(
+        self, path: UserPath, force: bool, call: orbax_calls.SaveCall
+    ) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        joined, executor = self._join()
-        paths = restore_path.paths_of(path)
-        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined))
-        with save.failing_together():
-            restore_path.check_target(
-                save,
-                joined.gang,
-                make_way=lambda: executor.wait_until_finished(None),
-                force=force,
-                timeout_s=self._timeout_s,
-            )
-        return save, executor, paths
-
-    def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
-        if self._barrier_sync_fn is None:
-            return None
-        committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
-        return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
-
-    def _after_commit(self, save: SaveOperation, paths: Layout) -> None:
-        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread of the save."""
-        joined, _ = self._join()
-        if self._callback is not None:
-            is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
-            call_back(
-                self._callback if is_called else None,
-                gang=joined.gang,
-                key=f"{save.key}/callback",
-                timeout_s=self._timeout_s,
-            )
-        if joined.gang.process_index == 0:
-            cleanup.tidy_beside(save.temporary, paths)
+        return self._saves.begin(path, force, SaveExtras(call.custom_metadata))

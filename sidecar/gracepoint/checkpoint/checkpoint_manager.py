@@ -10,25 +10,34 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
+import jax
+
+from gracepoint.checkpoint import orbax_calls
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.loading.restore_step import Restored
+from gracepoint.checkpoint.loading.stored_items import ItemsRequest
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
+from gracepoint.checkpoint.saving.save_extras import SaveExtras, check_items
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.steps import directory_checks, listing
+from gracepoint.checkpoint.steps import directory_access, listing
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
 from gracepoint.process_group import ProcessGroup
+
+#: Event of ``jax.monitoring``, with Orbax's name: a manager was created.
+INIT_EVENT = "/jax/orbax/checkpoint_manager/init"
 
 _ABANDON_S = 10.0
 
@@ -50,6 +59,8 @@ class CheckpointManager:
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
         handlers: HandlerRegistry | None = None,
+        item_name: str = layout.STATE_ITEM,
+        item_handlers: Mapping[str, ItemHandler] | None = None,
         gang: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,19 +81,33 @@ class CheckpointManager:
             host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
                 the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
+            item_name: Name of the item that holds the state in each step. If Orbax wrote the step, and it has no such
+                item, it is the only item with a tree of arrays.
+            item_handlers: Handlers of further items of a step, by the item's name. None: there are none.
             gang: An existing process group, in place of ``active_processes``. None: the manager creates a group.
             clock: Returns monotonic seconds. The clock of process 0 decides when a step is due.
 
         Raises:
             SettingsError: An argument is wrong.
         """
+        jax.monitoring.record_event(INIT_EVENT)
+        if options is not None and not isinstance(options, WriteOptions):
+            raise SettingsError(
+                f"options: expected WriteOptions, found a {type(options).__qualname__}: when to save and what to keep "
+                "are arguments of the manager (save_every_steps, save_every_s, keep_last, keep_every_steps, keep_for_s)"
+            )
         if handlers is not None:
             handlers.check_for_trees()
+        self._item_name = layout.checked_item(item_name)
+        self._item_handlers = {layout.checked_item(name): one for name, one in (item_handlers or {}).items()}
+        if item_name in self._item_handlers:
+            raise SettingsError(f"item_handlers has {item_name!r}, which holds the state: expected other items")
+        self._options = options
         self._handlers = handlers
         if save_every_steps is None:
             save_every_steps = 0 if save_every_s else 1
         self._directory = directory
-        self._paths = Layout(storage_path(directory))
+        self._paths = Layout(storage_path(directory), item=item_name)
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
         # All arguments except the process group, which is created when it is first needed.
@@ -97,6 +122,7 @@ class CheckpointManager:
             options=options,
             host_memory_limit_bytes=host_memory_limit_bytes,
             handlers=handlers,
+            item=item_name,
             clock=clock,
         )
         self._checkpointer: StepCheckpointer | None = None
@@ -105,6 +131,11 @@ class CheckpointManager:
         self._looks = 0  # number of checks for newer steps
         self._closed = False
         self._at_exit = AtExit(self)
+
+    @property
+    def directory(self) -> UserPath:
+        """The directory of the steps, as it was given."""
+        return self._directory
 
     @property
     def last_save(self) -> SaveStats | None:
@@ -139,7 +170,17 @@ class CheckpointManager:
         """
         return self._open().save_interval.is_due(step)
 
-    def save(self, step: int, tree: Any, *, force: bool = False, save_args: Any = None) -> bool:
+    def save(
+        self,
+        step: int,
+        tree: Any = None,
+        *,
+        force: bool = False,
+        save_args: Any = None,
+        items: Mapping[str, Any] | None = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+        args: Any = None,
+    ) -> bool:
         """Saves if ``should_save``: copies the tree to host memory, and writes it while the caller goes on.
 
         Waits for the previous save. When this returns, the tree may be donated.
@@ -149,6 +190,11 @@ class CheckpointManager:
             tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
             force: Whether to save a step that is not due, and to replace one that this manager has already saved.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            items: The arguments for the handler of each further item, by the item's name. The handlers write before
+                this returns.
+            custom_metadata: JSON values, by name, that ``metadata`` returns. None: there are none.
+            args: The call in Orbax's form, in place of ``tree``: a ``StandardSave`` or ``PyTreeSave``, or a
+                ``Composite`` with one of them as the item ``item_name``, and others for the handlers.
 
         Returns:
             True if a save was begun, or if this manager has already saved or restored the step.
@@ -160,17 +206,51 @@ class CheckpointManager:
             CheckpointError: The tree cannot be saved; names the leaf. Or another job uses the directory.
             BarrierError: Other processes did not take part in time.
         """
+        call = orbax_calls.save_call(
+            tree,
+            args,
+            save_args=save_args,
+            custom_metadata=custom_metadata,
+            items=items,
+            item_name=self._item_name,
+            options=self._options,
+        )
+        extras = SaveExtras(call.custom_metadata, call.items, self._item_handlers)
         checkpointer = self._open()
         if not (checkpointer.save_interval.is_due(step) or force):
             return False
         if not self._claimed:
             if not (force or self._has_restored):
                 self._check_nothing_newer(step)
-            checkpointer.check_shared(timeout_s=self._timeout_s)
-            checkpointer.claim(self._joined.job, timeout_s=self._timeout_s)
+            checkpointer.access.check_shared(timeout_s=self._timeout_s)
+            checkpointer.access.claim(self._joined.job, timeout_s=self._timeout_s)
             self._claimed = True
-        checkpointer.save_in_background(step, tree, {}, save_args=save_args, timeout_s=self._timeout_s, anew=force)
+        checkpointer.save_in_background(
+            step,
+            call.tree,
+            {},
+            save_args=call.save_args,
+            extras=extras,
+            timeout_s=self._timeout_s,
+            anew=force,
+        )
         return True
+
+    @overload
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        restore_args: Any = None,
+        items: Mapping[str, Any] | None = None,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+    ) -> Restored: ...
+
+    @overload
+    def restore(
+        self, step: int | None = None, *, options: RestoreOptions = DEFAULT_RESTORE_OPTIONS, args: Any
+    ) -> Any: ...
 
     def restore(
         self,
@@ -178,8 +258,10 @@ class CheckpointManager:
         *,
         like: Any = None,
         restore_args: Any = None,
+        items: Mapping[str, Any] | None = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-    ) -> Restored:
+        args: Any = None,
+    ) -> Any:
         """Restores a step, or the newest one that all processes can read.
 
         Nothing is deleted before the first save, as an evaluation may read the directory of another job.
@@ -189,10 +271,15 @@ class CheckpointManager:
             like: A tree with the shapes, dtypes and shardings to restore into. Its arrays may be
                 ``jax.ShapeDtypeStruct``. None: the tree is restored as it was saved, as dicts and lists.
             restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
+            items: The arguments for the handler of each further item that is restored, by the item's name. None: no
+                item is restored.
             options: What may be missing, and how much memory reading may take.
+            args: The call in Orbax's form, in place of ``like``: a ``StandardRestore`` or ``PyTreeRestore``, or a
+                ``Composite`` with one of them as the item ``item_name``, and others for the handlers.
 
         Returns:
-            The tree (``state``) and its ``step``.
+            The tree (``state``), its ``step``, and the ``items``. With ``args``: as Orbax, the tree alone, or a
+            ``Composite`` of it and the items.
 
         Raises:
             CheckpointNotFound: There is no such step, or no step at all.
@@ -200,18 +287,26 @@ class CheckpointManager:
             CheckpointMismatch: The step does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
+        call = orbax_calls.restore_call(
+            like, args, restore_args=restore_args, options=options, items=items, item_name=self._item_name
+        )
+        wanted = ItemsRequest(call.items, self._item_handlers)
+        check_items(wanted.args, wanted.handlers)
         restored = self._open().restore(
-            like,
+            call.like,
             step=step,
-            restore_args=restore_args,
-            options=options,
+            restore_args=call.restore_args,
+            options=call.options,
+            items=wanted,
             timeout_s=self._timeout_s,
             tidy=self._claimed,  # another job may train here, and its own retention applies to its steps
         )
         if restored is None:
             raise CheckpointNotFound(f"{self._paths.root} has no checkpoint")
         self._has_restored = True
-        return restored
+        if args is None:
+            return restored
+        return orbax_calls.result_of(args, self._item_name, restored.state, restored.items)
 
     def metadata(self, step: int) -> TreeMetadata:
         """Returns what a step holds, without reading any array.
@@ -220,12 +315,18 @@ class CheckpointManager:
             CheckpointNotFound: There is no such step.
             CheckpointCorrupt: The metadata of the step is damaged.
         """
-        folder = restore_path.folder_of(self._paths.step(step))
-        return metadata_of(folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers)
+        folder = restore_path.folder_of(self._paths.step(step), self._item_name)
+        return metadata_of(
+            folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers, item=self._item_name
+        )
+
+    def is_saving_in_progress(self) -> bool:
+        """Returns whether a background save runs in this process. Does not wait, and is not collective."""
+        return self._checkpointer is not None and self._checkpointer.executor.background.busy
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
-        self._open().executor.check_for_errors()
+        self._open().executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way.
@@ -233,7 +334,7 @@ class CheckpointManager:
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        self._open().executor.wait_until_finished(None)
+        self._open().executor.background.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save, and for old steps to be deleted. May be called again.
@@ -264,7 +365,7 @@ class CheckpointManager:
 
     def _check_nothing_newer(self, step: int) -> None:
         self._looks += 1
-        directory_checks.check_nothing_newer(
+        directory_access.check_nothing_newer(
             self._paths,
             self._joined.gang,
             key=f"checkpoint/{self._joined.attempt}/newer/{self._looks}",

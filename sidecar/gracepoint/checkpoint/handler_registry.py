@@ -77,6 +77,19 @@ class TypeHandler(Protocol):
         """Returns for each leaf the number of bytes that this process writes, and the number that it reads."""
 
 
+class ItemHandler(Protocol):
+    """Saves and restores one item of a step: a folder beside the train state. Orbax's ``CheckpointHandler`` is one.
+
+    If it also has ``finalize(directory)``, one process calls that once all processes have saved.
+    """
+
+    def save(self, directory: Any, args: Any) -> None:
+        """Writes the item to ``directory``, which exists. Every process calls it, and returns when it has written."""
+
+    def restore(self, directory: Any, args: Any) -> Any:
+        """Returns the item. Every process calls it. ``args`` is what the caller of the restore gave, or None."""
+
+
 class HandlerRegistry:
     """Maps types to handlers. If several handlers match a type, the one that was added first is used.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from gracepoint.checkpoint.format import sharding_file
+from gracepoint.checkpoint.format import layout, sharding_file
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading.handled_restore import handled_metadata
 from gracepoint.checkpoint.loading.restore_tree import in_time
-from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_tree
+from gracepoint.checkpoint.reading.stored_arrays import json_object
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
@@ -53,27 +55,54 @@ class TreeMetadata:
         tree: Dicts and lists with ``LeafMetadata`` at each leaf, or what the leaf's type handler returned. Empty
             containers and None stay as they are.
         by_orbax: Whether Orbax wrote the checkpoint, which then has no checksums.
+        custom_metadata: The ``custom_metadata`` that was given to the save. If Orbax wrote it, both that of the
+            checkpoint and that of its tree.
     """
 
     path: LocalPath | str
     tree: Any
     by_orbax: bool
+    custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def metadata_of(folder: StoragePath, deadline: Deadline, handlers: HandlerRegistry | None = None) -> TreeMetadata:
+def metadata_of(
+    folder: StoragePath,
+    deadline: Deadline,
+    handlers: HandlerRegistry | None = None,
+    *,
+    item: str = layout.STATE_ITEM,
+) -> TreeMetadata:
     """Returns the metadata of the checkpoint in ``folder``.
+
+    Args:
+        folder: The folder of the checkpoint.
+        deadline: The deadline for reading.
+        handlers: Handlers of leaf types of the user's. None: there are none.
+        item: The item that holds the train state, if Orbax wrote the step with several trees of arrays.
 
     Raises:
         CheckpointCorrupt: The metadata is missing or damaged.
         CheckpointError: It cannot be read for another reason, or not in time.
     """
     with in_time(folder, deadline):
-        stored = open_tree(folder, deadline)
+        stored = open_tree(folder, deadline, preferred=item)
+        custom_metadata = _custom_metadata(stored)
         handled = handled_metadata(stored, handlers, deadline)
     tree = jax.tree.map(
         lambda leaf: handled[leaf.name] if leaf.name in handled else metadata_of_leaf(leaf), stored.nested()
     )
-    return TreeMetadata(folder.for_users(), tree, stored.manifest is None)
+    return TreeMetadata(folder.for_users(), tree, stored.manifest is None, custom_metadata)
+
+
+def _custom_metadata(stored: StoredTree) -> dict[str, Any]:
+    """Returns the custom metadata of the tree, and if Orbax wrote it, also that of the step or path."""
+    found: dict[str, Any] = {}
+    if stored.manifest is None:  # otherwise both are the same
+        for folder in (stored.item.parent, stored.item):
+            path = folder / layout.STEP_METADATA
+            if path.is_value():
+                found |= json_object(path.read_bytes(), path).get("custom_metadata") or {}
+    return found | dict(stored.custom_metadata)
 
 
 def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:

@@ -57,10 +57,20 @@ def tell_started(*, in_background: bool) -> None:
     jax.monitoring.record_event(f"{_WRITE}/async/start" if in_background else f"{_WRITE}/start")
 
 
-def tell_blocked(blocked_s: float) -> None:
-    """Records how long a caller of a background save was blocked."""
+def tell_blocked(blocked_s: float, *, waited_s: float, snapshot_s: float) -> None:
+    """Records how long a caller of a background save was blocked.
+
+    Args:
+        blocked_s: Seconds in all.
+        waited_s: Seconds before the copy: mostly the wait for the previous save.
+        snapshot_s: Seconds of the copy to host memory.
+    """
+    record = jax.monitoring.record_event_duration_secs
     for events in (_EVENTS, f"{_WRITE}/async"):
-        jax.monitoring.record_event_duration_secs(f"{events}/blocking_duration_secs", blocked_s)
+        record(f"{events}/blocking_duration_secs", blocked_s)
+    for name in ("/jax/checkpoint/write/wait_for_prev_duration_secs", f"{_WRITE}/blocking_wait_prev_duration_secs"):
+        record(name, waited_s)
+    record(f"{_WRITE}/blocking_d2h_duration_secs", snapshot_s)
 
 
 def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: float | None) -> None:
@@ -77,6 +87,9 @@ def tell_background(stats: SaveStats, path: object, *, chunks: int, total_s: flo
     jax.monitoring.record_scalar(f"{_EVENTS}/commit_future_count", chunks)
     record(f"{_EVENTS}/commit_duration_sec", stats.durable_s)
     record(f"{_EVENTS}/thread_duration_sec", stats.committed_s)
+    record(f"{_WRITE}/background_ts_duration_secs", stats.durable_s)
+    record(f"{_WRITE}/background_duration_secs", stats.committed_s)
+    record(f"{_WRITE}/background_finalize_secs", stats.committed_s - stats.durable_s)
     if total_s is not None:
         record(f"{_EVENTS}/total_duration_secs", total_s)
         record(f"{_WRITE}/async/total_duration_secs", total_s, storage_type=_STORAGE)

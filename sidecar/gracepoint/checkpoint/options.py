@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gracepoint.errors import InvalidSharding, SettingsError
@@ -40,7 +41,7 @@ class SaveCallback(Protocol):
     """Functions that a save calls for each leaf, with JAX's key path. The threads of the save make the calls."""
 
     def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
-        """Returns when to copy the leaf. Called before the copy, and only if ``device_host_max_bytes`` is set."""
+        """Returns when to copy the leaf. Called once a save, and only if ``device_host_max_bytes`` is set."""
 
     def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
         """Called when all that this process writes of the leaf is in host memory."""
@@ -88,6 +89,10 @@ class WriteOptions:
         express: Whether to write chunks that are files of plain values without TensorStore, and past the page cache
             where the file system allows that.
         store_sharding: Whether to write the file of shardings, which a restore without arguments uses.
+        store_array_metadata: Whether to write Orbax's ``array_metadatas``. Orbax reads typed PRNG keys, and the write
+            shapes of arrays, only from there.
+        ocdbt_target_data_file_bytes: Size in bytes at which TensorStore begins another data file in OCDBT. A single
+            value is never divided. None: TensorStore's default. 0: no limit.
     """
 
     use_ocdbt: bool | None = None
@@ -104,12 +109,16 @@ class WriteOptions:
     callback: SaveCallback = dataclasses.field(default_factory=Silent)
     express: bool = True
     store_sharding: bool = True
+    store_array_metadata: bool = True
+    ocdbt_target_data_file_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingsError, naming the option, if a value is wrong."""
         for name in ("min_slice_bytes", "max_replicas", "target_chunk_bytes", "device_host_max_bytes"):
             _check_positive(name, getattr(self, name))
         _check_positive("write_limit_bytes", self.write_limit_bytes)
+        if self.ocdbt_target_data_file_bytes != 0:
+            _check_positive("ocdbt_target_data_file_bytes", self.ocdbt_target_data_file_bytes)
         if self.compression not in (None, "zstd"):
             raise SettingsError(f"WriteOptions.compression is {self.compression!r}; expected 'zstd' or None")
         if self.compression_level not in _ZSTD_LEVELS:
@@ -128,7 +137,7 @@ def _check_positive(name: str, value: Any) -> None:
 DEFAULT_OPTIONS = WriteOptions()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SaveArgs:
     """How one leaf is saved.
 
@@ -144,7 +153,7 @@ class SaveArgs:
     shard_axes: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RestoreArgs:
     """How one leaf is restored.
 
@@ -159,7 +168,7 @@ class RestoreArgs:
     dtype: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ArrayRestoreArgs(RestoreArgs):
     """How one ``jax.Array`` is restored.
 
@@ -181,7 +190,7 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How one ``jax.Array`` is restored if the processes of one replica read it, and send it to all others.
 
@@ -225,6 +234,28 @@ class SingleReplica:
 DEFAULT_REPLICA = SingleReplica()
 
 
+@dataclasses.dataclass
+class Transform:
+    r"""Where the leaves that a regular expression matches are restored from.
+
+    Attributes:
+        original_key: Path of the stored leaf, its keys joined by slashes. It may have references to groups of the
+            regular expression, as ``\1``. None: the path of the leaf itself.
+        use_fallback: Whether the leaf keeps its value from ``like``, even if it was saved.
+        value_fn: Computes the leaf from the stored one. It gets the whole array as a ``numpy.ndarray``, in every
+            process, or a number or string. None: the leaf is restored as it was saved.
+    """
+
+    original_key: str | None = None
+    use_fallback: bool = False
+    value_fn: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError if the arguments contradict each other."""
+        if self.use_fallback and (self.original_key is not None or self.value_fn is not None):
+            raise SettingsError("Transform: use_fallback keeps the value of like: give no original_key or value_fn")
+
+
 @dataclasses.dataclass(frozen=True)
 class RestoreOptions:
     """How a tree is restored.
@@ -241,6 +272,10 @@ class RestoreOptions:
             need not hold two states. Other references to these arrays become invalid, too. If the checkpoint does not
             fit ``like``, or there is no checkpoint, nothing is deleted. If reading fails, the arrays stay deleted.
         handlers: Handlers of leaf types of your own. None: those of the checkpointer.
+        transforms: ``Transform`` by regular expressions, each for the paths of leaves of ``like``: their keys, joined
+            by slashes. If several match, the last one counts. None: each leaf comes from its own path.
+        transforms_default_to_original: Whether leaves that no expression matches come from their own path. False: they
+            keep their value from ``like``, and ``use_fallback`` means the stored leaf.
     """
 
     partial_restore: bool = False
@@ -249,6 +284,8 @@ class RestoreOptions:
     single_replica: SingleReplica = DEFAULT_REPLICA
     donate: bool = False
     handlers: HandlerRegistry | None = None
+    transforms: Mapping[str, Any] | None = None
+    transforms_default_to_original: bool = True
 
     def with_handlers(self, handlers: HandlerRegistry | None) -> RestoreOptions:
         """Returns the options with the handlers of a checkpointer, if they have none of their own."""

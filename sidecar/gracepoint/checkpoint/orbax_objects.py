@@ -32,7 +32,7 @@ def restore_args_of(given: Any, where: str) -> RestoreArgs:
     if isinstance(given, RestoreArgs):
         return given
     for ours in _RESTORE_ARGS:
-        if _is_orbax(given, ours.__name__):
+        if is_orbax(given, ours.__name__):
             return ours(**_fields(given, ours, where))
     raise CheckpointRefused(f"{where}: expected RestoreArgs, found a {type(given).__qualname__}")
 
@@ -45,7 +45,7 @@ def save_args_of(given: Any, where: str) -> SaveArgs:
     """
     if isinstance(given, SaveArgs):
         return given
-    if _is_orbax(given, SaveArgs.__name__):
+    if is_orbax(given, SaveArgs.__name__):
         return SaveArgs(**_fields(given, SaveArgs, where))
     raise CheckpointRefused(f"{where} is {given!r}; expected a SaveArgs")
 
@@ -71,7 +71,7 @@ def sharding_of(given: Any, where: str) -> Any:
     Raises:
         CheckpointRefused: The devices of the sharding do not exist here.
     """
-    if not _is_orbax(given, "ShardingMetadata"):
+    if not is_orbax(given, "ShardingMetadata"):
         return given
     try:
         found = given.to_jax_sharding()
@@ -94,17 +94,33 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
     """
     if options is not None and not isinstance(options, WriteOptions):
         raise SettingsError(f"options: expected WriteOptions, found {options!r} (metadata_key is a keyword)")
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _REFUSED:
+        if name == "array_metadata_store":
+            changed["store_array_metadata"] = _is_stored(value)
+        elif name in _REFUSED:
             accepted, why = _REFUSED[name]
             if value not in accepted:
                 raise SettingsError(f"{name}={value!r}: {why}")
         elif name not in _OPTIONS:
-            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(sorted(_OPTIONS | _REFUSED))}")
+            known = sorted([*_OPTIONS, *_REFUSED, "array_metadata_store"])
+            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(known)}")
         elif value is not None:
             changed[_OPTIONS[name]] = value
     return dataclasses.replace(options or WriteOptions(), **changed) if changed else options
+
+
+def _is_stored(store: Any) -> bool:
+    """Returns whether ``array_metadatas`` is written: with Orbax's ``Store``. As in Orbax, None means that it is not.
+
+    Raises:
+        SettingsError: It is another store, which would be ignored.
+    """
+    if store is not None and not (is_orbax(store, "Store") and type(store).__module__.startswith("orbax.")):
+        raise SettingsError(
+            f"array_metadata_store={store!r}: array_metadatas is written in Orbax's form, or not at all (None)"
+        )
+    return store is not None
 
 
 _OPTIONS = {
@@ -121,12 +137,14 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "which replica writes is worked out from the shardings, so that each process writes as little as possible; "
         "leave it out",
     ),
-    "array_metadata_store": ((None,), "array_metadatas is always written, in Orbax's form; leave it out"),
-    "enable_replica_parallel_separate_folder": ((None, False), "replicas have no folder of their own; leave it out"),
+    "enable_replica_parallel_separate_folder": (
+        (None, False),
+        "replicas have no folder of their own; leave it out (a checkpoint that Orbax wrote with it is read)",
+    ),
 }
 
 
-def _is_orbax(value: Any, name: str) -> bool:
+def is_orbax(value: Any, name: str) -> bool:
     """Returns whether ``value`` is an instance of Orbax's class ``name`` or of a subclass of it."""
     return any(base.__name__ == name and base.__module__.partition(".")[0] == "orbax" for base in type(value).__mro__)
 

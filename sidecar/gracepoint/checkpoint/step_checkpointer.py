@@ -18,15 +18,18 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
+from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
+from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.saving.due_saves import DueSaves, OtherSave
+from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
+from gracepoint.checkpoint.saving.due_saves import DueSaves
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
-from gracepoint.checkpoint.steps import directory_checks
-from gracepoint.checkpoint.steps.cleanup import StepCleaner
-from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
@@ -46,6 +49,8 @@ class StepCheckpointer:
     """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
 
     Attributes:
+        access: Checks that all processes share the directory, and claims it for this job.
+        due_saves: Decides for all processes whether a periodic save begins.
         executor: Runs the saves, and knows which one is under way.
         save_interval: Says when a periodic save is due.
         throughput: How fast saves have been.
@@ -66,6 +71,7 @@ class StepCheckpointer:
         options: WriteOptions | None = None,
         host_memory_limit_bytes: int | None = None,
         handlers: HandlerRegistry | None = None,
+        item: str = layout.STATE_ITEM,
         remember_throughput: bool = False,
         hastens: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -88,6 +94,7 @@ class StepCheckpointer:
             host_memory_limit_bytes: Most bytes of host memory in this process for the snapshot of background saves.
                 None: the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
+            item: Name of the item that holds the state in each step.
             remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
             hastens: Whether ``hasten`` will be called.
             clock: Returns monotonic seconds.
@@ -95,7 +102,7 @@ class StepCheckpointer:
         Raises:
             SettingsError: An argument is wrong.
         """
-        self._paths = layout.Layout(storage_path(directory))
+        self._paths = layout.Layout(storage_path(directory), item=item)
         self._gang = gang
         self._attempt = layout.checked_attempt(attempt)
         self._clock = clock
@@ -118,110 +125,50 @@ class StepCheckpointer:
             handlers=handlers,
         )
         self._handlers = handlers
-        self._tidier = StepCleaner(self._paths, Retention(keep_last, keep_every_steps, keep_for_s), attempt)
+        self.access = DirectoryAccess(self._paths, gang, key=self._key, attempt=attempt, clock=clock)
+        self.due_saves = DueSaves(gang, f"{self._key}/due", fail=self.refuse)
+        retention = Retention(keep_last, keep_every_steps, keep_for_s)
+        self._committed = CommittedSteps(self._paths, gang, key=self._key, attempt=attempt, retention=retention)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
-        self._lease: Lease | None = None
         self._restores = 0
-        self._shared_checks = 0
-        self._claims = 0
-        self._retired = 0  # keys are removed up to this save; written after a commit, never by two threads at a time
-        self._due = DueSaves(gang, f"{self._key}/due")
-        self._has_tidied = False  # the first call also deletes unfinished saves of earlier starts
-        self._committed_step: int | None = None  # the step that is on disk as this gang's state
 
-    # The next three forward to the executor: an emergency save sees the engine as one object (``preemption``).
+    # The next three forward: an emergency save sees the engine as one object (``preemption``).
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
         """The snapshot that host memory holds beside the state. None before the first background save."""
-        return self.executor.newest_snapshot
+        return self.executor.background.newest_snapshot
 
     @property
     def commit_key(self) -> str | None:
         """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
         return self.executor.commit_key
 
+    def refuse(self, step: int, error: Exception) -> None:
+        """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
+        self.executor.begin(self._paths, step).fail(error)
+
     def stop(self, reason: str) -> None:
         """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
-        self.executor.stop(reason)
+        self.executor.background.stop(reason)
 
     @property
     def committed_step(self) -> int | None:
         """The newest step that this process has restored, or knows to be committed. None if there is none."""
-        return self._committed_step
-
-    def is_begun_by_all(self, step: int, *, sync_point: int, ready: bool) -> bool:
-        """Returns whether all processes begin the save that is due. The first process that asks decides.
-
-        Collective, for each save that is due. If only some processes began a save, it would never end, and the later
-        saves of the processes would not match. The first process also records its step, and all others compare it with
-        theirs.
-
-        Args:
-            step: The step that is due in this process.
-            sync_point: Number of the sync point at which it is due; the same in all processes.
-            ready: Whether this process can begin the save. If it cannot, and all begin, it waits for the previous save.
-
-        Raises:
-            AgreementError: The first process asked at another sync point, or for another step; names both. The save
-                fails in all processes.
-            BarrierError: The other processes cannot be reached.
-        """
-        try:
-            return self._due.are_begun(step, sync_point=sync_point, ready=ready)
-        except OtherSave as error:
-            if error.begun:  # the others would wait for this process's part until the save's timeout
-                self.executor.begin(self._paths, step).fail(error)
-            raise
+        return self._committed.newest
 
     def hasten(self) -> None:
         """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
 
         Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
         """
-        if not self.executor.busy:  # otherwise the writer is warm, and the save's thread owns it
+        if not self.executor.background.busy:  # otherwise the writer is warm, and the save's thread owns it
             try:
                 self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self.save_interval.hasten()
-
-    def check_shared(self, *, timeout_s: float) -> None:
-        """Checks that all processes see the same directory, and not each a disk of its own.
-
-        Raises:
-            CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
-            BarrierError: Other processes did not take part in time.
-        """
-        deadline = Deadline.after(timeout_s, self._clock)
-        self._shared_checks += 1  # a key is good for one barrier, and a check that failed may be made again
-        key = f"{self._key}/shared/{self._shared_checks}"
-        directory_checks.check_shared(self._paths, self._gang, key=key, attempt=self._attempt, deadline=deadline)
-
-    def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
-        """Takes the lease of the directory, so that no other job uses it until the end. Called once.
-
-        Args:
-            job: Unique to the job; the same in all its attempts. For example the UID of a JobSet.
-            timeout_s: Seconds for the call. It waits for another job's lease for less than a minute.
-            start: The part of ``attempt`` up to the last "-", which all attempts of one start of the job share. Two
-                clusters of one start must not use the directory. None: this is not checked.
-
-        Raises:
-            CheckpointError: Another job, or another cluster of the same start, uses the directory.
-            BarrierError: Process 0 did not answer in time.
-        """
-        self._claims += 1
-        self._lease = directory_checks.claim(
-            self._paths,
-            self._gang,
-            key=f"{self._key}/lease/{self._claims}",
-            job=job,
-            attempt=self._attempt,
-            start=start,
-            deadline=Deadline.after(timeout_s, self._clock),
-        )
 
     def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
         """Does in advance what would take too long in an emergency.
@@ -254,6 +201,7 @@ class StepCheckpointer:
         host_state: Mapping[str, Any],
         *,
         save_args: Any = None,
+        extras: SaveExtras = NO_EXTRAS,
         timeout_s: float = BACKGROUND_TIMEOUT_S,
         anew: bool = False,
     ) -> None:
@@ -266,6 +214,7 @@ class StepCheckpointer:
             state: The train state.
             host_state: This process's values by name.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            extras: What is saved beside the state.
             timeout_s: Seconds for the part in the background.
             anew: Whether to save the step even if this gang has already committed or restored it.
 
@@ -275,22 +224,21 @@ class StepCheckpointer:
                 the directory over.
         """
         began_s = self._clock()
-        save = self.executor.begin(self._paths, step)
+        save = self.executor.begin(self._paths, step, extras=extras)
         with save.failing_together():
-            self.executor.wait_until_finished(None)
-            if not anew and self._is_committed(step):
+            self.executor.background.wait_until_finished(None)
+            if not anew and self._committed.has(step):
                 return
-            if self._lease is not None:
-                self._lease.check()
+            self.access.check_lease()
 
-        asked = self._due.asked
+        asked = self.due_saves.asked
 
         def then() -> None:
-            if self._committed_step is None or step > self._committed_step:  # the save was stopped too late
-                self._committed_step = step
+            newest = self._committed.newest
+            self._committed.newest = step if newest is None else max(step, newest)  # newer: this was stopped too late
             self._learn(Way.SNAPSHOT)
-            self._tidy(step, save.temporary.ordinal)
-            self._retire(save.temporary.ordinal, asked)
+            self._committed.tidy(step, save.temporary.ordinal)
+            self._retire(save, asked)
 
         self.executor.in_background(
             save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
@@ -324,19 +272,19 @@ class StepCheckpointer:
             SaveFailed: The step is not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
-        self.executor.wait_until(deadline)
-        if error := self.executor.take_error():
+        self.executor.background.wait_until(deadline)
+        if error := self.executor.background.take_error():
             logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
-        if self._is_committed(step):
+        if self._committed.has(step):
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
             return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
         save = self.executor.begin(self._paths, step)
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
-        self._committed_step = step
+        self._committed.newest = step
         self._learn(Way.STREAMED)
         self.save_interval.saved()
-        self._retire(save.temporary.ordinal, self._due.asked)
+        self._retire(save, self.due_saves.asked)
         return Saved(step, total_bytes)
 
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
@@ -352,7 +300,7 @@ class StepCheckpointer:
             SaveFailed: There is no snapshot, or it was not committed in time.
         """
         step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
-        self._committed_step = step
+        self._committed.newest = step
         return Saved(step, total_bytes)
 
     def restore(
@@ -364,6 +312,7 @@ class StepCheckpointer:
         restore_args: Any = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
         reshard: Mapping[str, Reshard] | None = None,
+        items: ItemsRequest = NO_ITEMS,
         tidy: bool = True,
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
@@ -379,6 +328,7 @@ class StepCheckpointer:
             restore_args: See ``read_tree``.
             options: See ``RestoreOptions``.
             reshard: See ``restore_newest``.
+            items: The items to restore beside the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
 
@@ -395,7 +345,7 @@ class StepCheckpointer:
         """
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
-        self.executor.wait(deadline.remaining_s())
+        self.executor.background.wait(deadline.remaining_s())
         with donation.telling(like):
             restored = restore_newest(
                 self._paths,
@@ -409,15 +359,40 @@ class StepCheckpointer:
                 options=options.with_handlers(self._handlers),
                 reshard=reshard,
                 only=step,
+                items=items,
             )
         self.save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
-            self._committed_step = restored.step
-        if restored is not None and self._gang.process_index == 0:
-            self._tidier.mark(restored.passed_over, self._committed_step)
+            self._committed.newest = restored.step
+        if restored is not None:
+            self._committed.mark(restored.passed_over)
         if tidy:
-            self._tidy(self._committed_step, self.executor.saves)
+            self._committed.tidy(self._committed.newest, self.executor.saves)
         return restored
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with donation.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/restore/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.
@@ -427,49 +402,28 @@ class StepCheckpointer:
         """
         deadline = Deadline.after(timeout_s, self._clock)
         try:
-            self.executor.wait_until_finished(timeout_s)
-            if self._gang.process_index == 0:
-                self._tidier.finish(deadline)
+            self.executor.background.wait_until_finished(timeout_s)
+            self._committed.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
         finally:
-            self._release()
+            self.access.release()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
         """Gives the background save ``timeout_s`` seconds to end.
 
         If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
         """
-        self.executor.abandon(reason, timeout_s=timeout_s)
-        self._release()
-
-    def _retire(self, ordinal: int, asked: int) -> None:
-        """Removes keys of earlier saves from the store, after all processes have committed this save.
-
-        Keys of the previous save stay: if it was stopped, its thread may still be ending.
-        """
-        try:
-            self._due.retire(asked)
-            while self._retired < ordinal - 2:
-                self._retired += 1
-                self._gang.retire(f"{self._key}/save/{self._retired}")
-        except GracepointError as error:
-            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)
+        self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.access.release()
 
     def _learn(self, way: Way) -> None:
         if (last := self.executor.last_save) is not None:
             self.throughput.learn(way, last.bytes, last.committed_s)
 
-    def _is_committed(self, step: int) -> bool:
-        if self._committed_step != step:
-            return False
-        logger.info("step %d is committed already", step)
-        return True
-
-    def _tidy(self, newest_good: int | None, ordinal: int) -> None:
-        if self._gang.process_index == 0:
-            self._tidier.tidy(newest_good, ordinal=ordinal, give_up_old=not self._has_tidied)
-            self._has_tidied = True
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
+    def _retire(self, save: SaveOperation, asked: int) -> None:
+        """Removes keys of earlier saves from the store, after all processes have committed this save."""
+        try:
+            self.due_saves.retire(asked)
+            self._committed.retire(save.temporary.ordinal)
+        except GracepointError as error:
+            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)

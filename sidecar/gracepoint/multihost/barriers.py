@@ -3,12 +3,15 @@
 The coordination service's own ``wait_at_barrier`` is not used: it cannot be interrupted when a peer fails, it breaks
 both sides when an id is used again, and it runs nothing in the process that arrives last.
 
-A barrier has these keys below its own: ``arrived/<process>``, so that a timeout can name the missing processes,
-``count/<who>``, and ``released``. ``released`` is written exactly once, by the process that decides the barrier: the
-last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that cancels (its
-reason). All others wait for that key, so the service has one blocked request per process. A process that loses the race
-to write the key does what the value says. So no process passes a barrier that another has left by timeout, or the other
-way round. A broadcast has only the key ``released``, written by its source.
+A barrier has these keys below its own: ``arrived/<who>``, the tree of counters at which the processes arrive
+(``arrivals``), ``word/<block>/<rank>``, the values of a gather, and ``released``. ``released`` is written exactly once,
+by the process that decides the barrier: the last to arrive (all pass), one that fails (its error), one that gives up
+(its timeout) or one that cancels (its reason). All others wait for that key, so the service has one blocked request per
+process. A process that loses the race to write the key does what the value says. So no process passes a barrier that
+another has left by timeout, or the other way round. A broadcast has only the key ``released``, written by its source.
+
+Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes. Only the last to
+arrive reads the values of all. In a timeout, the first processes read who is missing and tell the others.
 
 ``<who>`` identifies the set of processes that take part. Processes that name different sets never complete each other's
 barrier, and the error says so.
@@ -21,7 +24,8 @@ thread may call ``fail`` and ``cancel``. The process that completes a barrier re
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import itertools
 import json
 import logging
 import threading
@@ -29,10 +33,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
+from gracepoint.errors import BarrierReused, BarrierTimeout
+from gracepoint.multihost import turns
+from gracepoint.multihost.arrivals import PLAIN
+from gracepoint.multihost.naming import group_name, named
+from gracepoint.multihost.released import read_released, released_value
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
 
 logger = logging.getLogger(__name__)
+
+#: How many values of a gather are read in one request. The answer then has a moderate size.
+_BLOCK = 512
 
 
 class StoreGang:
@@ -80,18 +91,32 @@ class StoreGang:
                 on_last()
             return ""
 
-        self._meet(key, "", timeout_s, self._participants(processes), complete)
+        self._meet(key, None, timeout_s, self._participants(processes), complete)
 
-    def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
-        """As ``ProcessGroup.gather``. The last process to arrive reads all values and publishes them for the others."""
+    def reduce(
+        self,
+        key: str,
+        value: str,
+        merge: Callable[[list[str]], str],
+        *,
+        timeout_s: float,
+        processes: Collection[int] | None = None,
+    ) -> str:
+        """As ``ProcessGroup.reduce``."""
         participants = self._participants(processes)
 
         def complete() -> str:
-            arrived = self._store.list(f"{key}/arrived")
-            return json.dumps([arrived[str(i)] for i in participants])
+            words: dict[int, str] = {}
+            for block in range(-(-len(participants) // _BLOCK)):
+                words |= {int(rank): word for rank, word in self._store.list(f"{key}/word/{block}").items()}
+            return merge([words[rank] for rank in range(len(participants))])
 
-        values: list[str] = json.loads(self._meet(key, value, timeout_s, participants, complete))
-        return values
+        return self._meet(key, value, timeout_s, participants, complete)
+
+    def gather(self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None) -> list[str]:
+        """As ``ProcessGroup.gather``. Equal values of neighbours are sent once."""
+        runs = json.loads(self.reduce(key, value, _to_runs, timeout_s=timeout_s, processes=processes))
+        return [value for value, times in runs for _ in range(times)]
 
     def broadcast(
         self,
@@ -116,12 +141,12 @@ class StoreGang:
             released = self._release(key, {"by": source, "who": who, "result": value})
         else:
             try:
-                released = _read(self._store.get(f"{key}/released", timeout_s=timeout_s))
+                released = read_released(self._store.get(f"{key}/released", timeout_s=timeout_s))
             except KeyTimeout as error:
                 raise BarrierTimeout(
                     f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
                 ) from error
-        return self._result(key, released, who)
+        return released_value(key, released, who, self._named([released["by"]]))
 
     def decide(self, key: str, value: str) -> str:
         """As ``ProcessGroup.decide``."""
@@ -151,16 +176,25 @@ class StoreGang:
 
     def _without(self, key: str) -> str:
         """Returns, in words, which processes have not come to a barrier of all processes. Empty if none waits there."""
-        if list(self._store.list(f"{key}/count")) != [group_name(range(self._process_count), self._process_count)]:
+        everybody = range(self._process_count)
+        who = group_name(everybody, self._process_count)
+        if self._groups_at(key) != {who}:
             return ""
-        here = {int(i) for i in self._store.list(f"{key}/arrived")}
-        missing = [i for i in range(self._process_count) if i not in here]
-        return f", without {self._named(missing)} of {self._process_count}" if here and missing else ""
+        missing = self._missing(key, who, everybody)
+        return f", without {self._named(missing)} of {self._process_count}" if missing else ""
+
+    def _groups_at(self, key: str) -> set[str]:
+        return {name.partition("/")[0] for name in self._store.list(f"{key}/arrived")}
+
+    def _missing(self, key: str, who: str, participants: Sequence[int]) -> list[int]:
+        marks = PLAIN.marks(self._store.list(f"{key}/arrived/{who}"), len(participants))
+        return [process for process, mark in zip(participants, marks, strict=True) if not mark]
 
     def _meet(
-        self, key: str, value: str, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]
+        self, key: str, value: str | None, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]
     ) -> str:
         who = group_name(participants, self._process_count)
+        rank = participants.index(self._process_index)
         self._use_once(key)
         began_s = time.monotonic()
         logger.info(
@@ -170,12 +204,13 @@ class StoreGang:
             len(participants),
             timeout_s,
         )
-        self._store.set(f"{key}/arrived/{self._process_index}", value)
-        if self._store.increment(f"{key}/count/{who}") == len(participants):
+        if value is not None:
+            self._store.set(f"{key}/word/{rank // _BLOCK}/{rank}", value)
+        if PLAIN.arrive(self._store, f"{key}/arrived/{who}", rank, len(participants)) is not None:
             released = self._complete(key, who, complete)
         else:
-            released = self._wait(key, timeout_s, participants)
-        result = self._result(key, released, who)
+            released = self._wait(key, who, rank, timeout_s, participants)
+        result = released_value(key, released, who, self._named([released["by"]]))
         logger.info("process %d passed barrier %r after %.3f s", self._process_index, key, time.monotonic() - began_s)
         return result
 
@@ -183,56 +218,37 @@ class StoreGang:
         """Completes the barrier in the last process to arrive, unless it was decided otherwise meanwhile."""
         before = self._store.try_get(f"{key}/released")
         if before is not None:
-            return _read(before)
+            return read_released(before)
         try:
             released = self._release(key, {"by": self._process_index, "who": who, "result": complete()})
         except BaseException as error:
             self.fail(key, error)
             raise
         self._store.delete_folder(f"{key}/arrived")
+        self._store.delete_folder(f"{key}/word")
         return released
 
-    def _wait(self, key: str, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
-        try:
-            return _read(self._store.get(f"{key}/released", timeout_s=timeout_s))
-        except KeyTimeout:
-            here = {int(i) for i in self._store.list(f"{key}/arrived")}
-            missing = [i for i in participants if i not in here]
-            if missing:
-                why = f"without {self._named(missing)} of {len(participants)}"
-            elif len(self._store.list(f"{key}/count")) > 1:
-                why = "as the processes do not all name the same processes= to take part"
-            else:
-                why = "as the last was at work"
-            mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": missing, "why": why}
-            return self._release(key, mine)
+    def _wait(self, key: str, who: str, rank: int, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
+        for wait_s in (timeout_s, turns.after_s(rank)):
+            with contextlib.suppress(KeyTimeout):
+                return read_released(self._store.get(f"{key}/released", timeout_s=wait_s))
+        missing = self._missing(key, who, participants)
+        if len(self._groups_at(key)) > 1:
+            missing, why = [], "as the processes do not all name the same processes= to take part"
+        elif missing:
+            why = f"without {self._named(missing)} of {len(participants)}"
+        else:
+            why = "as the last was at work"
+        mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": missing, "why": why}
+        return self._release(key, mine)
 
     def _release(self, key: str, what: dict[str, Any]) -> dict[str, Any]:
         """Decides the barrier, or returns what was decided before."""
         try:
             self._store.set(f"{key}/released", json.dumps(what))
         except KeyExists:
-            return _read(self._store.get(f"{key}/released", timeout_s=5))
+            return read_released(self._store.get(f"{key}/released", timeout_s=5))
         return what
-
-    def _result(self, key: str, released: dict[str, Any], who: str) -> str:
-        by = self._named([released["by"]])
-        if "error" in released:
-            raise BarrierFailed(f"barrier {key!r}: {by} reported {released['error']}")
-        if "cancelled" in released:
-            raise BarrierCancelled(f"barrier {key!r}: {by} gave it up: {released['cancelled']}")
-        if "missing" in released:
-            raise BarrierTimeout(
-                f"barrier {key!r}: {by} gave up after {released['timeout_s']:g} s, {released['why']}",
-                tuple(released["missing"]),
-            )
-        if released["who"] != who:
-            raise BarrierFailed(
-                f"barrier {key!r}: {by} completed it with other processes than those that this one names: give "
-                f"every process the same processes=, or each group a key of its own"
-            )
-        result: str = released["result"]
-        return result
 
     def check_participants(self, processes: Collection[int] | None) -> None:
         """Raises ValueError if ``processes`` has an index that does not exist, or lacks this process."""
@@ -268,21 +284,5 @@ class StoreGang:
         return named(processes, self._names)
 
 
-def group_name(participants: Sequence[int], process_count: int) -> str:
-    """Returns a short name of a sorted set of processes. Different sets have different names."""
-    if len(participants) == process_count:
-        return "all"
-    return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
-
-
-def _read(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def named(processes: Iterable[int], names: Sequence[str | None] = (), *, at_most: int = 10) -> str:
-    """Returns process indices in words, with their pods if known. At most ``at_most`` are named."""
-    found = list(processes)
-    shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:at_most])
-    more = f" and {len(found) - at_most} more" if len(found) > at_most else ""
-    return f"process{'es' if len(found) != 1 else ''} {shown}{more}"
+def _to_runs(values: list[str]) -> str:
+    return json.dumps([[value, len(list(run))] for value, run in itertools.groupby(values)])

@@ -102,6 +102,7 @@ def initialize(
             )
     if method == DEACTIVATE or None not in (place.coordinator_address, place.num_processes, place.process_id):
         _check(place)
+    _warn_of_loopback(place, environ)
     if recoverable is not None:
         _set_recoverable(recoverable)
     join_cluster(
@@ -230,6 +231,18 @@ def _check(place: Place) -> None:
     count, process_id = _integer("num_processes", place.num_processes), _integer("process_id", place.process_id)
     if not 0 <= process_id < count:
         raise SettingsError(f"process_id: expected 0 to num_processes - 1, found {process_id} of {count}")
+
+
+def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
+    """Logs a warning if processes in other pods cannot reach the coordinator."""
+    host = (place.coordinator_address or "").rpartition(":")[0].strip("[]")
+    in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
+    if in_a_pod and (place.num_processes or 1) > 1 and (host in ("localhost", "::1") or host.startswith("127.")):
+        log.warning(
+            "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
+            "process 0's pod",
+            place.coordinator_address,
+        )
 
 
 def _integer(name: str, value: int | None) -> int:

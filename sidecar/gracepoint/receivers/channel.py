@@ -86,6 +86,18 @@ class OperatorConnection:
             raise ChannelError(f"POST {path}: expected HTTP 200, found {response.status}", response.status)
         return response
 
+    def trust(self, authorities: str) -> None:
+        """Trusts these authorities at the next connection. Callable from any thread.
+
+        Args:
+            authorities: PEM certificates.
+
+        Raises:
+            ssl.SSLError: They cannot be read. Those before stay.
+        """
+        ssl.create_default_context(cadata=authorities)
+        self._ca_certificate = authorities
+
     def set_timeout_s(self, timeout_s: float) -> None:
         """Sets how long a read of the stream may take."""
         if self._socket is not None:

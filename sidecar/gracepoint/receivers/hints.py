@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from gracepoint.wire.messages import Hint
+from gracepoint.wire.frames import Hint
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gracepoint.errors import WireError
-from gracepoint.wire.messages import same_revision
+from gracepoint.wire.frames import same_revision
 
 SIGTERM = "SIGTERM"
 
@@ -32,11 +32,11 @@ class Disruption:
 
     Attributes:
         preemption: Name of the operator's Preemption object. Empty if the operator does not know of the disruption.
-        cause: Why, as in ``wire.messages.Notice``.
+        cause: Why, as in ``wire.frames.Notice``.
         signal: What was seen.
         remaining_s: Seconds until the deadline, at the moment of posting.
         drill: True if the disruption is only rehearsed.
-        revision: Identifies the deadline, as in ``wire.messages.Notice``. None if it is not known.
+        revision: Identifies the deadline, as in ``wire.frames.Notice``. None if it is not known.
     """
 
     preemption: str

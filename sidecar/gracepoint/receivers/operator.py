@@ -12,6 +12,7 @@ from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.settings import Settings
+from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import Subscription
 from gracepoint.wire.names import Env
 
@@ -38,6 +39,7 @@ class Operator:
         self._settings = settings
         for field in ("namespace", "pod_name", "pod_uid", "jobset_uid"):
             settings.required(field, because=f"{Env.OPERATOR_URL} is set")
+        self._connections: list[OperatorConnection] = []
         self.sender = Sender(self._channel(), clock)
         self._subscriber: OperatorSubscriber | None = None
 
@@ -65,6 +67,7 @@ class Operator:
             process_count=gang.process_count,
             library_version=library_version,
             takes_hints=hints is not None,
+            trust=None if settings.ca_certificate is None else trust_digest(settings.ca_certificate),
         )
         self._subscriber = OperatorSubscriber(
             self._channel(),
@@ -76,6 +79,7 @@ class Operator:
                 after_s=receipt_after_s(gang),
             ),
             hints,
+            None if settings.ca_certificate is None else self._trust,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:
@@ -95,7 +99,13 @@ class Operator:
     def _channel(self) -> OperatorConnection:
         settings = self._settings
         assert settings.operator_url is not None
-        return OperatorConnection(settings.operator_url, settings.ca_certificate, settings.token_file)
+        made = OperatorConnection(settings.operator_url, settings.ca_certificate, settings.token_file)
+        self._connections.append(made)
+        return made
+
+    def _trust(self, authorities: str) -> None:
+        for connection in self._connections:
+            connection.trust(authorities)
 
 
 def receipt_after_s(gang: ProcessGroup) -> float:

@@ -10,12 +10,17 @@ the thread.
 
 A notice is taken only if it names this pod and this session: a proxy may mix up streams, and a pod may have the name
 and address of an earlier one. It is acknowledged, on the sender's own connection, and posted.
+
+The operator may send other authorities to trust. They replace those before at the next connection, so that a
+certificate of a new authority does not cut off a running pod.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -24,7 +29,8 @@ from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
-from gracepoint.wire.messages import Acknowledgement, Frame, Hello, Hint, Mode, Notice, Retraction, Subscription
+from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction, Trust, trust_digest
+from gracepoint.wire.messages import Acknowledgement, Mode, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
 log = logging.getLogger(__name__)
@@ -44,6 +50,8 @@ class OperatorSubscriber:
         mailbox: Where notices go.
         acknowledge: Called with the acknowledgement of each notice that is taken. Must not block.
         hints: Where hints go. None if ``who`` does not take hints.
+        trust: Called with the PEM certificates that the operator says are to be trusted. None if ``who`` has no
+            ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
     """
 
     def __init__(
@@ -53,11 +61,13 @@ class OperatorSubscriber:
         mailbox: Mailbox,
         acknowledge: Callable[[Acknowledgement], None],
         hints: Hints | None = None,
+        trust: Callable[[str], None] | None = None,
     ) -> None:
         self._channel = channel
         self._who = who
         self._mailbox = mailbox
         self._hints = hints
+        self._trust = trust
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -118,6 +128,8 @@ class OperatorSubscriber:
             self._said.clear()
             if isinstance(frame, Notice | Retraction | Hint):
                 self._take(frame)
+            elif isinstance(frame, Trust):
+                self._take_trust(frame)
 
     def _greeted(self, response: http.client.HTTPResponse) -> None:
         """Reads the first frame. A server that does not begin with ``Hello`` is not the operator."""
@@ -131,6 +143,17 @@ class OperatorSubscriber:
         log.info("subscribed replica=%s heartbeat_s=%g", hello.replica, hello.heartbeat_s)
         self._channel.set_timeout_s(_HEARTBEATS_MISSED * hello.heartbeat_s)
         self._connected.set()
+
+    def _take_trust(self, frame: Trust) -> None:
+        if self._trust is None:
+            return
+        try:
+            self._trust(frame.authorities)
+        except ssl.SSLError as error:
+            log.error("kept the authorities, as the operator's cannot be read error=%s", error)
+            return
+        self._who = dataclasses.replace(self._who, trust=trust_digest(frame.authorities))
+        log.info("trusts other authorities of the operator digest=%s", self._who.trust)
 
     def _take(self, frame: Notice | Retraction | Hint) -> None:
         if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):

@@ -34,6 +34,7 @@ class PeriodicSaves:
         self._directory = directory
         self._coordinator = coordinator
         self.restored_step: int | None = None
+        self.own_step: int | None = None
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
         """To be called at a first step before which nothing was restored.
@@ -62,13 +63,13 @@ class PeriodicSaves:
         if not self._checkpointer.save_interval.is_due(step):
             return
         over = self._is_the_save_before_over()
-        if not self._checkpointer.is_begun_by_all(step, sync_point=self._coordinator.sync_point, ready=over):
+        if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return
         if self._coordinator.noticed:
             # A preemption is about to save: the failure of the previous save must not keep training from that.
             try:
-                self._checkpointer.executor.check_for_errors()
+                self._checkpointer.executor.background.check_for_errors()
             except SaveFailed as error:
                 log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
         self._checkpointer.save_in_background(step, state, host_state())
@@ -82,9 +83,9 @@ class PeriodicSaves:
         Returns:
             False if the save has not ended and a preemption leaves no more time.
         """
-        stopped = False
-        while self._checkpointer.executor.is_busy(_LOOK_EVERY_S):
-            if self._checkpointer.executor.hangs:
+        background, stopped = self._checkpointer.executor.background, False
+        while background.is_busy(_LOOK_EVERY_S):
+            if background.hangs:
                 # The next save raises that, and so ends training unless a preemption is under way.
                 return not self._coordinator.noticed
             if not self._coordinator.in_epoch:
@@ -92,12 +93,12 @@ class PeriodicSaves:
             if stopped or self._coordinator.time_left_s() <= 0:
                 return False
             if not self._coordinator.doubt():
-                self._checkpointer.executor.stop("a preemption waits for training, which waited for this save")
+                background.stop("a preemption waits for training, which waited for this save")
                 stopped = True
         return True
 
     def steps_at_risk(self, step: int) -> int | None:
         """Returns the steps since the last committed one. None if no step is known to be committed."""
         last = self._checkpointer.executor.last_save
-        saved = last.step if last is not None else self.restored_step
+        saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
         return None if saved is None else step - saved

@@ -1,7 +1,7 @@
 """The messages of the channel between operator and library, version 1.
 
 The docstring of each message says who writes it and who reads it; that holds for each of its fields. All messages are
-JSON objects. The stream of a subscription has one on each line. Rules for both sides:
+JSON objects. The stream of a subscription has one on each line; those are in ``frames``. Rules for both sides:
 
 * ``version`` is 1. A reader refuses another version with ``WireError``. The number changes only if a reader of
   version 1 would misunderstand a message.
@@ -16,13 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from enum import StrEnum
-from typing import ClassVar
 
-from gracepoint.errors import WireError
-from gracepoint.wire.codec import Message, parsed, shown
-
-#: Two revisions that differ by this or less mean the same deadline, which two replicas observed at different moments.
-SAME_REVISION = 1000
+from gracepoint.wire.codec import Message
 
 
 class Mode(StrEnum):
@@ -89,6 +84,8 @@ class Subscription(Message):
         process_count: How many processes train together.
         library_version: The library's version, for the operator's log.
         takes_hints: True if the library understands ``Hint``. Absent: an older library, which is sent none.
+        trust: ``trust_digest`` of the authorities that the process trusts. It is sent a ``Trust`` if the operator has
+            others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
     """
 
     namespace: str
@@ -101,137 +98,7 @@ class Subscription(Message):
     process_count: int
     library_version: str
     takes_hints: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Frame(Message):
-    """Written by the operator, read by the process that subscribed: one line of the stream.
-
-    Attributes:
-        type: Which frame it is. Part of the JSON object.
-    """
-
-    type: ClassVar[str]
-
-    @staticmethod
-    def read(line: str | bytes) -> Frame:
-        """Reads any frame.
-
-        Raises:
-            WireError: As ``from_json``, or this version has no such ``type``.
-        """
-        data = parsed("Frame", line)
-        kind = data.get("type")
-        frame = _FRAMES.get(kind) if isinstance(kind, str) else None
-        if frame is None:
-            raise WireError(f"Frame.type: expected one of {sorted(_FRAMES)}, found {shown(kind)}")
-        return frame.from_dict(data)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hello(Frame):
-    """The first frame: the subscription is accepted.
-
-    Attributes:
-        replica: Pod name of the operator's replica, for the log.
-        heartbeat_s: Seconds. A ``Ping`` comes at least this often; after three missing ones the stream counts as dead.
-    """
-
-    type: ClassVar[str] = "hello"
-    replica: str
-    heartbeat_s: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ping(Frame):
-    """Keeps the stream alive."""
-
-    type: ClassVar[str] = "ping"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Notice(Frame):
-    """Some pod of the job is going to be disrupted. Repeated with the same name when the deadline moves.
-
-    Attributes:
-        preemption: Name of the Preemption object.
-        pod_uid: UID of the pod that is told. The library ignores a notice for another pod.
-        session: Session that is told. The library ignores a notice for another session.
-        workload_uid: The JobSet's UID.
-        cause: Why, for example ``SpotTermination``; a word of the operator's signal table.
-        signal: What was seen, for example "taint cloud.google.com/impending-node-termination".
-        confidence: How certain it is that the pod will die.
-        nodes: Names of the nodes that are concerned.
-        remaining_s: Seconds until the deadline, at the moment of sending.
-        deadline: The deadline in RFC 3339, UTC. For the record: decisions go by ``remaining_s``.
-        mode: What the notice asks for.
-        revision: Identifies the deadline: the record's, in milliseconds since 1970 by the operator's clock. It is the
-            same in all replicas and however late the notice is read, so a repeated notice can be told from one whose
-            deadline has moved. It is only compared, never used as a time. Absent: an older operator; then the reader
-            compares ``remaining_s``.
-    """
-
-    type: ClassVar[str] = "notice"
-    preemption: str
-    pod_uid: str
-    session: str
-    workload_uid: str
-    cause: str
-    signal: str
-    confidence: Confidence
-    nodes: list[str]
-    remaining_s: float
-    deadline: str
-    mode: Mode
-    revision: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Retraction(Frame):
-    """The signal of a notice went away. It has no effect once the freeze has begun.
-
-    Attributes:
-        preemption: Name of the notice's Preemption object.
-        pod_uid: UID of the pod that is told.
-        session: Session that is told.
-        reason: Why, in words.
-    """
-
-    type: ClassVar[str] = "retraction"
-    preemption: str
-    pod_uid: str
-    session: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hint(Frame):
-    """A disruption may be near: prepare, and train on. Sent only if the subscription has ``takes_hints``.
-
-    It is not acknowledged, recorded or taken back. The same hint may come again, from another replica or on a new
-    stream.
-
-    Attributes:
-        hints: Names of what is new. All replicas give the same sign the same name; the names have no other meaning.
-        pod_uid: UID of the pod that is told.
-        session: Session that is told.
-        workload_uid: The JobSet's UID.
-        cause: Why, as in ``Notice``.
-        signal: One of the signs, in words.
-        nodes: Names of the nodes that are concerned.
-    """
-
-    type: ClassVar[str] = "hint"
-    hints: list[str]
-    pod_uid: str
-    session: str
-    workload_uid: str
-    cause: str
-    signal: str
-    nodes: list[str]
-
-
-_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint)}
+    trust: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,8 +228,3 @@ class Resumption(Message):
     restored_step: int | None
     training: bool
     age_s: float
-
-
-def same_revision(first: int | None, second: int | None) -> bool | None:
-    """Returns True if two notices of one preemption mean the same deadline. None if one of them has no revision."""
-    return None if first is None or second is None else abs(first - second) <= SAME_REVISION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -13,20 +14,21 @@ import trustme
 
 from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Frame, Notice
+from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.server import Certificates, Server
+from gracepoint_operator.server import Server
+from gracepoint_operator.trust.certificates import Certificates
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
 from tests.unit.operator.fakes.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 WEBHOOK_TOKEN = "told-to-the-api-server-alone"
 
 
@@ -48,6 +50,18 @@ class Replica:
     api: MemoryApi
     ca: str
     tokens: Path
+    certificates: Certificates
+
+    @property
+    def core_trusts(self) -> str:
+        """The authorities that pods are given now."""
+        return self.certificates.ca
+
+    @property
+    def core_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self.server._loop
+        assert loop is not None
+        return loop
 
     def channel(self, token: str) -> OperatorConnection:
         path = self.tokens / f"file-of-{token}"
@@ -123,26 +137,31 @@ def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Repl
         api: MemoryApi,
         name: str = "replica-a",
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
+        overlap_s: float = 86400.0,
+        canary: bool = False,
+        server_name: str = "localhost",
     ) -> Replica:
         metrics = Metrics()
+        certificates = Certificates(tls, overlap_s=overlap_s)
         core = Controller(api, metrics, time.time, name, write_interval_s=0.05)
         server = Server(
             core,
             api,
             metrics,
-            Certificates(tls),
+            certificates,
             webhook_token=WEBHOOK_TOKEN,
-            service_url="https://localhost",
+            service_url=f"https://{server_name}",
             https_port=0,
             webhook_port=0,
             health_port=0,
             host="localhost",
             limits=limits,
+            canary=canary,
         )
         servers.append(server)
         server.start(lambda: None)
         until(lambda: core.ready, "the replica to know the cluster")
-        return Replica(server, core, api, authority.cert_pem.bytes().decode(), folder)
+        return Replica(server, core, api, authority.cert_pem.bytes().decode(), folder, certificates)
 
     try:
         yield make

@@ -115,7 +115,9 @@ def test_a_save_waits_for_the_one_before_it(
     assert seen == [True]
 
 
-def test_what_is_there_is_not_replaced_unless_told_so(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+def test_what_is_there_is_not_replaced_unless_told_so(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpointer.save(tmp_path / "a", small_state(1))
     with pytest.raises(CheckpointExists, match="a exists already: .* force=True") as caught:
         checkpointer.save(tmp_path / "a", small_state(2))
@@ -124,6 +126,7 @@ def test_what_is_there_is_not_replaced_unless_told_so(tmp_path: Path, checkpoint
     checkpointer.save(tmp_path / "a", small_state(2), force=True)
     assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(2))
     assert names(tmp_path) == ["a"]
+    assert f"is saved again: {tmp_path / 'a'} is replaced" in caplog.text
 
 
 def test_a_save_that_shall_replace_another_and_fails_leaves_the_other_whole(
@@ -183,8 +186,8 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state())
-        assert checkpointer._executor is not None
-        checkpointer._executor.wait(30)
+        assert checkpointer._saves.executor is not None
+        checkpointer._saves.executor.background.wait(30)
     with pytest.raises(SaveFailed, match="No space left on device"):
         call(checkpointer, tmp_path)
     assert not (tmp_path / "next").exists()
@@ -202,8 +205,15 @@ def test_a_closed_one_says_so(tmp_path: Path) -> None:
     checkpointer = AsyncCheckpointer()
     checkpointer.close()
     checkpointer.close()
-    with pytest.raises(SettingsError, match="the checkpointer is closed"):
-        checkpointer.save(tmp_path / "a", small_state())
+    calls: list[Callable[[], object]] = [
+        lambda: checkpointer.save(tmp_path / "a", small_state()),
+        lambda: checkpointer.restore(tmp_path / "a"),
+        checkpointer.wait_until_finished,
+        checkpointer.check_for_errors,
+    ]
+    for call in calls:
+        with pytest.raises(SettingsError, match="the checkpointer is closed"):
+            call()
 
 
 def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) -> None:
@@ -277,6 +287,7 @@ class Heard:
         self.events: list[str] = []
         self.durations: dict[str, float] = {}
         self.scalars: dict[str, float] = {}
+        self.labels: dict[str, dict[str, Any]] = {}  # of the scalars
 
     def __enter__(self) -> Heard:
         jax.monitoring.register_event_listener(self._event)
@@ -295,8 +306,9 @@ class Heard:
     def _duration(self, event: str, seconds: float, **_: Any) -> None:
         self.durations[event] = seconds
 
-    def _scalar(self, event: str, value: float, **_: Any) -> None:
+    def _scalar(self, event: str, value: float, **labels: Any) -> None:
         self.scalars[event] = value
+        self.labels[event] = labels
 
 
 def test_new_checkpointer_records_orbaxs_event_and_logs_its_settings(
@@ -333,6 +345,16 @@ def test_restores_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncC
     assert heard.scalars["/jax/orbax/read/worker/io/requested/gbytes"] == 8 / 1024
     assert heard.scalars["/jax/checkpoint/read/gbytes"] == 8 / 1024
     assert heard.scalars["/jax/orbax/read/worker/io/requested/throughput/gbytes_per_sec"] > 0
+    assert heard.labels["/jax/orbax/read/worker/io/requested/gbytes"] == {"storage_type": "other"}
+
+
+def test_speed_of_each_read_is_logged_with_its_process(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer.save_and_wait(tmp_path / "a", {"w": np.zeros(3)})
+    caplog.set_level(logging.INFO, "gracepoint")
+    checkpointer.restore(tmp_path / "a")
+    assert re.search(rf"process 0 read 24 bytes of {re.escape(str(tmp_path / 'a'))} in .* bytes/s", caplog.text)
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
@@ -522,6 +544,37 @@ def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path)
         checkpointer.save(tmp_path / "a", small_state())
         checkpointer.wait_until_finished()  # all one processes' parts are on the disk
     assert_same(api.restore(tmp_path / "a", small_state()), small_state())
+
+
+@pytest.mark.parametrize("barrier_sync_fn", [None, SyncFn(2)], ids=["built in", "of its own"])
+def test_several_processes_without_a_cluster_are_a_value_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, barrier_sync_fn: SyncFn | None
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    checkpointer = AsyncCheckpointer(barrier_sync_fn=barrier_sync_fn)
+    with pytest.raises(ValueError, match="but there is no coordination service to meet at"):
+        checkpointer.save(tmp_path / "a", small_state())
+    checkpointer.close()
+    assert names(tmp_path) == []
+
+
+def test_first_process_records_the_total_duration_for_any_primary_host(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        heard.append(threading.current_thread().name + event)
+
+    def run(gang: ProcessGroup) -> None:
+        with AsyncCheckpointer(gang=gang, primary_host=1) as checkpointer:
+            checkpointer.save(tmp_path / "a", small_state())
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        in_gang(2, run)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len([event for event in heard if event.endswith("/write/async/thread_duration_sec")]) == 2
+    assert len([event for event in heard if event.endswith("/checkpoint/write/async/total_duration_secs")]) == 1
 
 
 @pytest.mark.parametrize(

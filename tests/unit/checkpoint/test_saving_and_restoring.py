@@ -154,9 +154,9 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
 
 
 def test_process_local_directory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.steps.directory_checks._APPEARS_S", 0.1)
+    monkeypatch.setattr("gracepoint.checkpoint.steps.directory_access._APPEARS_S", 0.1)
     found = outcomes_in_gang(
-        3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).check_shared(timeout_s=30)
+        3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).access.check_shared(timeout_s=30)
     )
     for error in found:
         assert isinstance(error, CheckpointError)
@@ -165,13 +165,13 @@ def test_process_local_directory_is_refused_at_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_directory_that_all_share_passes_and_is_left_empty(tmp_path: Path) -> None:
-    in_gang(2, lambda gang: engine(tmp_path / "shared", gang).check_shared(timeout_s=30))
+    in_gang(2, lambda gang: engine(tmp_path / "shared", gang).access.check_shared(timeout_s=30))
     assert list((tmp_path / "shared").iterdir()) == []
 
 
 def test_a_directory_that_process_0_cannot_write_to_is_refused_in_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    found = outcomes_in_gang(2, lambda gang: engine(tmp_path / "file", gang).check_shared(timeout_s=30))
+    found = outcomes_in_gang(2, lambda gang: engine(tmp_path / "file", gang).access.check_shared(timeout_s=30))
     assert all("process 0 cannot write to" in str(error) for error in found)
 
 
@@ -196,7 +196,7 @@ def test_the_last_save_is_measured(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
     assert checkpointer.executor.last_save is None
     checkpointer.save_in_background(4, small_state(), {})
-    checkpointer.executor.wait_until_finished(30)
+    checkpointer.executor.background.wait_until_finished(30)
     last = checkpointer.executor.last_save
     assert last is not None
     assert (last.step, last.bytes) == (4, 16 * 4 + 8 * 2 + 8)
@@ -284,7 +284,7 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
         raised = []
         for _ in range(2):
             try:
-                checkpointer.executor.wait_until_finished(30)
+                checkpointer.executor.background.wait_until_finished(30)
             except SaveFailed as error:
                 raised.append(str(error.__cause__))
         return raised
@@ -310,7 +310,7 @@ def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, mon
         patch.setattr(checkpointer.executor._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         with pytest.raises(SaveFailed):
-            checkpointer.executor.wait_until_finished(30)
+            checkpointer.executor.background.wait_until_finished(30)
     save(checkpointer, 2, small_state())
     assert restore(tmp_path, small_state()) is not None
 

@@ -57,6 +57,23 @@ def test_every_setting_reaches_jax(call: Call) -> None:
     assert call("h:1", 4, 0, **options) == {**options, "address": "h:1", "count": 4, "process_id": 0}
 
 
+@pytest.mark.parametrize("devices", [1, (0, 1)], ids=["one", "several"])
+def test_devices_are_given_by_one_number_or_several(call: Call, devices: Any) -> None:
+    assert call("h:1", 2, 0, devices)["local_device_ids"] == devices
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1"])
+def test_loopback_coordinator_in_a_pod_is_logged_as_a_warning(
+    call: Call, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_a_pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    for arguments, environ in (((address, 1, 0), in_a_pod), ((address, 2, 0), {}), (("h:1", 2, 0), in_a_pod)):
+        call(*arguments, environ=environ)
+    assert "loopback" not in caplog.text
+    call(address, 2, 0, environ=in_a_pod)
+    assert f"address={address} is a loopback address" in caplog.text
+
+
 def test_by_default_the_settings_are_jaxs_own(call: Call) -> None:
     asked = call("localhost:1", 2, 0)
     assert asked == {

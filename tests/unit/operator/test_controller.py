@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Notice, Phase, Resumption, Retraction
-from gracepoint_operator import controller
+from gracepoint.wire.frames import Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
+from gracepoint_operator.cache import fresh_looks
 from gracepoint_operator.cache.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
@@ -140,7 +141,7 @@ async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api
 
 
 async def acknowledge(replica: Replica, index: int) -> None:
-    pod = replica.core.cache.pods[f"uid-pod-{index}-0"]
+    pod = replica.core.cache.objects.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
     await replica.core.reports.take(pod, message)
 
@@ -314,7 +315,7 @@ async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryA
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: "node-1" in replica.core.cache.disrupted_nodes, "the taint to be seen")
+        await until(lambda: "node-1" in replica.core.cache.objects.disrupted_nodes, "the taint to be seen")
         await asyncio.sleep(0.05)
         assert await frames(subscriber) == []
         clock.move(60)
@@ -397,7 +398,7 @@ async def test_deleted_pod_is_read_again_and_a_restart_is_no_disruption(api: Mem
         subscriber = replica.subscribe()
         api.add(JOBSETS, objects.jobset(restarts=1))  # the watch has not brought it yet
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the fresh look")
+        await until(lambda: replica.core.cache.objects.workloads[JOBSET_UID].restarts == 1, "the fresh look")
         assert await frames(subscriber) == []
         assert replica.preemptions == []
 
@@ -477,9 +478,9 @@ async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clo
             replica.drop(kinds.PODS, objects.pod(index))
             body = objects.pod(index, attempt=1, on="node-2", created_at=clock())
             replica.see(kinds.PODS, body)
-        await until(lambda: "uid-pod-0-1" in replica.core.cache.pods, "the new pods")
+        await until(lambda: "uid-pod-0-1" in replica.core.cache.objects.pods, "the new pods")
         assert await frames(replica.subscribe(0, "s-9", attempt=1)) == []
-        pod = replica.core.cache.pods["uid-pod-0-1"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-1"]
         for training in (False, True):
             clock.move(1)
             message = Resumption(
@@ -516,7 +517,7 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
         assert condition(policy, "Ready")["status"] == "True"
         assert condition(policy, "FitsGrace")["status"] == "Unknown"
         assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
-        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=save_s))
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], forecast(save_s=save_s))
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
         assert found["reason"] == reason
@@ -536,7 +537,13 @@ async def test_a_sweep_finds_what_was_deleted_while_nobody_watched(api: MemoryAp
     async with running(api, clock) as replica:
         api.remove(kinds.PODS, objects.pod(1))
         await sweep(api, replica.core.cache, replica.core.cache.drop, replica.core.watches)
-        assert set(replica.core.cache.pods) == {"uid-pod-0-0"}
+        assert set(replica.core.cache.objects.pods) == {"uid-pod-0-0"}
+
+
+def is_doomed(replica: Replica) -> bool:
+    """True once it is known that the namespace is being deleted."""
+    workload = replica.core.cache.gang(JOBSET_UID).workload
+    return workload is not None and workload.deleted
 
 
 async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryApi, clock: Clock) -> None:
@@ -544,11 +551,10 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
         subscriber = replica.subscribe(1, "s-1")
         api.add(kinds.NAMESPACES, objects.namespace(deleted=True))
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        gone = f"GET /api/v1/namespaces/{NAMESPACE}"
-        await until(lambda: gone in api.calls and not replica.core._checks, "the fresh look")
+        await until(lambda: is_doomed(replica), "the fresh look")
         replica.see(JOBSETS, objects.jobset())  # its status changes while it is still there
         replica.see(kinds.PODS, objects.pod(1, deleting_at=NOW + 30))
-        await until(lambda: replica.core.cache.pods["uid-pod-1-0"].deletion_at, "the watch")
+        await until(lambda: replica.core.cache.objects.pods["uid-pod-1-0"].deletion_at, "the watch")
         assert await frames(subscriber) == []
         await replica.report(Phase.COMMITTED, preemption="")
         assert replica.preemptions == []
@@ -557,7 +563,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
 async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_CHECK_WITHIN_S", 0.05)
+    monkeypatch.setattr(fresh_looks, "_WITHIN_S", 0.05)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         hanging = asyncio.Event()
@@ -579,8 +585,8 @@ async def test_many_events_that_waited_bring_about_one_decision(
     async with running(api, clock) as replica:
         decided: list[str] = []
         monkeypatch.setattr(replica.core, "_decide", decided.append)
-        for _ in range(50):
-            replica.see(kinds.PODS, objects.pod(0))
+        for number in range(50):
+            replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")
         assert decided == [JOBSET_UID]
 
@@ -616,7 +622,7 @@ async def test_replicas_with_different_forecasts_agree_on_the_newest(api: Memory
 
         for replica, save_s in zip(replicas, (10.0, 60.0), strict=True):
             clock.move(1)
-            await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=save_s))
+            await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], forecast(save_s=save_s))
             status = "True" if save_s < 30 else "False"
             await until(lambda expected=status: fits(api)["status"] == expected, "the condition")  # type: ignore[misc]
             seen_by_both()
@@ -631,7 +637,7 @@ async def test_replicas_with_different_forecasts_agree_on_the_newest(api: Memory
 
 async def test_fits_grace_outlives_the_operator_and_forgets_jobsets_that_are_gone(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], forecast(save_s=60.0))
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], forecast(save_s=60.0))
         await until(lambda: "status" in api.of(kinds.POLICIES)[0] and fits(api)["status"] == "False", "the condition")
     async with running(api, clock, "replica-b") as replica:
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
@@ -715,7 +721,7 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        pod = replica.core.cache.pods["uid-pod-0-0"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         with pytest.raises(ValidationError, match="step"):
             await replica.core.reports.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
 
@@ -728,7 +734,7 @@ async def test_jobset_without_its_label_keeps_its_epoch_until_deleted(api: Memor
         del bare["metadata"]["labels"][names.LABEL_POLICY]
         replica.core.feed(JOBSETS, "DELETED", api.add(JOBSETS, bare))
         await until(
-            lambda: (jobset := replica.core.cache.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
+            lambda: (jobset := replica.core.cache.objects.workloads.get(JOBSET_UID)) is not None and not jobset.policy,
             "a fresh look at the JobSet",
         )
         replica.taint("node-2")
@@ -780,7 +786,7 @@ async def test_gang_disrupted_again_before_training_still_reports_its_return(api
         clock.move(5)
         replica.taint()
         await replica.phase("Noticed", epoch=1)
-        pod = replica.core.cache.pods["uid-pod-0-1"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-1"]
         said = Resumption(
             pod_uid=pod.uid,
             session="s-0",

@@ -100,11 +100,13 @@ async def test_what_was_known_of_an_object_stays_while_it_cannot_be_read(api: Me
         bad["status"]["restarts"] = "many"
         replica.see(JOBSETS, bad)
         await until(lambda: left_out(replica, "jobsets", "object"), "it to be left out")
-        assert replica.core.cache.workloads[JOBSET_UID].restarts == 0
+        assert replica.core.cache.objects.workloads[JOBSET_UID].restarts == 0
         replica.taint()
         await until(lambda: replica.core.cache.preemptions.epochs, "the decision by what was known")
         replica.see(JOBSETS, objects.jobset(restarts=1))
-        await until(lambda: replica.core.cache.workloads[JOBSET_UID].restarts == 1, "the version that can be read")
+        await until(
+            lambda: replica.core.cache.objects.workloads[JOBSET_UID].restarts == 1, "the version that can be read"
+        )
         assert left_out(replica, "jobsets", "object") == 0
 
 

@@ -29,7 +29,7 @@ def test_a_replica_without_certificates_or_a_cluster_says_so_and_ends(
 def test_a_replica_whose_webhooks_could_be_guessed_says_so_and_ends(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operator_main, "Certificates", lambda directory: None)
+    monkeypatch.setattr(operator_main, "Certificates", lambda *_, **__: None)
     monkeypatch.setattr(KubeClient, "connect", lambda *_: None)
     (tmp_path / "token").write_text("short\n")
     root = logging.getLogger()

@@ -16,7 +16,8 @@ from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConn
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import Acknowledgement, Mode, Ping, Resumption, Retraction, Subscription
+from gracepoint.wire.frames import Ping, Retraction
+from gracepoint.wire.messages import Acknowledgement, Mode, Resumption, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import OperatorServer, notice

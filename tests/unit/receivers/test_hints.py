@@ -6,7 +6,7 @@ import pytest
 
 from gracepoint.receivers import Hints
 from gracepoint.receivers.hints import LEAST_PAUSE_S, SAME_S
-from gracepoint.wire.messages import Hint
+from gracepoint.wire.frames import Hint
 
 
 class Clock:

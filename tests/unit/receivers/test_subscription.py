@@ -14,7 +14,8 @@ import trustme
 
 from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscription
 from gracepoint.receivers.backoff import Backoff
-from gracepoint.wire.messages import Acknowledgement, Ping, Subscription
+from gracepoint.wire.frames import Ping
+from gracepoint.wire.messages import Acknowledgement, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import OperatorServer, notice
@@ -106,7 +107,7 @@ class RawServer:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(10)
+        self._thread.join(60)
         for each in self._kept:
             each.close()
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving import save_executor
+from gracepoint.checkpoint.saving import background_save
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
@@ -56,12 +56,12 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         put(path, data)
 
     monkeypatch.setattr(StoragePath, "put", hang)
-    monkeypatch.setattr(save_executor, "_STOPPED_ENDS_S", 0.01)
+    monkeypatch.setattr(background_save, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
         checkpointer = engine(tmp_path, gang, save_every_steps=1)
-        begun_by_all, asked = checkpointer.is_begun_by_all, []
+        begun_by_all, asked = checkpointer.due_saves.are_begun, []
 
         def ask(step: int, *, sync_point: int, ready: bool) -> bool:
             if is_stuck is not stuck_asks_first:
@@ -77,9 +77,9 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, preempted))
         saves.save_if_due(1, small_state(1), dict)
         assert stuck.wait(30)
-        monkeypatch.setattr(checkpointer, "is_begun_by_all", ask)
+        monkeypatch.setattr(checkpointer.due_saves, "are_begun", ask)
         saves.save_if_due(2, small_state(2), dict)
-        newest = checkpointer.executor.newest_snapshot
+        newest = checkpointer.executor.background.newest_snapshot
         assert asked == [(not is_stuck, not stuck_asks_first)]
         return None if newest is None else newest.step, save(checkpointer, 3, small_state(3)).step
 
@@ -121,7 +121,7 @@ def test_process_at_another_step_is_found_at_the_periodic_save(
             saves.save_if_due(steps[me], small_state(), dict)
         finally:
             begun.set()
-        checkpointer.executor.wait_until_finished(30)
+        checkpointer.executor.background.wait_until_finished(30)
 
     first, second = outcomes_in_gang(2, run)
     both = (

@@ -420,6 +420,45 @@ def test_drill_of_a_loop_with_own_saves_returns_from_saved(tmp_path: Path, notic
         assert not session.reached_preemption(step + 1)
 
 
+def test_own_saves_of_known_duration_begin_as_late_as_possible(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices, head_start_s=0) as session:
+        for step in range(1, 10):
+            assert not session.reached_preemption(step)
+        session.own_save_took(0.1, 9)
+        notices.post(remaining_s=1000.0)
+        _until(lambda: session.notice is not None)
+        for step in range(10, 200):
+            assert not session.reached_preemption(step)
+        notices.post(remaining_s=3.0)
+        with pytest.raises(Preempted):
+            session.saved(_asked(session, first=200))
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_duration_of_an_own_save_is_a_positive_number(tmp_path: Path, duration_s: float) -> None:
+    with gracepoint.attach(tmp_path) as session, pytest.raises(SettingsError, match="expected seconds above 0"):
+        session.own_save_took(duration_s, 1)
+
+
+def test_a_session_says_which_preemption_is_under_way_and_how_long(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        assert session.notice is None
+        notices.post("drill-1", drill=True)
+        assert session.notice is None
+        notices.post(remaining_s=20.0)
+        found = session.notice
+        assert found is not None
+        assert (found.cause, found.signal) == ("Spot", "taint")
+        assert 0 < found.deadline_s <= 20.0
+        notices.mailbox.retract("gpt-1")
+        _until(lambda: session.notice is None)
+        notices.mailbox.retract("drill-1")
+
+
+def _until(true: Callable[[], bool]) -> None:
+    next(step for step in _count(1) if true())
+
+
 def _asked(session: gracepoint.Session, first: int = 1) -> int:
     return next(step for step in _count(first) if session.reached_preemption(step))
 
@@ -489,7 +528,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.wait_until_finished(30)
+    session._checkpointer.executor.background.wait_until_finished(30)
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -524,7 +563,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.wait_until_finished(30)
+    session._checkpointer.executor.background.wait_until_finished(30)
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -583,7 +622,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        session._checkpointer.executor.wait_until_finished(30)
+        session._checkpointer.executor.background.wait_until_finished(30)
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gracepoint.errors import WireError
-from gracepoint.wire.messages import Acknowledgement, Confidence, Frame, Hello, Mode, Notice, Phase, Report
+from gracepoint.wire.frames import Frame, Hello, Notice
+from gracepoint.wire.messages import Acknowledgement, Confidence, Mode, Phase, Report
 
 NOTICE = Notice(
     preemption="train-1a2b3c4d-1",

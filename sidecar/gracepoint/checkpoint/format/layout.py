@@ -8,11 +8,13 @@ Checkpoints of steps, in a root of their own:
     _GRACEPOINT                                Gracepoint's manifest: every file of the step with size and checksum
     done.process_<N>.json                      done-record: what process N has made durable
     _GRACEPOINT_DAMAGED                        why a restore skipped this step; only if one did
+    _GRACEPOINT_MORE_METADATA                  custom metadata, and the handlers of other items; only if there are some
     default/                                   the train state: Orbax's item of that name
       _METADATA, _sharding, array_metadatas/process_0, commit_success.txt
       <leaf>/.zarray, <leaf>/<chunk>             zarr2, uncompressed, one file per chunk
     host_state/                                the per-process state, a separate item
       metadata, process_<N>.json
+    <item>/                                    an item that a handler of the user's wrote
   <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save in progress, or the remains of one
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
   <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder or a damaged step that was moved aside for a step
@@ -44,6 +46,8 @@ STATE_ITEM = "default"
 #: Used as the item's name if the train state is in the checkpoint's own folder.
 NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
+#: What Orbax's metadata of this checkpoint has in addition. Only if there is something to add.
+MORE_METADATA = "_GRACEPOINT_MORE_METADATA"
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
@@ -59,6 +63,7 @@ _RESERVED = frozenset(
         STRINGS,
         STEP_METADATA,
         MANIFEST,
+        MORE_METADATA,
     }
 )
 _ARRAY_METADATA = re.compile(r"process_\d+", re.ASCII)
@@ -68,6 +73,7 @@ _HIDDEN = ".gracepoint-"
 _STEP = r"0|[1-9]\d*"
 _MARK = r"\.gracepoint-(?P<mark>tmp|trash|aside)\.(?P<attempt>[\w-]+)\.(?P<ordinal>\d+)"
 _ATTEMPT = re.compile(r"[\w-]{1,128}", re.ASCII)
+_ITEM = re.compile(r"(?!\.)[\w.-]{1,128}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +108,13 @@ class Layout:
         item: Name of the train state's folder below the checkpoint's folder. ``NO_ITEM`` if they are the same folder.
     """
 
-    def __init__(self, root: StoragePath, *, name: str | None = None) -> None:
-        """Makes the layout of the steps below ``root``. With ``name``, that of the checkpoint ``root/name``."""
+    def __init__(self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM) -> None:
+        """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
+
+        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items.
+        """
         self.root = root
-        self.item = STATE_ITEM if name is None else NO_ITEM
+        self.item = item if name is None else NO_ITEM
         self._name = name
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
@@ -223,6 +232,16 @@ def checked_attempt(attempt: str) -> str:
 def is_reserved(name: str) -> bool:
     """True if a leaf's folder must not have ``name``, because a file beside it may have that name."""
     return name in _RESERVED or _OF_A_PROCESS.fullmatch(name) is not None
+
+
+def checked_item(name: str) -> str:
+    """Returns ``name`` if an item can have it, else raises SettingsError."""
+    if not _ITEM.fullmatch(name) or is_reserved(name) or name in (HOST_STATE_ITEM, DAMAGE_MARK):
+        raise SettingsError(
+            f"item {name!r}: expected 1 to 128 letters, digits, '-', '_' or '.', not beginning with '.', and none of "
+            f"the names that Gracepoint and Orbax use in a step's folder, as {HOST_STATE_ITEM}"
+        )
+    return name
 
 
 def in_item(item: str, name: str) -> str:

@@ -37,9 +37,13 @@ def context(**resources: Any) -> ts.Context:
     return new_context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
 
 
-def kvstore(folder: StoragePath, path: str = "") -> dict[str, Any]:
-    """Returns TensorStore's spec of the tree in ``folder``, limited to keys that begin with ``path``."""
-    return kvstore_in(folder.kvstore_spec(), path)
+def kvstore(folder: StoragePath, path: str = "", *, data_file_bytes: int | None = None) -> dict[str, Any]:
+    """Returns TensorStore's spec of the tree in ``folder``, limited to keys that begin with ``path``.
+
+    ``data_file_bytes`` is the size at which another data file is begun. None: TensorStore's default. 0: no limit.
+    """
+    limit = {} if data_file_bytes is None else {"target_data_file_size": data_file_bytes}
+    return limit | kvstore_in(folder.kvstore_spec(), path)
 
 
 def kvstore_in(base: dict[str, Any], path: str = "") -> dict[str, Any]:

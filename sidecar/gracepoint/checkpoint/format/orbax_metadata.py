@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -14,11 +14,30 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.format.pytree import STRING, Leaf
 
+_NO_CUSTOM_METADATA = b"null}"
 
-def metadata_files(leaves: Sequence[Leaf], *, store_sharding: bool = True) -> dict[str, bytes]:
+
+def metadata_files(
+    leaves: Sequence[Leaf], *, store_sharding: bool = True, store_array_metadata: bool = True
+) -> dict[str, bytes]:
     """Returns the contents of Orbax's metadata files, by path below the item's folder."""
-    files = {layout.TREE_METADATA: _tree_metadata(leaves), layout.array_metadata(0): array_metadata(leaves)}
-    return files | {layout.SHARDING: sharding(leaves)} if store_sharding else files
+    files = {layout.TREE_METADATA: _tree_metadata(leaves)}
+    if store_array_metadata:
+        files[layout.array_metadata(0)] = array_metadata(leaves)
+    if store_sharding:
+        files[layout.SHARDING] = sharding(leaves)
+    return files
+
+
+def with_custom_metadata(tree_metadata: bytes, custom_metadata: Mapping[str, Any]) -> bytes:
+    """Returns the contents of the file of tree metadata with ``custom_metadata`` in it."""
+    assert tree_metadata.endswith(_NO_CUSTOM_METADATA)
+    return tree_metadata.removesuffix(_NO_CUSTOM_METADATA) + json.dumps(custom_metadata).encode() + b"}"
+
+
+def more_metadata(custom_metadata: Mapping[str, Any], item_handlers: Mapping[str, str]) -> bytes:
+    """Returns what the metadata of a step has in addition: custom metadata, and the handlers of further items."""
+    return json.dumps({"item_handlers": item_handlers, "custom_metadata": custom_metadata}).encode()
 
 
 def array_metadata(leaves: Sequence[Leaf]) -> bytes:
@@ -82,7 +101,7 @@ def _tree_metadata(leaves: Sequence[Leaf]) -> bytes:
         "use_ocdbt": form.ocdbt,
         "use_zarr3": form.zarr == 3,
         "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
+        "custom_metadata": None,  # the last entry, see ``with_custom_metadata``
     }
     return json.dumps(metadata).encode()
 

@@ -19,7 +19,7 @@ from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
-from gracepoint.checkpoint.steps import commit, listing, retention
+from gracepoint.checkpoint.steps import commit, legacy, listing, retention
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -27,6 +27,7 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
+    CheckpointRefused,
     CheckpointTooNew,
     SaveFailed,
     SettingsError,
@@ -109,41 +110,43 @@ def why_not_to(target: StoragePath, force: bool) -> str | None:
     return None
 
 
-def folder_of(path: StoragePath) -> StoragePath:
+def folder_of(path: StoragePath, preferred: str = layout.STATE_ITEM) -> StoragePath:
     """Returns the folder to open for the checkpoint that ``path`` names: a whole checkpoint, a step or an item.
+
+    Args:
+        path: The path.
+        preferred: The item that holds the train state, if Orbax wrote a step with several trees of arrays.
 
     Raises:
         CheckpointNotFound: There is no checkpoint.
+        CheckpointRefused: It is in a format of the past, which is not supported.
         CheckpointCorrupt: The checkpoint is not finished, or ``path`` does not say which of several items is meant.
     """
-    if not path.is_folder():
+    if not path.is_folder() and not path.is_value():
         raise CheckpointNotFound(f"there is no checkpoint at {path}")
+    legacy.check(path)
     above = commit.read_manifest(path.parent)
     if above is not None and above.item == path.name:
         return path.parent  # the manifest with the checksums is there
     if commit.read_manifest(path) is not None:
         return path
     has_mark = any((path / mark).exists() for mark in _MARKS)
-    if not has_mark and not any((item / layout.TREE_METADATA).is_value() for item in _items(path)):
+    if not has_mark and not listing.trees_of_orbax(path):
         raise CheckpointNotFound(
             f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
             f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
         )
     if not listing.finished_by_orbax(path):
         raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")
-    if any((path / item / layout.TREE_METADATA).is_value() for item in (layout.NO_ITEM, layout.STATE_ITEM)):
+    if any((path / item / layout.TREE_METADATA).is_value() for item in (layout.NO_ITEM, preferred)):
         return path
-    items = sorted(item for item in _items(path) if (item / layout.TREE_METADATA).is_value())
+    items = [path / name for name in listing.trees_of_orbax(path)]
     if len(items) == 1:
         return items[0]
     raise CheckpointCorrupt(
         f"{path} has {'several items' if items else 'no item'} with a tree of arrays: expected the path of one"
         + (f", as {items[0]}" if items else "")
     )
-
-
-def _items(folder: StoragePath) -> list[StoragePath]:
-    return [folder / child.name for child in folder.children()]
 
 
 def restore(
@@ -235,7 +238,7 @@ def _found(
         return "folder", str(folder_of(path))
     except CheckpointNotFound as error:
         return to_word(error), "; ".join([str(error), *remarks])
-    except (CheckpointCorrupt, CheckpointTooNew) as error:
+    except (CheckpointCorrupt, CheckpointRefused, CheckpointTooNew) as error:
         return to_word(error), str(error)
     except (OSError, CheckpointError) as error:
         return to_word(CheckpointError()), f"process 0 could not look at {path}: {error}"

@@ -22,6 +22,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
+from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.steps import listing as catalog
@@ -62,6 +63,7 @@ class Restored:
         host_state: This process's values by name. Empty if the step has none.
         by_orbax: Whether Orbax wrote the step, which then has no host state.
         passed_over: Newer steps that are damaged, each with what is wrong.
+        items: The items that were asked for, by name.
     """
 
     state: Any
@@ -69,6 +71,7 @@ class Restored:
     host_state: dict[str, Any]
     by_orbax: bool
     passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def restore_newest(
@@ -84,6 +87,7 @@ def restore_newest(
     options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     reshard: Mapping[str, Reshard] | None = None,
     only: int | None = None,
+    items: ItemsRequest = NO_ITEMS,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -99,6 +103,7 @@ def restore_newest(
         options: See ``read_tree``.
         reshard: Functions that convert host state values to another number of processes, by the value's name.
         only: The only step that may be restored. None: the newest that can be.
+        items: The items to restore beside the state.
 
     Raises:
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
@@ -112,6 +117,46 @@ def restore_newest(
         logger.info("restore: %s", remark)
     if only is not None:
         listing = _without_others(listing, only, paths)
+    restored = restore_listed(
+        paths,
+        listing,
+        like,
+        gang=gang,
+        key=key,
+        deadline=deadline,
+        restore_args=restore_args,
+        options=options,
+        reshard=reshard,
+        only=only,
+        items=items,
+    )
+    if restored is None:
+        logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
+    return restored
+
+
+def restore_listed(
+    paths: Layout,
+    listing: Listing,
+    like: Any,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    deadline: Deadline,
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+    reshard: Mapping[str, Reshard] | None = None,
+    only: int | None = None,
+    items: ItemsRequest = NO_ITEMS,
+    with_host_state: bool = True,
+    marks_readers: bool = True,
+) -> Restored | None:
+    """Restores the newest step of a listing that all processes can read. Returns None if nothing is listed.
+
+    ``listing`` is what process 0 found, in all processes. ``with_host_state`` is False if the host state is not wanted.
+    ``marks_readers`` says whether the step is marked while it is read, so that retention does not delete it. The other
+    arguments and the errors are those of ``restore_newest``.
+    """
     refused = list(listing.refused)
     for reason in refused:
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
@@ -123,11 +168,21 @@ def restore_newest(
         def read(step: int = step) -> Restored:
             together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
             return read_step(
-                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}
+                paths,
+                step,
+                like,
+                restore_args,
+                together,
+                deadline,
+                options=options,
+                reshard=reshard or {},
+                items=items,
+                with_host_state=with_host_state,
             )
 
         what = f"step {step} of {paths.root}"
-        with retention.reading(paths, step) if gang.process_index == 0 else contextlib.nullcontext():
+        marks = marks_readers and gang.process_index == 0
+        with retention.reading(paths, step) if marks else contextlib.nullcontext():
             restored, damage = read_together(what, read, gang=gang, key=f"{key}/step/{step}", deadline=deadline)
         if restored is not None:
             if refused:
@@ -143,7 +198,6 @@ def restore_newest(
             f"{paths.root} has checkpoints, but none that can be restored; training from the start would lose them, so "
             f"move them away if that is wanted: {'; '.join(refused)}"
         )
-    logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return None
 
 
@@ -223,6 +277,8 @@ def read_step(
     *,
     options: RestoreOptions,
     reshard: Mapping[str, Reshard],
+    items: ItemsRequest = NO_ITEMS,
+    with_host_state: bool = True,
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -232,10 +288,13 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline)
-        own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        stored = open_tree(folder, deadline, preferred=paths.item)
+        own: dict[str, Any] = {}
+        if with_host_state:
+            own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
-    return Restored(state, step, own, stored.manifest is None)
+    return Restored(state, step, own, stored.manifest is None, items=beside)
 
 
 def _host_state(

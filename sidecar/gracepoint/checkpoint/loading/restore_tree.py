@@ -23,6 +23,7 @@ from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_l
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
 from gracepoint.checkpoint.loading.single_replica import OnOneReplica, hand_to_all
+from gracepoint.checkpoint.loading.transforms import computed, origins
 from gracepoint.checkpoint.options import (
     DEFAULT_RESTORE_OPTIONS,
     RestoreArgs,
@@ -102,18 +103,28 @@ def read_into(
     targets: dict[int, LeafTarget] = {}
     handled: dict[int, tuple[StoredLeaf, RestoreArgs]] = {}
     differ, missing = [], []
+    origin_of = origins(options, like, [leaf.keys for leaf in stored.leaves.values()] + list(stored.empty))
+    known: set[str] = set()
     for position, (keys, leaf) in enumerate(keyed):
-        name = pytree.name_of(keys)
+        origin = origin_of(keys)
+        name = pytree.name_of(keys) if origin.name is None else origin.name
+        known.add(name)
         if leaf is PLACEHOLDER:
             continue
-        if name not in stored.leaves:
-            if name in empty and not options.keep_missing:
+        if origin.is_asked_for and name not in stored.leaves and name not in empty:
+            missing.append(f"leaf {pytree.name_of(keys)!r}: expected {name!r} by its transformation, found nothing")
+            continue
+        if origin.name is None or name not in stored.leaves:
+            if origin.name is not None and name in empty and not options.keep_missing:
                 leaves[position] = empty[name]
                 logger.warning("%s: leaf %r is restored as %r, as which it was saved", stored.folder, name, empty[name])
-            elif not options.keep_missing or isinstance(leaf, jax.ShapeDtypeStruct):
+            elif not (options.keep_missing or origin.name is None) or isinstance(leaf, jax.ShapeDtypeStruct):
                 missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
             continue
         try:
+            if origin.function is not None:
+                targets[position] = computed(stored.leaves[name], leaf, args_of(keys), origin.function)
+                continue
             if is_handled(stored.leaves[name], None if like is None else leaf, options.handlers):
                 handled[position] = stored.leaves[name], args_of(keys)
                 continue
@@ -122,7 +133,6 @@ def read_into(
             )
         except CheckpointMismatch as mismatch:
             differ.append(str(mismatch))
-    known = {pytree.name_of(keys) for keys, _ in keyed}
     if like is not None and (left := _empty_names(like) & set(stored.leaves)):
         known |= left
         logger.info("%s: not restored, as there is nothing in their place: %s", stored.folder, ", ".join(sorted(left)))

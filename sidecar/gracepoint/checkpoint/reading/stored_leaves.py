@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt, sharding_file
-from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, array_metadatas, open_arrays
+from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, open_arrays
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 
@@ -32,7 +33,7 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
     zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"
     metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
-    specs, source = open_arrays(folder, metadata, leaves, deadline)
+    specs, source = open_arrays(folder, metadata, {leaf.name: leaf.value_type for leaf in leaves}, deadline)
     path = folder / layout.SHARDING
     shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_value() else {}
     write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 from gracepoint.errors import AgreementError
 from gracepoint.process_group import ProcessGroup
@@ -30,46 +31,53 @@ class _Word:
     begins: bool
 
 
-class OtherSave(AgreementError):
-    """The first process that asked is at another step or sync point. ``begun``: whether it has begun its save."""
-
-    def __init__(self, message: str, *, begun: bool) -> None:
-        super().__init__(message)
-        self.begun = begun
-
-
 class DueSaves:
     """Counts the saves that are due. The count is the same in all processes.
 
     Args:
         gang: The processes that save together.
         key: Prefix of the keys of the decisions. Nothing else uses it.
+        fail: Called with the step and the error if the other processes began a save that this process cannot begin.
+            They would wait for this process's part until the save's timeout.
     """
 
-    def __init__(self, gang: ProcessGroup, key: str) -> None:
+    def __init__(self, gang: ProcessGroup, key: str, fail: Callable[[int, AgreementError], None]) -> None:
         self._gang = gang
         self._key = key
+        self._fail = fail
         self._asked = 0
         self._retired = 0  # written by the thread of the save that was committed last; never by two threads at a time
 
     def are_begun(self, step: int, *, sync_point: int, ready: bool) -> bool:
-        """Returns whether the save that is due begins. The first process that asks decides, by its ``ready``.
+        """Returns whether all processes begin the save that is due. The first process that asks decides.
+
+        Collective, for each save that is due. If only some processes began a save, it would never end, and the later
+        saves of the processes would not match. The first process also records its step, and all others compare it with
+        theirs.
+
+        Args:
+            step: The step that is due in this process.
+            sync_point: Number of the sync point at which it is due; the same in all processes.
+            ready: Whether this process can begin the save. If it cannot, and all begin, it waits for the previous save.
 
         Raises:
-            OtherSave: The first process is at another step or at another sync point; names both.
-            BarrierError: The store cannot be reached.
+            AgreementError: The first process asked at another sync point, or for another step; names both. The save
+                fails in all processes.
+            BarrierError: The other processes cannot be reached.
         """
         self._asked += 1
         mine = _Word(self._gang.process_index, step, sync_point, ready)
         text = self._gang.decide(f"{self._key}/{self._asked}", json.dumps(dataclasses.astuple(mine)))
         first = _Word(*json.loads(text))
         if (first.step, first.sync_point) != (step, sync_point):
-            raise OtherSave(
+            error = AgreementError(
                 f"periodic save {self._asked} is due in process {first.process} with step {first.step} at sync point "
                 f"{first.sync_point}, and in process {mine.process} with step {step} at sync point {sync_point}: "
-                f"every process must call step() once for each step, with the same number",
-                begun=first.begins,
+                f"every process must call step() once for each step, with the same number"
             )
+            if first.begins:
+                self._fail(step, error)
+            raise error
         return first.begins
 
     @property

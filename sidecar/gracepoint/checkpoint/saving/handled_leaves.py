@@ -20,7 +20,6 @@ from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.storage.recorded_files import record_files
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointRefused, SaveFailed
-from gracepoint.process_group import ProcessGroup
 
 _LOOK_EVERY_S = 0.1
 
@@ -59,12 +58,11 @@ class HandledLeaves:
             )
             self._futures += [(handler.typestr, future) for future in futures]
 
-    def record(self, gang: ProcessGroup, key: str, deadline: Deadline) -> dict[str, StoredFile]:
-        """Waits until the handlers of all processes have written. Returns the files that this process records.
+    def wait(self, deadline: Deadline) -> None:
+        """Waits until the handlers of this process have written.
 
         Raises:
-            SaveFailed: A handler did not finish in time, or wrote nothing for a leaf.
-            BarrierError: Another process did not come in time, or has failed.
+            SaveFailed: A handler did not finish in time.
         """
         for typestr, future in self._futures:
             while not future.done():
@@ -74,10 +72,14 @@ class HandledLeaves:
                 with contextlib.suppress(TimeoutError):
                     future.exception(timeout=min(_LOOK_EVERY_S, deadline.remaining_s()))
             future.result()
-        gang.barrier(key, timeout_s=deadline.remaining_s())
+
+    def record(self) -> dict[str, StoredFile]:
+        """Finalizes the leaves, once all processes have written. Returns their files. Only process 0 calls it.
+
+        Raises:
+            SaveFailed: A handler wrote nothing for a leaf.
+        """
         found: dict[str, StoredFile] = {}
-        if gang.process_index != 0:
-            return found
         for handler, leaves in self._by_handler.values():
             handler.finalize(self._folder.local())
             for leaf in leaves:

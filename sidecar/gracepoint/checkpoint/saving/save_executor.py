@@ -9,7 +9,6 @@ Every wait for another process has a timeout.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,8 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.saving.background_save import BackgroundSave
+from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
@@ -27,7 +28,6 @@ from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 
@@ -35,17 +35,13 @@ logger = logging.getLogger(__name__)
 
 #: Seconds to write a probe file before training begins.
 WARM_UP_TIMEOUT_S = 60.0
-#: Seconds for the thread of an abandoned save to end.
-_ABANDONED_ENDS_S = 1.0
-#: Seconds for the thread of a stopped save to end. It checks several times in 0.1 s, except during a file system call.
-_STOPPED_ENDS_S = 1.0
 
 
 class SaveExecutor:
     """Saves states, and knows which save is under way.
 
-    ``begin``, ``in_background``, ``now``, ``stop`` and ``promote`` are collective: every process makes
-    the same calls in the same order.
+    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: every process makes the same calls in the same
+    order.
 
     Args:
         gang: The processes that save together.
@@ -57,6 +53,7 @@ class SaveExecutor:
         handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
+        background: The background save under way.
         planner: Plans the saves. Its ``prepare`` does what the first save would otherwise spend time on.
         saves: How many saves were begun; the same in all processes.
         last_save: Figures of the last committed save in this process. None before the first.
@@ -85,9 +82,8 @@ class SaveExecutor:
             host_memory_limit_bytes=host_memory_limit_bytes,
             handlers=handlers,
         )
-        self._background = BackgroundThread()
-        self._newest: SnapshotSave | None = None  # the newest snapshot, whose save the background thread ran last
-        self._told_hanging = False  # whether the caller knows that this save hangs
+        self._thread = BackgroundThread()
+        self.background = BackgroundSave(self._thread)
         self._now: SaveOperation | None = None  # the save that the caller waits for
         self.saves = 0
         self.last_save: SaveStats | None = None
@@ -103,10 +99,14 @@ class SaveExecutor:
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
 
-    # Saving.
-
     def begin(
-        self, paths: Layout, step: int | None, *, replace: bool = True, barrier: Barrier | None = None
+        self,
+        paths: Layout,
+        step: int | None,
+        *,
+        replace: bool = True,
+        barrier: Barrier | None = None,
+        extras: SaveExtras = NO_EXTRAS,
     ) -> SaveOperation:
         """Returns the next save. Pass it to ``in_background`` or ``now``.
 
@@ -115,10 +115,13 @@ class SaveExecutor:
             step: The step that is saved. None for a checkpoint that has a path to itself.
             replace: Whether the save replaces a checkpoint that already exists at its final name.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
+            extras: What is saved beside the state.
         """
         self.saves += 1  # before anything can fail, so that the processes' counts never differ
         temporary = paths.temporary(step, self._attempt, self.saves)
-        return SaveOperation(paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier)
+        return SaveOperation(
+            paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier, extras=extras
+        )
 
     def in_background(
         self,
@@ -146,8 +149,9 @@ class SaveExecutor:
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
                 snapshot.
         """
+        waited_s = self._clock() - began_s
         self._tell_started(save, in_background=True)
-        self._newest = None  # its memory is filled again below
+        self.background.newest = None  # its memory is filled again below
         with save.failing_together():
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
@@ -173,11 +177,11 @@ class SaveExecutor:
         name = f"the save of {save.temporary.what}"
         with save.failing_together():
             try:
-                self._background.start(name, run)
+                self._thread.start(name, run)
             except RuntimeError as error:
                 raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
-        self._newest, self._told_hanging = newest, False
-        metrics.tell_blocked(blocked_s)
+        self.background.begun(newest)
+        metrics.tell_blocked(blocked_s, waited_s=waited_s, snapshot_s=snapshot_s)
 
     def now(
         self,
@@ -228,13 +232,13 @@ class SaveExecutor:
         Raises:
             SaveFailed: There is no snapshot, or it was not committed in time.
         """
-        began_s, newest = self._clock(), self._newest
+        began_s, newest = self._clock(), self.background.newest
         self.saves += 1  # whether it is needed or not, so that the processes' counts never differ
         if newest is None or newest.save.temporary.step is None:
             raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
-        self.wait_until(deadline)
+        self.background.wait_until(deadline)
         step = newest.save.temporary.step
-        error = self.take_error()
+        error = self.background.take_error()
         if newest.committed:
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
@@ -245,6 +249,11 @@ class SaveExecutor:
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
         return step, self._run_now(save, source, deadline, on_stage, began_s)
+
+    @property
+    def commit_key(self) -> str | None:
+        """Key of the barrier at which ``now`` or ``promote`` commits; cancelling it ends the wait. None: not saving."""
+        return None if self._now is None else self._now.key
 
     def _run_now(
         self,
@@ -276,122 +285,3 @@ class SaveExecutor:
             save.key,
         )
         metrics.tell_started(in_background=in_background)
-
-    # The save under way.
-
-    @property
-    def commit_key(self) -> str | None:
-        """Key of the barrier at which ``now`` or ``promote`` commits; cancelling it ends the wait. None: not saving."""
-        return None if self._now is None else self._now.key
-
-    @property
-    def busy(self) -> bool:
-        """True while the thread of a background save runs."""
-        return self._background.busy
-
-    @property
-    def newest_snapshot(self) -> NewestSnapshot | None:
-        """The snapshot that host memory holds beside the state. None before the first background save."""
-        return None if self._newest is None else self._newest.seen(busy=self.busy)
-
-    @property
-    def hangs(self) -> bool:
-        """True while a background save runs that should have ended, most likely because a file system call hangs.
-
-        Nothing can interrupt such a call. It may still read the snapshot, so no other snapshot is taken meanwhile.
-        """
-        return self.busy and self._may_take_s() == 0
-
-    def is_busy(self, after_s: float) -> bool:
-        """Waits up to ``after_s`` seconds for the background save; returns True if it still runs."""
-        with contextlib.suppress(SaveFailed):
-            self._background.wait(after_s)
-        return self.busy
-
-    def wait(self, timeout_s: float) -> None:
-        """Waits for the background save. ``take_error`` then tells how it ended.
-
-        Raises:
-            SaveFailed: It still ran after ``timeout_s``.
-        """
-        self._background.wait(timeout_s)
-
-    def wait_until(self, deadline: Deadline) -> None:
-        """Waits for the background save until a deadline that may move. Does not wait for one that was stopped.
-
-        Raises:
-            SaveFailed: It still ran at the deadline.
-        """
-        if self._newest is None or not self._newest.deadline.cancelled:
-            self._background.wait_until(deadline)
-
-    def wait_until_finished(self, timeout_s: float | None) -> None:
-        """Waits for the background save, and raises its error.
-
-        Args:
-            timeout_s: Seconds to wait. None: until a few seconds after the save's own deadline.
-
-        Raises:
-            SaveFailed: The save failed, did not end within ``timeout_s``, or hangs.
-        """
-        if timeout_s is not None:
-            self.wait(timeout_s)
-        else:
-            while self.is_busy(self._may_take_s()):
-                if self._newest is not None and self.hangs:
-                    self._told_hanging = True
-                    raise self._newest.hanging()
-        self.check_for_errors()
-
-    def take_error(self) -> Exception | None:
-        """Returns the error of a background save that has ended, once. None if it succeeded or still runs."""
-        return self._background.take_error()
-
-    def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
-
-        A save that was stopped, here or in another process, has not failed, however late it ended: training may go on,
-        for example after a drill.
-        """
-        error = self.take_error()
-        if error is None:
-            return
-        if self._told_hanging:
-            logger.warning("a background save that hung has ended: %s", error)
-        elif self._newest is None or not self._newest.was_stopped(error):
-            raise SaveFailed(f"a background save failed: {error}") from error
-        else:
-            logger.warning("a background save was stopped: %s", error)
-
-    def stop(self, reason: str) -> None:
-        """Stops the background save, and waits at most one second for its thread. Collective.
-
-        The thread ends between two chunks. The folder of the save stays and is deleted later. If the save is already
-        durable in all processes, it is committed. If only some processes made this call, the save would fail in the
-        others.
-        """
-        if self._newest is None or not self.busy:
-            return
-        self._newest.stop(reason)
-        try:
-            self._background.wait(_STOPPED_ENDS_S)
-        except SaveFailed as error:
-            logger.warning("a save was told to stop, and is left behind: %s", error)
-        else:
-            self.check_for_errors()
-
-    def abandon(self, reason: str, *, timeout_s: float) -> None:
-        """Gives the background save ``timeout_s`` to end, as the last call after training broke off.
-
-        If a thread is in a call of TensorStore or of the coordination service when the interpreter ends, the process
-        aborts, and its exit code is not that of the error. Not collective. Never raises.
-        """
-        if self.is_busy(timeout_s) and self._newest is not None:
-            self._newest.save.fail(SaveFailed(reason))
-            self.is_busy(_ABANDONED_ENDS_S)
-        if error := self.take_error():
-            logger.error("the background save failed: %s", error)
-
-    def _may_take_s(self) -> float:
-        """Returns how many seconds the background save may still take."""
-        return 0.0 if self._newest is None else self._newest.may_take_s()

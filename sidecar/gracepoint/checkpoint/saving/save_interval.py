@@ -6,14 +6,10 @@ first step, from each multiple of the interval on, that ``is_due`` is called wit
 An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves alone
 waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before they need
 it, without a barrier at every step. Every process makes the same calls of ``is_due``. The calls are counted, and
-divided into **blocks**. When process 0 enters a block, it publishes the plan of the *next* block: its number of calls,
-and which call saves, if any. When another process enters a block, it reads the plan of that block. A process that is a
-whole block ahead of process 0 waits for the plan. All others find it published already. From its speed in a block,
-process 0 computes how many calls the next block needs to last ``1 / _BLOCKS`` of the interval. The first block has one
-call, and a block has at most twice as many calls as the block before.
-
-Plans that all processes have read are removed. This is done for ``_SHELF`` blocks at a time, which are called a
-**shelf**. When a process enters the first block of a shelf, it reports that it is done with the shelf before.
+divided into blocks, whose plans process 0 publishes one block ahead (``plans_ahead``). A plan says how many calls the
+block has, and which call saves, if any. From its speed in a block, process 0 computes how many calls the next block
+needs to last ``1 / _BLOCKS`` of the interval. The first block has one call, and a block has at most twice as many calls
+as the block before.
 
 The cost is one read of the store in each ``1 / _BLOCKS`` of the interval. If training slows down, a save is late by
 about two blocks.
@@ -33,13 +29,11 @@ import math
 from collections.abc import Callable
 
 from gracepoint.errors import SettingsError
+from gracepoint.plans_ahead import PlansAhead
 from gracepoint.process_group import ProcessGroup
 
 _BLOCKS = 20
 _HASTENED_S = 60.0
-_SHELF = 32
-#: Seconds that a process waits for the plan of process 0. Long enough for an evaluation that only process 0 runs.
-_WAIT_S = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +84,13 @@ class SaveInterval:
         self._every_s = every_s or math.inf
         self._by_blocks = every_s > 0 or (hastens and every_steps > 0)
         self._pace_s = min(self._every_s, _HASTENED_S) if hastens else every_s
-        self._gang = gang
-        self._key = key
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
         self._multiples: int | None = None  # number of multiples of every_steps up to the last step; None: not known
-        self._blocks = 0  # entered so far
+        self._plans = PlansAhead(gang, key, _to_text(_Block(1, 0)))
         self._block = _Block(0, 0)
         self._call = 0  # number in the block
         # Used by process 0 only.
-        self._next = _Block(1, 0)
         self._entered_s: float | None = None
         self._due_s = 0.0
         self._hastened = False
@@ -154,39 +145,24 @@ class SaveInterval:
         return self._call == self._block.save
 
     def _enter_block(self) -> None:
-        first = self._blocks == 0
         length, self._call = self._block.calls, 0
-        if self._gang.process_index == 0:
-            self._block = self._next
-            self._next = self._plan_next(length)
-            self._gang.broadcast(self._key_of(self._blocks + 1), _to_text(self._next), timeout_s=_WAIT_S)
-        elif first:
-            self._block = self._next
-        else:
-            self._block = _from_text(self._gang.broadcast(self._key_of(self._blocks), None, timeout_s=_WAIT_S))
-        shelf, place = divmod(self._blocks, _SHELF)
-        if place == 0 and shelf > 0:
-            self._gang.leave(f"{self._key}/{shelf - 1}")
-        self._blocks += 1
+        self._block = _from_text(self._plans.enter(lambda plan: _to_text(self._plan_next(_from_text(plan), length))))
 
-    def _key_of(self, block: int) -> str:
-        return f"{self._key}/{block // _SHELF}/{block}"
-
-    def _plan_next(self, calls_before: int) -> _Block:
-        """Plans the block after the one that process 0 enters now, whose own plan is published already."""
+    def _plan_next(self, block: _Block, calls_before: int) -> _Block:
+        """Plans the block after ``block``, which process 0 enters now."""
         now_s = self._clock()
         entered_s, self._entered_s = self._entered_s, now_s
         if entered_s is None:
             self._due_s = now_s + self._every_s
             return _Block(1, 0)
         call_s = max((now_s - entered_s) / calls_before, 1e-6)
-        if self._block.save:
-            self._due_s = now_s + (self._block.save - 1) * call_s + self._every_s
+        if block.save:
+            self._due_s = now_s + (block.save - 1) * call_s + self._every_s
         elif self._hastened:
             self._due_s = now_s
         self._hastened = False
-        begins_s = now_s + self._block.calls * call_s
-        calls = min(max(1, round(self._pace_s / _BLOCKS / call_s)), 2 * self._block.calls)
+        begins_s = now_s + block.calls * call_s
+        calls = min(max(1, round(self._pace_s / _BLOCKS / call_s)), 2 * block.calls)
         if self._due_s == math.inf:
             return _Block(calls, 0)
         save = max(1, 1 + math.ceil((self._due_s - begins_s) / call_s))

@@ -16,21 +16,21 @@ from typing import Any, Protocol
 
 from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
+from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, file_of
 from gracepoint.checkpoint.planning.chunk_grid import args_by_name
-from gracepoint.checkpoint.saving.handled_leaves import HandledLeaves
+from gracepoint.checkpoint.saving.commit_apart import commit_apart
+from gracepoint.checkpoint.saving.handled_parts import HandledParts
+from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierError, GracepointError, SaveFailed
+from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
-
-_DURABLE = "durable"
 
 
 class Barrier(Protocol):
@@ -68,6 +68,7 @@ class SaveOperation:
         *,
         replace: bool = True,
         barrier: Barrier | None = None,
+        extras: SaveExtras = NO_EXTRAS,
     ) -> None:
         """Begins the save, without touching a file.
 
@@ -78,7 +79,9 @@ class SaveOperation:
             writer: Writes the chunks.
             replace: Whether to replace a checkpoint that has the final name at the commit.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
+            extras: What is saved beside the state.
         """
+        self._extras = extras
         self.temporary = temporary
         self._paths = paths
         self._gang = gang
@@ -86,7 +89,7 @@ class SaveOperation:
         self._replace = replace
         self._barrier = gang.barrier if barrier is None else barrier
         self._begun_ns = time.time_ns()
-        self._handled: HandledLeaves | None = None
+        self._handled: HandledParts | None = None
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -103,7 +106,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled is not None:
+            if self._handled:
                 self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
@@ -115,7 +118,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled is not None:
+            if self._handled:
                 self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
@@ -146,7 +149,7 @@ class SaveOperation:
     def describe(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, host_state: Mapping[str, Any]) -> None:
         """Sets what is saved, except for the values of arrays.
 
-        Encodes the host state, and has type handlers copy their leaves, as the caller may change both afterwards.
+        Encodes the host state, and has handlers copy or write their parts, as the caller may change both afterwards.
 
         Raises:
             CheckpointError: A value of the host state cannot be saved.
@@ -161,10 +164,9 @@ class SaveOperation:
                 self._small_files[path] = strings
             else:
                 self._copies[path] = file_of(strings).crc32
-        handled = [leaf for leaf in leaves if leaf.is_handled]
-        if handled and prepared.handlers is not None:
-            self._handled = HandledLeaves(self.temporary, self._paths, handled, prepared.handlers)
-            self._handled.serialize(args_by_name(leaves, prepared.save_args))
+        self._handled = HandledParts(self.temporary, self._paths, leaves, prepared.handlers, self._extras)
+        if self._handled:
+            self._handled.begin(args_by_name(leaves, prepared.save_args))
 
     @property
     def key(self) -> str:
@@ -176,9 +178,9 @@ class SaveOperation:
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
 
     @property
-    def has_handled_leaves(self) -> bool:
-        """True if type handlers write some leaves, which are not in the snapshot."""
-        return self._handled is not None
+    def has_handled_parts(self) -> bool:
+        """True if handlers of the user's write a part, which is not in the snapshot."""
+        return bool(self._handled)
 
     def run(self, source: ChunkSource, deadline: Deadline, on_stage: Callable[[str], None]) -> SaveStages:
         """Writes the chunks of ``source``, and returns when the save of all processes is committed.
@@ -200,8 +202,8 @@ class SaveOperation:
                 stayed = writing.stayed
                 try:
                     written = self._writer.write(self._job(writing.folder, source), deadline)
-                    handled = {}
-                    if self._handled is not None:
+                    handled: dict[str, StoredFile] = {}
+                    if self._handled:
                         handled = self._handled.record(self._gang, self._handled_key, deadline)
                 except FileNotFoundError:
                     self._check_stayed(stayed)
@@ -264,36 +266,7 @@ class SaveOperation:
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=self._finalize)
         except (GracepointError, OSError) as error:
-            self._commit_apart(error)
-
-    def _commit_apart(self, error: Exception) -> None:
-        """Ends a save whose processes did not meet at the barrier.
-
-        A missing process may have died after its part was durable. If a process is only late, it could find the save
-        durable after the others found that it is not. So the first process that checks decides for all.
-        """
-        what = self.temporary.what
-        try:
-            durable = commit.is_durable(self._paths, self.temporary)
-        except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is not committed: {reason} (after: {error})") from error
-        decided = found = _DURABLE if durable else str(error)
-        try:
-            decided = self._gang.decide(f"{self.key}/apart", found)
-        except BarrierError as unreachable:
-            # Process 0, which has the store, has died, and JAX ends the other processes now. Only the disk counts.
-            logger.warning("the processes cannot agree on the end of a save: %s", unreachable)
-        if decided != _DURABLE:
-            late = f", and was durable too late: the next start commits {self.temporary.path}" if durable else ""
-            raise SaveFailed(f"{what} is not committed: {decided}{late}") from error
-        try:
-            # Other processes may commit at the same time, so nothing is replaced.
-            if not commit.finalize(self._paths, self.temporary, replace=False):
-                path, target = self.temporary.path, self.temporary.target
-                raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {error})")
-        except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is durable and not committed: {reason} (after: {error})") from error
-        logger.warning("%s is committed, though the processes did not meet: %s", what, error)
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error)
 
     def _finalize(self) -> None:
         if not commit.finalize(self._paths, self.temporary, replace=self._replace):
@@ -306,6 +279,7 @@ class SaveOperation:
         if self._gang.process_index == 0:
             for name, data in prepared.metadata.items():
                 files[layout.in_item(item, name)] = data
+            files |= self._extras.files(item, prepared.metadata[layout.TREE_METADATA])
         return files | self._files_of_items(values) if item else files
 
     def _files_of_items(self, values: Mapping[str, Any]) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ the arguments that they are saved with.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,13 @@ from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
 from gracepoint.checkpoint.saving import state_comparison
 from gracepoint.checkpoint.transfer.device_to_host import compile_slices
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Specs, snapshot_bytes
+from gracepoint.checkpoint.transfer.host_snapshot import (
+    HostSnapshot,
+    Priorities,
+    Specs,
+    ask_priorities,
+    snapshot_bytes,
+)
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
@@ -113,8 +120,9 @@ class SavePlanner:
             mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
         state_comparison.check(mine, gang=self._gang, key=key)
         if in_background:
-            self._check_fits(self._needed_bytes(leaves, prepared), self._gang, key)
-            self._reserve(leaves, prepared)
+            priorities = ask_priorities(leaves, prepared.plan, self._options)
+            self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
+            self._reserve(prepared, priorities)
         return prepared.plan.total_bytes
 
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[pytree.Leaf], PreparedSave]:
@@ -134,23 +142,28 @@ class SavePlanner:
         return leaves, self._prepared
 
     def snapshot(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, key: str) -> HostSnapshot:
-        """Returns the memory for a snapshot. It is reserved at the first call, if ``prepare`` did not reserve it.
+        """Returns the memory for the snapshot of one save, for the priorities that its leaves have in this save.
+
+        It is reserved if ``prepare`` or an earlier save did not reserve it for the same priorities.
 
         Raises:
             CheckpointError: It does not fit into memory; ``key`` names the save.
         """
-        needed_bytes = self._needed_bytes(leaves, prepared)
+        priorities = ask_priorities(leaves, prepared.plan, self._options)
+        if prepared.snapshot is not None and prepared.snapshot.priorities != priorities:
+            prepared.snapshot = None  # frees it before the new one is reserved
+        needed_bytes = self._needed_bytes(prepared, priorities)
         if needed_bytes > 0:
             # This state was not prepared. The other processes may have prepared it, so none is waited for.
             self._check_fits(needed_bytes, SingleProcess(), key)
-        return self._reserve(leaves, prepared)
+        return self._reserve(prepared, priorities)
 
-    def _needed_bytes(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> int:
-        return 0 if prepared.snapshot is not None else snapshot_bytes(leaves, prepared.plan, self._options)
+    def _needed_bytes(self, prepared: PreparedSave, priorities: Priorities) -> int:
+        return 0 if prepared.snapshot is not None else snapshot_bytes(prepared.plan, priorities)
 
-    def _reserve(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave) -> HostSnapshot:
+    def _reserve(self, prepared: PreparedSave, priorities: Priorities) -> HostSnapshot:
         if prepared.snapshot is None:
-            prepared.snapshot = HostSnapshot(leaves, prepared.specs, prepared.plan, self._options)
+            prepared.snapshot = HostSnapshot(prepared.specs, prepared.plan, priorities)
         return prepared.snapshot
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
@@ -161,7 +174,12 @@ class SavePlanner:
         specs = stored_specs(leaves, count, self._options, save_args, self._processes)
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
         plan = make_plan(stored, index, count, self._processes, max_replicas=self._options.max_replicas)
-        metadata = orbax_metadata.metadata_files(stored, store_sharding=self._options.store_sharding)
+        metadata = orbax_metadata.metadata_files(
+            stored,
+            store_sharding=self._options.store_sharding,
+            store_array_metadata=self._options.store_array_metadata,
+        )
+        # A copy, as the caller may change the arguments before the next save.
         return PreparedSave(
-            form, save_args, specs, tree_digest(pytree.specs_of(stored)), metadata, plan, self._handlers
+            form, copy.deepcopy(save_args), specs, tree_digest(pytree.specs_of(stored)), metadata, plan, self._handlers
         )

@@ -44,8 +44,8 @@ class SnapshotSave:
         self.deadline = deadline
         self.source = _Counted(transfer)
         self.committed = False
-        # What type handlers write is not in the snapshot, so it cannot be written again.
-        self._chunks = None if save.has_handled_leaves else transfer.copied
+        # What handlers write is not in the snapshot, so it cannot be written again.
+        self._chunks = None if save.has_handled_parts else transfer.copied
 
     def seen(self, *, busy: bool) -> NewestSnapshot | None:
         """Returns the progress of the save. None if the checkpoint is not a step.

@@ -205,7 +205,7 @@ def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> N
     if manifest.arrays and manifest.arrays[0].format.ocdbt:
         ocdbt.merge(folder / manifest.item, manifest.process_count)
     (folder / layout.MANIFEST).put(manifest.to_bytes())
-    (folder / layout.STEP_METADATA).put(orbax_metadata(manifest))
+    (folder / layout.STEP_METADATA).put(orbax_metadata(manifest, folder))
     (folder / layout.COMMIT_SUCCESS).put(orbax_success(target))
 
 
@@ -246,5 +246,5 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-            logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
+            logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
             target.publish(aside)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import commit, legacy, recovery
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
 #: Seconds without a change after which the writer of a save counts as dead.
 QUIET_S = 5.0
@@ -70,6 +70,14 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
 
 
+def complete_listing(paths: Layout) -> Listing:
+    """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
+    if not paths.root.is_folder():
+        return Listing((), (), (f"there is no folder {paths.root}",))
+    steps, refused, unfinished = _sort_out(paths)
+    return Listing(tuple(steps), tuple(refused), tuple(unfinished))
+
+
 def settle(
     paths: Layout,
     *,
@@ -109,14 +117,15 @@ def settle(
 
 def complete_steps(paths: Layout) -> list[int]:
     """Returns the steps whose folders look complete, oldest first."""
-    return sorted(step for step in paths.steps() if why_not(paths.step(step), step) is None)
+    return sorted(step for step in paths.steps() if why_not(paths, step) is None)
 
 
-def why_not(folder: StoragePath, step: int) -> str | None:
-    """Returns why ``folder`` is not a complete checkpoint of ``step``. None if it looks like one.
+def why_not(paths: Layout, step: int) -> str | None:
+    """Returns why the folder of ``step`` is not a complete checkpoint of it. None if it looks like one.
 
     A checkpoint that a newer Gracepoint wrote counts as complete, though it cannot be read. So a restore reports it.
     """
+    folder = paths.step(step)
     try:
         manifest = commit.manifest_fields(folder)
     except CheckpointTooNew:
@@ -130,18 +139,43 @@ def why_not(folder: StoragePath, step: int) -> str | None:
     if commit.is_unfinished(folder):
         return f"{folder} is being written or deleted, or was left so"
     try:
+        legacy.check(folder)
         if not folder.children():
             return f"{folder} is empty"
+    except CheckpointRefused as error:
+        return str(error)
     except FileNotFoundError:
         return f"{folder} went away while it was looked at"
-    if not (folder / layout.STATE_ITEM / layout.TREE_METADATA).is_value():
+    if state_item(folder, paths.item) is None:
+        several = len(trees_of_orbax(folder)) > 1
         return (
             f"{folder} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
-            f"{layout.STATE_ITEM}/{layout.TREE_METADATA} (Orbax's, in an item named {layout.STATE_ITEM!r})"
+            f"{paths.item}/{layout.TREE_METADATA} (Orbax's, in an item named {paths.item!r}"
+            + (", and several other items with a tree)" if several else ")")
         )
     if not finished_by_orbax(folder):
         return f"{folder} was written by Orbax, and not finished"
     return None
+
+
+def state_item(folder: StoragePath, preferred: str = layout.STATE_ITEM) -> str | None:
+    """Returns the name of the item that holds the train state of a step that Orbax wrote.
+
+    It is ``preferred``, or else the only item with a tree of arrays. None if there is no such item.
+    """
+    if (folder / preferred / layout.TREE_METADATA).is_value():
+        return preferred
+    trees = trees_of_orbax(folder)
+    return trees[0] if len(trees) == 1 else None
+
+
+def trees_of_orbax(folder: StoragePath) -> list[str]:
+    """Returns the names of the items of a step that hold a tree of arrays, sorted."""
+    try:
+        names = sorted(child.name for child in folder.children() if child.is_folder)
+    except FileNotFoundError:
+        return []
+    return [name for name in names if (folder / name / layout.TREE_METADATA).is_value()]
 
 
 def is_ours(folder: StoragePath, step: int) -> bool:
@@ -164,7 +198,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
     refused: list[str] = []
     unfinished: list[str] = []
     for step in paths.steps():
-        reason = why_not(paths.step(step), step)
+        reason = why_not(paths, step)
         if reason is None:
             steps.append(step)
         elif commit.is_unfinished(paths.step(step)):

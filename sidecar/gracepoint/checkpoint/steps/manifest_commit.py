@@ -244,7 +244,9 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
     store_of(temporary.target).at_once(
         [
-            functools.partial((temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest)),
+            functools.partial(
+                (temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest, temporary.target)
+            ),
             functools.partial((temporary.target / layout.COMMIT_SUCCESS).put, success),
         ]
     )

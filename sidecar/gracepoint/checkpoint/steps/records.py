@@ -17,10 +17,8 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 logger = logging.getLogger(__name__)
 
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
-_ITEM_HANDLERS = {
-    layout.STATE_ITEM: "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
-    layout.HOST_STATE_ITEM: "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
-}
+_STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+_HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 
 
 def done_records(folder: StoragePath) -> list[DoneRecord] | None:
@@ -111,15 +109,19 @@ def manifest_bytes(folder: StoragePath) -> bytes | None:
     return None if is_claim(data) else data
 
 
-def orbax_metadata(manifest: Manifest) -> bytes:
-    """Returns the contents of Orbax's metadata of a step that is committed now."""
+def orbax_metadata(manifest: Manifest, folder: StoragePath) -> bytes:
+    """Returns the contents of Orbax's metadata of a step in ``folder`` that is committed now."""
+    more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
+    if layout.MORE_METADATA in manifest.files:
+        more = json.loads((folder / layout.MORE_METADATA).read_bytes())
+    handlers = {manifest.item: _STATE_HANDLER, layout.HOST_STATE_ITEM: _HOST_STATE_HANDLER, **more["item_handlers"]}
     metadata = {
-        "item_handlers": _ITEM_HANDLERS if manifest.item else _ITEM_HANDLERS[layout.STATE_ITEM],
+        "item_handlers": handlers if manifest.item else _STATE_HANDLER,
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": manifest.begun_ns,
         "commit_timestamp_nsecs": time.time_ns(),
-        "custom_metadata": {},
+        "custom_metadata": more["custom_metadata"],
     }
     return json.dumps(metadata).encode()
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -44,7 +45,11 @@ from gracepoint.checkpoint.transfer.device_to_host import (
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
+logger = logging.getLogger(__name__)
+
 Specs = Sequence[ArraySpec | None]
+#: Priorities by the index of the leaf. Leaves that are not in it are copied before the save returns.
+Priorities = Mapping[int, TransferPriority]
 
 # Chunks of at least this size are aligned for direct I/O, so that they are written without a copy. The padding is
 # small compared to their size.
@@ -54,12 +59,17 @@ _MOST_AHEAD = 256
 
 
 class HostSnapshot:
-    """One reserved buffer for each chunk that is copied before a save returns. It holds one state at a time."""
+    """One reserved buffer for each chunk that is copied before a save returns. It holds one state at a time.
 
-    def __init__(self, leaves: Sequence[Leaf], specs: Specs, plan: WritePlan, options: WriteOptions) -> None:
-        """Reserves memory. The arguments are those of ``Transfer``."""
+    Attributes:
+        priorities: The priorities that the buffers were reserved for.
+    """
+
+    def __init__(self, specs: Specs, plan: WritePlan, priorities: Priorities) -> None:
+        """Reserves memory. ``specs`` and ``plan`` are those of ``Transfer``."""
+        self.priorities = priorities
         self._buffers = {}
-        for shard in _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]:
+        for shard in _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]:
             spec = specs[shard.leaf]
             assert spec is not None
             for chunk in shard.chunks:
@@ -99,8 +109,8 @@ class Transfer:
             specs: What is stored of each leaf.
             plan: The plan of the save.
             options: The options of the save.
-            snapshot: Memory that was reserved for the same form of state, plan and options. None: everything stays on
-                the devices until it is written.
+            snapshot: Memory that was reserved for the same form of state and plan, and for the priorities of this
+                save. None: everything stays on the devices until it is written.
         """
         self._specs = specs
         self._paths = [leaf.path for leaf in leaves]
@@ -117,10 +127,18 @@ class Transfer:
         if snapshot is None:
             self._left = list(plan.shards)
             return
-        by_priority = _by_priority(leaves, plan, options)
+        by_priority = _by_priority(plan, snapshot.priorities)
         self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot)
         self._left = [shard for priority in _LATER for shard in by_priority[priority]]
         left = {shard.leaf for shard in self._left}
+        if options.device_host_max_bytes is not None:
+            logger.info(
+                "%d of %d leaves are copied from their devices in the background, at most %d bytes of them at once, "
+                "which may make the save slower",
+                len(left),
+                len({shard.leaf for shard in plan.shards}),
+                options.device_host_max_bytes,
+            )
         self._data = [data if index in left else None for index, data in enumerate(self._data)]  # frees the others
 
     @property
@@ -231,23 +249,31 @@ class Transfer:
             self._callback.on_transfer_end(self._paths[chunk.leaf])
 
 
-def snapshot_bytes(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> int:
+def ask_priorities(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> Priorities:
+    """Returns the answers of ``key_priority``. Called once for each save.
+
+    Raises:
+        CheckpointRefused: An answer is no priority; names the leaf.
+    """
+    if options.device_host_max_bytes is None:
+        return {}
+    return {
+        index: priority_of(options.callback.key_priority(leaves[index].path), leaves[index].name)
+        for index in dict.fromkeys(shard.leaf for shard in plan.shards)
+    }
+
+
+def snapshot_bytes(plan: WritePlan, priorities: Priorities) -> int:
     """Returns the size of the snapshot's buffers in bytes."""
-    shards = _by_priority(leaves, plan, options)[TransferPriority.SYNCHRONOUS]
+    shards = _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]
     return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
 
 
 _LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
 
 
-def _by_priority(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOptions) -> dict[TransferPriority, list[Shard]]:
+def _by_priority(plan: WritePlan, priorities: Priorities) -> dict[TransferPriority, list[Shard]]:
     found: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
-    if options.device_host_max_bytes is None:
-        return found | {TransferPriority.SYNCHRONOUS: list(plan.shards)}
-    asked: dict[int, TransferPriority] = {}
     for shard in plan.shards:
-        if shard.leaf not in asked:
-            leaf = leaves[shard.leaf]
-            asked[shard.leaf] = priority_of(options.callback.key_priority(leaf.path), leaf.name)
-        found[asked[shard.leaf]].append(shard)
+        found[priorities.get(shard.leaf, TransferPriority.SYNCHRONOUS)].append(shard)
     return found

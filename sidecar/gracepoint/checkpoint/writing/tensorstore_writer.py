@@ -46,6 +46,7 @@ class TensorStoreWriter:
 
     def __init__(self, options: WriteOptions) -> None:
         self._limit_bytes = options.write_limit_bytes
+        self._data_file_bytes = options.ocdbt_target_data_file_bytes
         self._resources: dict[str, Any] = {
             "file_io_concurrency": {"limit": _CONCURRENT_WRITES},
             "file_io_locking": {"mode": "none"},
@@ -67,7 +68,7 @@ class TensorStoreWriter:
         for path, data in job.small_files.items():
             in_flight.add(0, functools.partial(plain.write, path, data))
             written.files[path] = file_of(data)
-        store = _Store(job, self._context, self._resources, deadline)
+        store = _Store(job, self._context, self._resources, deadline, self._data_file_bytes)
         for leaf in job.arrays:
             path, data = specs[leaf].metadata_file, json.dumps(specs[leaf].metadata).encode()
             in_flight.add(0, functools.partial(store.kvstore.write, path, data))
@@ -104,7 +105,14 @@ class TensorStoreWriter:
 class _Store:
     """The store of one job's chunks: its item's folder, or a B+tree of its own. The first write makes the tree."""
 
-    def __init__(self, job: WriteJob, context: ts.Context, resources: Mapping[str, Any], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        job: WriteJob,
+        context: ts.Context,
+        resources: Mapping[str, Any],
+        deadline: Deadline,
+        data_file_bytes: int | None,
+    ) -> None:
         """Stores the arguments. Nothing is opened yet.
 
         Args:
@@ -112,7 +120,9 @@ class _Store:
             context: The context for chunks that are files.
             resources: Resources of the separate context of a B+tree.
             deadline: The deadline for opening the store.
+            data_file_bytes: See ``WriteOptions.ocdbt_target_data_file_bytes``.
         """
+        self._data_file_bytes = data_file_bytes
         self._folder = job.folder
         self._item = job.folder / job.item
         self._tree_numbers = job.tree_numbers if form_of(job).ocdbt else None
@@ -139,7 +149,7 @@ class _Store:
             # Not the folder above: if the folder of the save was removed, that is an error.
             self._item.make_folder(parents=False)
             self._tree = ocdbt.new_folder(self._item, self._tree_numbers)
-        return ocdbt.kvstore(self._tree, path)
+        return ocdbt.kvstore(self._tree, path, data_file_bytes=self._data_file_bytes)
 
     def writing(self, chunk: Chunk, spec: ArraySpec, values: npt.NDArray[Any]) -> Callable[[], ts.Future[Any]]:
         """Returns a function that starts to write a chunk."""

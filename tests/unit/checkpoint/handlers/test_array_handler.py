@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import re
 import threading
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.sharding_impls import GSPMDSharding
 
 from gracepoint.checkpoint import (
     ArrayHandler,
@@ -33,6 +36,7 @@ from gracepoint.checkpoint import (
 )
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
+from gracepoint.checkpoint.reading import parallel_reader
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.unit.checkpoint.fakes.formats import each_format
@@ -201,6 +205,8 @@ def test_memory_is_counted_by_what_this_process_writes_and_reads() -> None:
     values = arrays()
     assert ArrayHandler().memory_size(values) == [(256, 256), (16, 16), (32, 32), (4, 4)]
     assert StringHandler().memory_size(["é"]) == [(2, 2)]
+    assert NumpyHandler().memory_size([np.zeros((3, 2), np.int16), np.zeros(1)]) == [(12, 12), (8, 8)]
+    assert ScalarHandler().memory_size([3, np.float32(0.5)]) == [(8, 8), (4, 4)]
 
 
 def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
@@ -334,7 +340,7 @@ def test_unknown_primary_host_is_refused_and_nothing_is_saved(tmp_path: Path, ha
         pytest.param({"metadata_key": "mine"}, "metadata_key='mine': arrays are written", id="metadata_key"),
         pytest.param({"replica_id": 1}, "replica_id=1: which replica writes", id="replica_id"),
         pytest.param(
-            {"array_metadata_store": object()}, "array_metadatas is always written", id="array_metadata_store"
+            {"array_metadata_store": object()}, "array_metadatas is written in Orbax's form", id="array_metadata_store"
         ),
         pytest.param(
             {"enable_replica_parallel_separate_folder": True}, "replicas have no folder", id="replicas' folder"
@@ -365,6 +371,49 @@ def test_making_a_handler_of_arrays_is_told_by_orbax_s_event() -> None:
 def test_arrays_without_elements_that_are_saved_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     serialize(NumpyHandler(allow_zero_size=True), [np.zeros(0)], infos_of(tmp_path, "w"))
     assert "leaf 'w' is saved without elements" in caplog.text
+
+
+def test_a_handler_says_whether_it_has_a_dispatcher() -> None:
+    assert not ArrayHandler().has_dispatcher()
+    assert ArrayHandler(dispatcher=InProcessDispatcher()).has_dispatcher()
+
+
+def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = infos_of(tmp_path, *(f"w{i}" for i in range(8)))
+    values = [jnp.full((64, 64), i, jnp.float32) for i in range(8)]  # 16 KiB each
+    serialize(ArrayHandler(WriteOptions(use_ocdbt=False)), values, infos)
+    limits: list[int | None] = []
+    read_all = parallel_reader.read_all
+
+    def noted(requests: Any, source: Any, *, limit_bytes: int | None, deadline: Any) -> int:
+        limits.append(limit_bytes)
+        return read_all(requests, source, limit_bytes=limit_bytes, deadline=deadline)
+
+    monkeypatch.setattr("gracepoint.checkpoint.loading.restore_tree.read_all", noted)
+    for handler in (ArrayHandler(read_limit_bytes=1 << 15), ArrayHandler(), ArrayHandler(read_limit_bytes=None)):
+        assert_same(handler.deserialize(infos), values)
+    assert limits == [1 << 15, 4 << 30, None]
+
+
+def test_leaves_of_two_formats_in_one_call_raise_an_error_with_the_leaf(tmp_path: Path) -> None:
+    infos = infos_of(tmp_path, "a", "b")
+    serialize(ArrayHandler(WriteOptions(use_ocdbt=True)), [jnp.zeros(2)], infos[:1])
+    serialize(NumpyHandler(WriteOptions(use_ocdbt=False)), [np.zeros(2)], infos[1:])
+    with pytest.raises(CheckpointCorrupt, match="'a'"):
+        ArrayHandler().deserialize(infos)
+
+
+def test_shardings_that_orbax_cannot_record_are_left_out(tmp_path: Path) -> None:
+    everywhere = GSPMDSharding.get_replicated(tuple(jax.devices()))
+    values = [jax.device_put(jnp.arange(4.0), everywhere), jax.device_put(jnp.arange(4.0), sharding("x"))]
+    infos = infos_of(tmp_path, "a", "b")
+    serialize(ArrayHandler(), values, infos)
+    recorded = json.loads((tmp_path / "tree" / "_sharding").read_text())
+    assert [base64.urlsafe_b64decode(name) for name in recorded] == [b"b"]
+    args = [ArrayRestoreArgs(sharding=everywhere), ArrayRestoreArgs()]
+    assert_same(ArrayHandler().deserialize(infos, args), values)
+    with pytest.raises(CheckpointRefused, match="leaf 'a'.* no sharding is known"):
+        ArrayHandler().deserialize(infos[:1])
 
 
 def test_an_error_of_a_write_is_the_future_s(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Here the replicas are devices of one process; over several processes they are in
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from gracepoint.checkpoint.handler_registry import ParamInfo
+from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.loading import single_replica
 from gracepoint.checkpoint.loading.leaf_target import target_of
@@ -120,6 +122,25 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
         assert batches == expected
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, [2, 2, 2]), (0.5, [1] * 6)])
+def test_batches_use_a_fraction_of_the_devices_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, expected: list[int]
+) -> None:
+    like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device
+    save(engine(tmp_path), 1, like)
+    batches: list[int] = []
+    merge = single_replica._merge
+
+    def noted(dtypes: Any, stacked: Any) -> Any:
+        batches.append(len(stacked))
+        return merge(dtypes, stacked)
+
+    monkeypatch.setattr(single_replica, "_merge", noted)
+    monkeypatch.setattr(single_replica, "_device_bytes", lambda: 3 * 64)  # three copies of two arrays
+    assert_same(read(tmp_path / "1", like, broadcast_memory_scaling_factor=factor), like)
+    assert batches == expected
+
+
 def test_values_are_cast_and_cut_before_they_are_handed_over(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, {"w": placed(np.arange(16.0, dtype=np.float32).reshape(4, 4), "y")})
     args = SingleReplicaArrayRestoreArgs(sharding=sharding("y"), dtype=jnp.bfloat16, shape=(6, 2), strict=False)
@@ -190,6 +211,7 @@ def test_the_handler_restores_what_it_serialized(tmp_path: Path) -> None:
     handler.finalize(tmp_path)
     args = [SingleReplicaArrayRestoreArgs(sharding=value.sharding) for value in values]
     assert_same(handler.deserialize(infos, args), values)
+    assert handler.memory_size(values) == ArrayHandler(RAW).memory_size(values)
     with pytest.raises(CheckpointError, match="leaf 'special': expected SingleReplicaArrayRestoreArgs, found Array"):
         handler.deserialize(infos, [ArrayRestoreArgs(sharding=value.sharding) for value in values])
     with pytest.raises(CheckpointError, match="leaf 'special': expected SingleReplicaArrayRestoreArgs"):
@@ -234,7 +256,8 @@ def test_a_sharding_of_one_replica_that_is_none_is_refused(tmp_path: Path, given
         read_tree(storage_path(tmp_path / "1"), like, args, deadline=Deadline.after(60, time.monotonic))
 
 
-def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path) -> None:
+def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
     heard: list[str] = []
 
     def listen(event: str, seconds: float, **_: Any) -> None:
@@ -249,3 +272,5 @@ def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path) -> N
         jax.monitoring.unregister_event_duration_listener(listen)
     assert "/jax/checkpoint/read/primary_replica_deserialization_duration_secs" in heard
     assert "/jax/checkpoint/read/broadcast_duration_secs" in heard
+    assert "process 0 read 32 bytes of" in caplog.text
+    assert "replica 0 handed 1 arrays to all in" in caplog.text

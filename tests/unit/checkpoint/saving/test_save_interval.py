@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gracepoint import plans_ahead
 from gracepoint.checkpoint.saving import save_interval
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.errors import BarrierTimeout, SettingsError
@@ -205,7 +206,7 @@ def test_process_0_never_waits_and_others_are_at_most_a_block_ahead() -> None:
 
 
 def test_process_too_far_ahead_of_process_0_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_interval, "_WAIT_S", 0.05)
+    monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
     due = made(StoreGang(InMemoryStore(), 1, 2), every_s=10)
     assert not due.is_due(1)  # the first block has one call, as all know
     with pytest.raises(BarrierTimeout, match="process 0 published nothing"):

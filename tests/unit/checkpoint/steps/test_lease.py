@@ -70,7 +70,7 @@ def put(root: Path, holder: Holder, *, age_s: float = 0.0) -> Path:
 
 def lose(checkpointer: StepCheckpointer, root: Path) -> None:
     """Has another take the lease, until its holder has seen that."""
-    held = checkpointer._lease
+    held = checkpointer.access._lease
     assert held is not None
     while held._thread.is_alive():
         put(root, ELSEWHERE)  # again where a sign of life came between
@@ -229,7 +229,7 @@ def test_whoever_has_lost_the_directory_to_another_job_saves_no_more(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     checkpointer = engine(tmp_path)
-    checkpointer.claim("job-a", timeout_s=30)
+    checkpointer.access.claim("job-a", timeout_s=30)
     lose(checkpointer, tmp_path)
     with pytest.raises(CheckpointError, match="another job has taken it over: job-b"):
         checkpointer.save_in_background(1, small_state(), {})
@@ -242,7 +242,7 @@ def test_whoever_was_followed_by_a_later_attempt_may_still_save(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     checkpointer = engine(tmp_path)
-    checkpointer.claim("job-b", timeout_s=30)
+    checkpointer.access.claim("job-b", timeout_s=30)
     lose(checkpointer, tmp_path)
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.close(30)
@@ -347,7 +347,7 @@ def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monk
 def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PATIENCE_S", 0.01)
     put(tmp_path, ELSEWHERE)
-    found = outcomes_in_gang(2, lambda gang: engine(tmp_path, gang).claim("job-a", timeout_s=30))
+    found = outcomes_in_gang(2, lambda gang: engine(tmp_path, gang).access.claim("job-a", timeout_s=30))
     assert ["another job uses it: job-b" in str(error) for error in found] == [True, True]
     assert all(isinstance(error, CheckpointError) and not isinstance(error, SaveFailed) for error in found)
 

@@ -137,7 +137,7 @@ def test_a_damaged_step_counts_for_nothing_in_later_attempts_either(tmp_path: Pa
     assert restore(tmp_path, small_state(), attempt="job-6") is not None  # goes back to 1
     checkpointer = engine(tmp_path, attempt="job-7", keep_last=2)
     checkpointer.save_in_background(6, small_state(), {})
-    checkpointer.executor.wait_until_finished(30)
+    checkpointer.executor.background.wait_until_finished(30)
     assert steps(tmp_path) == ["1", "5", "6"]  # 5 would have driven 1 out
     checkpointer.save_in_background(7, small_state(), {})
     checkpointer.close(30)
@@ -161,10 +161,10 @@ def test_a_step_that_can_be_restored_after_all_counts_again(tmp_path: Path) -> N
 def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.wait_until_finished(30)
+    checkpointer.executor.background.wait_until_finished(30)
     with retention.reading(Layout(storage_path(tmp_path)), 1):
         checkpointer.save_in_background(2, small_state(), {})
-        checkpointer.executor.wait_until_finished(30)
+        checkpointer.executor.background.wait_until_finished(30)
         assert (tmp_path / "1").is_dir()
     checkpointer.save_in_background(3, small_state(), {})
     checkpointer.close(30)
@@ -228,7 +228,7 @@ def test_step_deleted_during_restore_is_ignored(tmp_path: Path, monkeypatch: pyt
 def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.wait_until_finished(30)
+    checkpointer.executor.background.wait_until_finished(30)
     mark = Path(Layout(storage_path(tmp_path)).reading_mark(1))
     mark.touch()
     old_s = mark.stat().st_mtime - retention.READING_S - 1
@@ -242,7 +242,7 @@ def test_steps_are_kept_by_number_and_age_on_the_disk_too(tmp_path: Path) -> Non
     checkpointer = engine(tmp_path, keep_last=1, keep_every_steps=2, keep_for_s=1000)
     for step in range(1, 5):
         checkpointer.save_in_background(step, small_state(), {})
-        checkpointer.executor.wait_until_finished(30)
+        checkpointer.executor.background.wait_until_finished(30)
     assert steps(tmp_path) == ["1", "2", "3", "4"]
     for step in (1, 2):
         mark = tmp_path / str(step) / layout.COMMIT_SUCCESS
@@ -268,7 +268,7 @@ def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     checkpointer = engine(tmp_path, keep_last=1)
     for step in range(4):
         checkpointer.save_in_background(step, small_state(), {})
-    checkpointer.executor.wait_until_finished(30)
+    checkpointer.executor.background.wait_until_finished(30)
     monkeypatch.setattr(commit, "empty_trash", real)
     blocked.set()
     checkpointer.close(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gracepoint.checkpoint import AsyncCheckpointer, api
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
@@ -44,15 +46,45 @@ def deadline(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s, time.monotonic)
 
 
-def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once() -> None:
+def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
     recorder = Recorder()
     options = WriteOptions(device_host_max_bytes=10 * LEAF_BYTES, callback=recorder)
     transfer = transfer_of(state_of("d1", "p1", "s1", "d2", "p2", "s2"), options, in_background=True)
     assert recorder.events == [("transferred", "s1"), ("transferred", "s2")]
+    assert "4 of 6 leaves are copied from their devices in the background, at most 40960 bytes" in caplog.text
     for chunk, _ in transfer.chunks(deadline()):
         transfer.written(chunk)
     assert recorder.names("transferred") == ["s1", "s2", "p1", "p2", "d1", "d2"]
     assert recorder.names("written") == ["s1", "s2", "p1", "p2", "d1", "d2"]
+
+
+def test_each_leaf_s_priority_is_asked_for_once_a_save(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Asked(Recorder):
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            asked.append(keypath[0].key)
+            return super().key_priority(keypath)
+
+    with AsyncCheckpointer(options=WriteOptions(device_host_max_bytes=LEAF_BYTES, callback=Asked())) as checkpointer:
+        for number in range(2):
+            checkpointer.save(tmp_path / str(number), state_of("d1", "s1"))
+            assert asked == ["d1", "s1"] * (number + 1)
+
+
+def test_priorities_that_change_between_saves_count_for_the_next(tmp_path: Path) -> None:
+    answers = iter([TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.SYNCHRONOUS])
+
+    class Changing(Recorder):
+        def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
+            return next(answers)
+
+    with AsyncCheckpointer(options=WriteOptions(device_host_max_bytes=LEAF_BYTES, callback=Changing())) as checkpointer:
+        for number in range(2):
+            checkpointer.save(tmp_path / str(number), state_of("a"))
+    for number in range(2):
+        assert_same(api.restore(tmp_path / str(number)), state_of("a"))
 
 
 def test_no_limit_copies_everything_at_once_without_priorities() -> None:

@@ -53,7 +53,7 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
         checkpointer = engine(disk, gang, attempt="job-1-b", options=WRITERS[writer])
         if in_background:
             checkpointer.save_in_background(2, state(2), {})
-            checkpointer.executor.wait_until_finished(30)
+            checkpointer.executor.background.wait_until_finished(30)
         else:
             save(checkpointer, 2, state(2))
 

@@ -10,7 +10,7 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
-from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene
 
 
@@ -23,14 +23,14 @@ def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
     scene = Scene()
     scene.listed(JOBSETS, versioned(objects.jobset(restarts=1), 20))
     scene.seen(JOBSETS, versioned(objects.jobset(restarts=0), 19))
-    assert scene.cache.workloads[JOBSET_UID].restarts == 1
+    assert scene.cache.objects.workloads[JOBSET_UID].restarts == 1
 
 
 def test_late_news_of_a_deleted_object_do_not_bring_it_back() -> None:
     scene = Scene()
     scene.gone(objects.pod(0))
     scene.listed(kinds.PODS, objects.pod(0))
-    assert "uid-pod-0-0" not in scene.cache.pods
+    assert "uid-pod-0-0" not in scene.cache.objects.pods
 
 
 def test_recreated_node_survives_late_deletion_of_the_old_one() -> None:
@@ -39,15 +39,36 @@ def test_recreated_node_survives_late_deletion_of_the_old_one() -> None:
     new["metadata"]["uid"] = "uid-new"
     scene.seen(kinds.NODES, new)
     scene.gone(objects.node("node-1"))
-    assert scene.cache.nodes["node-1"].uid == "uid-new"
+    assert scene.cache.objects.nodes["node-1"].uid == "uid-new"
 
 
 def test_news_of_a_node_concern_the_jobsets_with_pods_on_it() -> None:
     scene = Scene()
-    assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == {JOBSET_UID}
-    assert scene.cache.put(kinds.NODES, objects.node("node-9"), listed=False) == set()
+    tainted = objects.node("node-1", taints=[objects.taint(objects.GKE_TAINT, "NoSchedule")])
+    assert scene.cache.put(kinds.NODES, tainted, listed=False) == {JOBSET_UID}
+    assert (
+        scene.cache.put(kinds.NODES, tainted | {"metadata": {**tainted["metadata"], "name": "node-9"}}, listed=False)
+        == set()
+    )
     scene.gone(objects.pod(0))
     assert scene.cache.put(kinds.NODES, objects.node("node-1"), listed=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param(kinds.NODES, objects.node("node-1"), id="a kubelet's report"),
+        pytest.param(kinds.PODS, objects.pod(0), id="a pod's image was pulled"),
+        pytest.param(kinds.JOBS, objects.job(), id="a Job's count of pods"),
+        pytest.param(JOBSETS, objects.jobset(), id="a JobSet's count of Jobs"),
+        pytest.param(kinds.POLICIES, objects.policy(), id="a policy's status"),
+    ],
+)
+def test_new_version_concerns_nobody_where_nothing_that_counts_has_changed(kind: kinds.Kind, body: Body) -> None:
+    scene = Scene()
+    later = body | {"metadata": {**body["metadata"], "resourceVersion": "999"}}
+    assert scene.cache.put(kind, later, listed=False) == set()
+    assert scene.cache.versions.of(body["metadata"]["uid"]) == 999
 
 
 def test_the_first_sight_of_a_mark_stays_while_it_is_there() -> None:
@@ -98,9 +119,9 @@ def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
     scene = Scene()
     scene.cache.drop(JOBSET_UID, 30)  # to a watch by label it looks deleted
     scene.seen(JOBSETS, versioned(objects.jobset(), 29))
-    assert JOBSET_UID not in scene.cache.workloads
+    assert JOBSET_UID not in scene.cache.objects.workloads
     scene.seen(JOBSETS, versioned(objects.jobset(), 31))
-    assert JOBSET_UID in scene.cache.workloads
+    assert JOBSET_UID in scene.cache.objects.workloads
 
 
 def test_recreated_policy_survives_late_deletion_of_the_old_one() -> None:
@@ -137,10 +158,10 @@ def test_leaving_nodes_are_known_until_they_stay_or_are_gone() -> None:
     scene.taint("node-1")
     scene.taint("node-2")
     scene.taint("node-3", "node.kubernetes.io/unschedulable")  # a hint only
-    assert scene.cache.disrupted_nodes == {"node-1", "node-2"}
+    assert scene.cache.objects.disrupted_nodes == {"node-1", "node-2"}
     scene.seen(kinds.NODES, objects.node("node-1"))
     scene.gone(objects.node("node-2"))
-    assert scene.cache.disrupted_nodes == set()
+    assert scene.cache.objects.disrupted_nodes == set()
 
 
 def test_jobsets_are_disrupted_while_their_epoch_runs() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gracepoint.wire.messages import Frame, Hint
+from gracepoint.wire.frames import Frame, Hint
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import kinds
 from tests.unit.operator.fakes import objects

@@ -10,7 +10,7 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator.decisions import event_notes, preemption_status
+from gracepoint_operator.decisions import connectivity, event_notes, preemption_status
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
@@ -77,7 +77,7 @@ async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clo
         assert noticed["status"]["message"] == (
             f"SpotTermination: taint {objects.GKE_TAINT}:NoSchedule on node-1, 15 s ahead; the gang is told"
         )
-        pod = replica.core.cache.pods["uid-pod-0-0"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         said = {
             Phase.FROZEN: "every process is held at its next sync point",
             Phase.AGREED: "all processes save at their sync point 41",
@@ -119,7 +119,7 @@ async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, cl
             name: StageTiming(p50_s=at_s, max_s=at_s)
             for name, at_s in [("frozen", 1.0), ("agreed", 1.5), ("drained", 2.0), ("durable", 5.0), ("committed", 5.5)]
         }
-        pod = first.core.cache.pods["uid-pod-0-0"]
+        pod = first.core.cache.objects.pods["uid-pod-0-0"]
         await first.core.reports.take(pod, dataclasses.replace(report(Phase.COMMITTED), stages=stages, steps_lost=3))
         await first.phase("Committed")
         for replica in both:
@@ -246,4 +246,4 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     }
     assert set(event_notes.STORY) == reasons
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
-    assert listed == reasons
+    assert listed == reasons | {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}

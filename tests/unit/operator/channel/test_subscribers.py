@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gracepoint.wire.messages import Ping
+from gracepoint.wire.frames import Ping
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
 from tests.unit.operator.fakes.replica import subscription
 

@@ -172,7 +172,7 @@ async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: Memory
     api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
     async with running(api, clock) as replica:
         replica.core.feed(JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
-        await until(lambda: not replica.core.cache.workloads, "the watch")
+        await until(lambda: not replica.core.cache.objects.workloads, "the watch")
         await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1"]
         api.remove(JOBSETS, objects.jobset())

@@ -7,7 +7,7 @@ subresource, server-side apply of a list map, deletion of one version, TokenRevi
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracepoint.wire.names import TOKEN_AUDIENCE
@@ -75,14 +75,16 @@ class MemoryApi(client.KubeClient):
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         timeout_s: float = 0.0,
-    ) -> JsonObject:
+        read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
+    ) -> Any:
         self.calls.append(f"{method} {path}")
         if self.failing:
             raise self.failing.pop(0)
         if path == kinds.TOKEN_REVIEWS.path():
             return self._review(body or {})
-        return copy.deepcopy(self._answer(method, path, body or {}, content_type, dict(query or {})))
+        return read(copy.deepcopy(self._answer(method, path, body or {}, content_type, dict(query or {}))), 0)
 
     def _answer(self, method: str, path: str, body: JsonObject, content_type: str, query: dict[str, str]) -> JsonObject:
         if method == "POST":
@@ -107,7 +109,10 @@ class MemoryApi(client.KubeClient):
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:
+            before = stored.get("spec")
             stored |= {part: _merged(stored.get(part, {}), body.get(part, {})) for part in parts}
+            if stored.get("spec") != before and "generation" in stored["metadata"]:
+                stored["metadata"]["generation"] += 1
         self.objects[target] = self._stored(stored)
         return self.objects[target]
 
@@ -118,6 +123,7 @@ class MemoryApi(client.KubeClient):
         body.pop("status", None)
         body["metadata"]["uid"] = f"uid-{body['metadata']['name']}"
         body["metadata"]["creationTimestamp"] = stamp(self._clock())
+        body["metadata"]["generation"] = 1
         self.objects[target] = self._stored(body)
         return self.objects[target]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
-from gracepoint.wire.messages import Acknowledgement, Notice, Phase, Retraction
+from gracepoint.wire.frames import Notice, Retraction
+from gracepoint.wire.messages import Acknowledgement, Phase
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
@@ -77,10 +79,12 @@ class FusedApi(client.KubeClient):
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         timeout_s: float = 0.0,
-    ) -> JsonObject:
+        read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
+    ) -> Any:
         await self._fuse.burn()
-        answer = await self._shared._call(method, path, query=query, body=body, content_type=content_type)
+        answer = await self._shared._call(method, path, query=query, body=body, content_type=content_type, read=read)
         if method != "GET":
             await self._fuse.burn()
         return answer
@@ -124,7 +128,7 @@ class Process:
                 await self._acknowledge(member, frame.preemption)
 
     async def _acknowledge(self, member: Member, preemption: str) -> None:
-        pod = member.replica.core.cache.pods[f"uid-pod-{self.index}-0"]
+        pod = member.replica.core.cache.objects.pods[f"uid-pod-{self.index}-0"]
         session = f"s-{self.index}"
         said = Acknowledgement(pod_uid=pod.uid, session=session, preemption=preemption, process_index=self.index)
         await member.replica.core.reports.take(pod, said)
@@ -193,7 +197,7 @@ class Team:
         while True:
             await until(lambda: self.living, "a replica that lives")
             member = self.living[0]
-            pod = member.replica.core.cache.pods["uid-pod-0-0"]
+            pod = member.replica.core.cache.objects.pods["uid-pod-0-0"]
             taking = asyncio.create_task(member.replica.core.reports.take(pod, report(phase, preemption=preemption)))
             dying = asyncio.create_task(member.fuse.blown.wait())
             await asyncio.wait([taking, dying], return_when=asyncio.FIRST_COMPLETED)

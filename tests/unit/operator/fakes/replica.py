@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from gracepoint.wire.messages import Frame, Phase, Report, StageTiming, Subscription
+from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
@@ -17,7 +18,7 @@ from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Body, Clock
 
-_WAIT_S = 10.0
+_WAIT_S = 60.0
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
@@ -114,7 +115,7 @@ class Replica:
 
     async def report(self, phase: Phase, *, preemption: str | None = None, index: int = 0) -> None:
         """The primary process reports."""
-        pod = self.core.cache.pods[f"uid-pod-{index}-0"]
+        pod = self.core.cache.objects.pods[f"uid-pod-{index}-0"]
         await self.core.reports.take(pod, report(phase, preemption=preemption))
 
 

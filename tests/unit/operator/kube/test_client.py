@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from gracepoint_operator.kube import client
+from gracepoint_operator.kube import client, errors
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from gracepoint_operator.kube import client
 def test_client_errors_are_translated_with_the_servers_message(status: int, expected: type[client.KubeError]) -> None:
     error = ApiException(status=status, reason="Because")
     error.body = '{"kind": "Status", "message": "pods are not there"}'
-    translated = client._of_status("GET /api/v1/pods", error)
+    translated = errors.of_status("GET /api/v1/pods", error)
     assert type(translated) is expected
     assert "GET /api/v1/pods" in str(translated)
     assert "pods are not there" in str(translated)

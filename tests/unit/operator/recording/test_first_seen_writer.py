@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.fakes.replica import Replica, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"
@@ -46,7 +47,7 @@ def replica_of(
 async def decided(replica: Replica) -> None:
     """Waits until everything that is known was decided about."""
     replica.see(kinds.NODES, objects.node("node-9"))
-    await until(lambda: "node-9" in replica.core.cache.nodes, "the other node")
+    await until(lambda: "node-9" in replica.core.cache.objects.nodes, "the other node")
 
 
 def move_gang(api: MemoryApi, clock: Clock) -> None:
@@ -135,6 +136,36 @@ async def test_a_replica_takes_nothing_away_that_only_the_other_one_knows(api: M
         await until(lambda: len(kept(api)) == 1, "the first one's sign to be kept")
         second.see(kinds.NODES, maintained("node-2", written_at=NOW))
         await until(lambda: len(kept(api)) == 2, "the second one's sign to be kept beside it")
+
+
+class RefusingApi(MemoryApi):
+    """Does not let the operator list one kind, as a cluster whose role was not upgraded."""
+
+    refuses: kinds.Kind | None = kinds.NODE_CLAIMS
+
+    async def _call(self, method: str, path: str, **rest: Any) -> client.JsonObject:
+        if self.refuses is not None and path == self.refuses.path():
+            raise client.Refused(f"{method} {path}: forbidden")
+        answer: client.JsonObject = await super()._call(method, path, **rest)
+        return answer
+
+
+async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gracepoint_operator.cache.sweeper._LEFT_OUT_AGAIN_S", 0.05)
+    api = RefusingApi(clock)
+    cluster(api)
+    old = {"a-sign-of-a-node-claim": str(NOW - 900)}
+    api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}, "data": old})
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: len(kept(api)) == 2, "the sign to be kept")
+        assert kept(api).items() >= old.items(), "its object may be of the kind that is not known"
+        api.refuses = None
+        await until(lambda: not kept(api).keys() & old.keys(), "a sign that is gone to be forgotten")
+        assert len(kept(api)) == 1
+        await decided(replica)
 
 
 @pytest.mark.parametrize("data", [{"x": "no number"}, None], ids=["nonsense", "nothing"])

@@ -54,7 +54,7 @@ def api(clock: Clock) -> HistoricApi:
 
 
 async def acknowledge(replica: Replica, index: int) -> None:
-    pod = replica.core.cache.pods[f"uid-pod-{index}-0"]
+    pod = replica.core.cache.objects.pods[f"uid-pod-{index}-0"]
     message = Acknowledgement(pod_uid=pod.uid, session=f"s-{index}", preemption=NAME, process_index=index)
     await replica.core.reports.take(pod, message)
 
@@ -278,7 +278,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         watch(second)
         clock.move(5)
         late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0)
-        await first.core.reports.take(first.core.cache.pods["uid-pod-0-0"], late)
+        await first.core.reports.take(first.core.cache.objects.pods["uid-pod-0-0"], late)
         body = await first.phase("Committed")
         assert (body["status"]["step"], body["status"]["secondsToSpare"]) == (40, -3.0)
         (ended,) = body["status"]["conditions"]
@@ -292,6 +292,44 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         await asyncio.sleep(0.1)  # several write intervals
         assert api.status["phase"] == "Committed"
         assert first.reasons.count("CheckpointCommitted") == 1
+
+
+async def test_a_record_that_ends_twice_is_counted_once_for_each_end(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await told_by_both(first, second)
+        clock.move(46)
+        await first.phase("Expired")
+        watch(second)
+        late = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=-3.0, steps_lost=2)
+        for replica in (first, second, first):  # the gang repeats a report whose answer was lost
+            await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], late)
+        await first.phase("Committed")
+        watch(first)
+        await seen_and_at_rest(first, second)
+
+        def total(name: str, **labels: str) -> float:
+            found = [replica.metrics.registry.get_sample_value(name, labels) for replica in (first, second)]
+            return sum(value or 0.0 for value in found)
+
+        cause = "SpotTermination"
+        for phase in ("Noticed", "Expired", "Committed"):
+            assert total("gracepoint_preemption_phases_total", phase=phase, cause=cause) == 1, phase
+        assert total("gracepoint_spare_seconds_count") == 1
+        assert total("gracepoint_steps_lost_total") == 2
+        reasons = [*first.reasons, *second.reasons]
+        assert len(set(first.reasons)) == len(first.reasons), reasons
+        (ended,) = api.status["conditions"]
+        assert ended["reason"] == "Committed"
+
+
+async def test_the_status_names_the_generation_that_it_is_about(api: HistoricApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        body = await replica.phase("Noticed")
+        assert (body["metadata"]["generation"], body["status"]["observedGeneration"]) == (1, 1)
+        replica.taint("node-2", key="aws-node-termination-handler/spot-itn")  # joins, and changes the spec
+        await until(lambda: replica.preemptions[0]["metadata"]["generation"] == 2, "the spec to change")
+        await until(lambda: api.status["observedGeneration"] == 2, "the status to follow")
 
 
 async def test_late_commit_of_a_frozen_gang_corrects_a_retracted_record(api: HistoricApi, clock: Clock) -> None:
@@ -328,7 +366,7 @@ async def test_choice_and_cost_are_recorded_after_the_record_expired(api: Histor
         promoted = dataclasses.replace(
             report(Phase.PROMOTED), step=30, steps_lost=10, choice="Promote", choice_reason="step 40 needs 60 s"
         )
-        await replica.core.reports.take(replica.core.cache.pods["uid-pod-0-0"], promoted)
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], promoted)
         status = (await replica.phase("Promoted"))["status"]
         assert (status["step"], status["stepsLost"]) == (30, 10)
         assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
@@ -406,7 +444,7 @@ async def test_a_gang_that_is_in_an_epoch_cannot_name_the_next_one(api: Historic
 @pytest.mark.usefixtures("no_twin")
 async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        pod = replica.core.cache.pods["uid-pod-0-0"]
+        pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         forever = dataclasses.replace(report(Phase.AGREED), stages={"frozen": StageTiming(p50_s=1e18, max_s=1e18)})
         await replica.core.reports.take(pod, forever)
         body = await replica.phase("Agreed")

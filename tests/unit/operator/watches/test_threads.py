@@ -9,5 +9,5 @@ from gracepoint_operator.watches.threads import Watches
 
 
 def test_watches_that_never_started_can_be_closed() -> None:
-    controller = cast(Any, SimpleNamespace(watches=SimpleNamespace()))
+    controller = cast(Any, SimpleNamespace(watches=SimpleNamespace(expect=lambda kinds: None)))
     Watches(controller, cast(Any, None), cast(Any, None), replica="replica-a").close(1.0)

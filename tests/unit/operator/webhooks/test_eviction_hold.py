@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint.wire.messages import Notice, Phase
+from gracepoint.wire.frames import Notice
+from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
@@ -181,7 +182,7 @@ async def test_an_eviction_brings_a_far_deadline_near_and_is_not_taken_back(api:
         )
         assert replica.preemptions[0]["spec"]["cancelable"] is False
         replica.see(kinds.NODES, objects.node("node-1"))
-        await until(lambda: not replica.core.cache.gang(objects.JOBSET_UID).marks["uid-pod-0-0"], "the taint to go")
+        await until(lambda: not replica.core.cache.gang(objects.JOBSET_UID).marks.get("uid-pod-0-0"), "the taint to go")
         assert await evict(replica) is not None
         assert replica.preemptions[0]["status"]["phase"] == "Noticed"
 
@@ -364,7 +365,7 @@ async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: Memory
         assert await evict(replica) is None
         assert replica.preemptions == [], "the API server refuses it"
         replica.see(kinds.PODS, unready)
-        await until(lambda: not replica.core.cache.pods["uid-pod-0-0"].ready, "the pod's condition")
+        await until(lambda: not replica.core.cache.objects.pods["uid-pod-0-0"].ready, "the pod's condition")
         assert await evict(replica) is not None
 
 

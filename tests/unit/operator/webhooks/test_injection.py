@@ -181,8 +181,8 @@ def test_identity_address_and_contract_are_always_ours(name: str) -> None:
 
 def test_token_has_the_audience_and_is_mounted_for_the_library() -> None:
     pod = pod_of(injected(jobset()))
-    (volume,) = pod["volumes"]
-    (mount,) = pod["containers"][0]["volumeMounts"]
+    _, volume = pod["volumes"]
+    _, mount = pod["containers"][0]["volumeMounts"]
     token = volume["projected"]["sources"][0]["serviceAccountToken"]
     assert token == {"audience": "gracepoint.dev", "expirationSeconds": 3600, "path": "token"}
     assert mount == {"name": volume["name"], "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}

@@ -12,7 +12,8 @@ import trustme
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.server import Admission, Certificates
+from gracepoint_operator.server import Admission
+from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.webhooks import InstalledApi, Patched, read_installed_api, release_contract
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock

@@ -19,17 +19,8 @@ from typing import Any, Self
 import trustme
 
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import (
-    Acknowledgement,
-    Confidence,
-    Forecast,
-    Hello,
-    Mode,
-    Notice,
-    Report,
-    Resumption,
-    Subscription,
-)
+from gracepoint.wire.frames import Hello, Notice
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Report, Resumption, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_SUBSCRIBE, Env
 
 _TYPES: dict[str, type[Message]] = {
@@ -102,7 +93,7 @@ class OperatorServer:
             stream.end()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def environment(self, index: int, count: int, folder: Path) -> dict[str, str]:
         """What the webhook would write into pod ``index``."""

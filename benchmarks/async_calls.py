@@ -1,0 +1,191 @@
+"""What a save costs the training, run in a thread or in a worker process, with Orbax beside them.
+
+    python -m benchmarks.async_calls [--mib 512] [--repeats 5] [--json FILE]
+
+One process, by turns: a training step of 5 ms in a loop, alone; and the same loop while 512 MiB are written by
+``ThreadAsyncCaller``, by ``PersistentAsyncCaller``, and by Orbax's ``AsyncCheckpointer``. The slow-down is the median
+step during the write, divided by the median step of the turns alone before and after it. The step is a jitted
+computation on one CPU device with one thread, as a step on an accelerator leaves most of the CPU alone.
+
+The hand-over is compared with a copy of as many bytes within this process, in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import async_calls_writing as writing
+from benchmarks import report
+from benchmarks.report import Better, Figure
+from gracepoint.async_calls import AsyncCaller, AsyncRequest, PersistentAsyncCaller, ThreadAsyncCaller
+
+_STEP_S = 0.005
+_ALONE_S = 2.0
+_TIMEOUT_S = 300.0
+
+
+def main() -> int:
+    """Measures and tells; returns 1 if a goal is missed."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--mib", type=int, default=512, help="size of the state (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
+    flags = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
+        figures = measure(Path(folder), flags.mib << 20, flags.repeats)
+    report.publish(figures, flags.json, load_average=load, state_bytes=flags.mib << 20)
+    return 1 if any(figure.met is False for figure in figures) else 0
+
+
+def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
+    """Measures everything, the ways by turns."""
+    state = {f"w{n}": np.full(size // 8 // 4, n, np.float32) for n in range(8)}
+    step = _step()
+    callers: dict[str, AsyncCaller] = {"thread": ThreadAsyncCaller(), "worker": PersistentAsyncCaller()}
+    blocked: dict[str, list[float]] = {}
+    slow: dict[str, list[float]] = {}
+    copies: list[float] = []
+    ready_s = statistics.median(_ready_s(folder) for _ in range(repeats))
+    ways: dict[str, Callable[[], Callable[[], bool]]] = {
+        name: (lambda caller=caller: _start(caller, state, folder / "state"))  # type: ignore[misc]
+        for name, caller in callers.items()
+    }
+    ways["Orbax"] = _orbax(state, folder)
+    for turn in range(repeats + 1):  # the first touches memory, and does not count
+        alone_before = _steps(step, lambda: False)
+        for name, start in ways.items():
+            gc.collect()
+            began = time.monotonic()
+            ended = start()
+            block_s = time.monotonic() - began
+            during = _steps(step, ended, at_most_s=_TIMEOUT_S)
+            while not ended():
+                time.sleep(0.01)
+            alone_after = _steps(step, lambda: False)
+            if turn:
+                blocked.setdefault(name, []).append(block_s)
+                slow.setdefault(name, []).append(2 * during / (alone_before + alone_after))
+            alone_before = alone_after
+        if turn:
+            copies.append(_copy_s(state))
+    worker_bytes, jax_loaded = _worker_memory(callers["worker"], folder)
+    for caller in callers.values():
+        caller.close()
+    if jax_loaded:
+        raise RuntimeError("the worker process has loaded JAX")
+    return [
+        *(Figure(f"{name}: a save blocks training", statistics.median(blocked[name]), "s") for name in ways),
+        *(
+            Figure(f"{name}: training step during the write / alone", statistics.median(slow[name]), "x", goal)
+            for name, goal in {"thread": None, "worker": 1.02, "Orbax": None}.items()
+        ),
+        Figure("copy within the process", statistics.median(copies), "s"),
+        Figure("worker: hand-over / copy", statistics.median(blocked["worker"]) / statistics.median(copies), "x", 1.1),
+        Figure("worker: start until the first call has ended", ready_s, "s", 0.5),
+        Figure("worker: own memory beyond the state", worker_bytes / 2**20, "MiB", 64, Better.LESS),
+    ]
+
+
+def _step() -> Callable[[], None]:
+    """Returns a training step that takes about 5 ms alone."""
+    x = jnp.ones((256, 256))
+
+    def multiply(x: Any, times: Any) -> Any:
+        return jax.lax.fori_loop(0, times, lambda _, y: jnp.tanh(y @ x) * 0.5, x)
+
+    run = jax.jit(multiply)
+    jax.block_until_ready(run(x, 10))
+    began = time.monotonic()
+    jax.block_until_ready(run(x, 200))
+    times = max(1, round(200 * _STEP_S / (time.monotonic() - began)))
+    return lambda: jax.block_until_ready(run(x, times))
+
+
+def _steps(step: Callable[[], None], ended: Callable[[], bool], at_most_s: float = _ALONE_S) -> float:
+    """Returns the median seconds of a step until ``ended``, or until so many seconds have passed."""
+    durations, began = [], time.monotonic()
+    while True:
+        before = time.monotonic()
+        step()
+        after = time.monotonic()
+        durations.append(after - before)
+        if ended() or after - began > at_most_s:
+            return statistics.median(durations)
+
+
+def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[], bool]:
+    preload = (
+        (lambda: state)
+        if isinstance(caller, PersistentAsyncCaller)
+        else lambda: {k: v.copy() for k, v in state.items()}
+    )
+    caller.schedule_async_call(AsyncRequest(writing.write, (str(path),), [], preload_fn=preload))
+    return caller.is_current_async_call_done
+
+
+def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], bool]]:
+    import threading
+
+    import orbax.checkpoint as ocp
+
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+
+    def start() -> Callable[[], bool]:
+        target = folder / "orbax"
+        shutil.rmtree(target, ignore_errors=True)
+        checkpointer.save(target, args=ocp.args.PyTreeSave(state))
+        waits = threading.Thread(target=checkpointer.wait_until_finished)
+        waits.start()
+        return lambda: not waits.is_alive()
+
+    return start
+
+
+def _copy_s(state: dict[str, Any]) -> float:
+    """Returns the seconds of a copy of the state into memory that was touched before."""
+    into = {name: np.zeros_like(array) for name, array in state.items()}
+    for array in into.values():
+        array[:] = 1
+    began = time.monotonic()
+    for name, array in state.items():
+        into[name][:] = array
+    return time.monotonic() - began
+
+
+def _ready_s(folder: Path) -> float:
+    """Returns the seconds from the start of a worker until it has run a first, empty call."""
+    caller = PersistentAsyncCaller()
+    began = time.monotonic()
+    caller.schedule_async_call(AsyncRequest(writing.write, ({}, str(folder / "empty")), []))
+    caller.is_current_async_call_done(blocking=True)
+    duration = time.monotonic() - began
+    caller.close()
+    return duration
+
+
+def _worker_memory(caller: AsyncCaller, folder: Path) -> tuple[int, bool]:
+    caller.schedule_async_call(AsyncRequest(writing.write_memory, (str(folder / "memory"),), []))
+    caller.is_current_async_call_done(blocking=True)
+    size, jax_loaded = (folder / "memory").read_text().split()
+    return int(size), jax_loaded == "1"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

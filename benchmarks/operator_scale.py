@@ -1,0 +1,227 @@
+"""The operator in a large cluster: start, memory, idle cost, notices, a very large gang, the loss of a replica.
+
+    python -m benchmarks.operator_scale [--scale 1.0] [--json FILE]
+
+A real API server over a real etcd holds 5,000 nodes, 20,000 pods of 500 JobSets, 30,000 other pods and 5,000 old
+Preemptions, all of realistic size, times ``--scale``. One JobSet has a fifth of the pods. Nothing runs the pods. Real
+operator processes watch; clients that speak the library's protocol stand for the pods of the big JobSet and for one pod
+of each other one, each with an address of its own. The phases, one after another:
+
+1. limit: a minimal client lists the same objects, page by page;
+2. start: one replica starts, then a second one;
+3. idle: nothing happens;
+4. connect: all clients connect, half of them to each replica;
+5. disruptions: 100 a minute, each a taint on the node of another JobSet;
+6. big: a taint on a node of the big JobSet, taken back, and again after one replica was killed.
+
+From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
+machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
+processors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.operator_scale_cluster import (
+    Certificate,
+    Clients,
+    Member,
+    Replica,
+    Signer,
+    filled_api_server,
+    open_clients,
+    processor_s,
+)
+from benchmarks.operator_scale_evictions import Evictions
+from benchmarks.operator_scale_objects import Gang, Size, gangs
+from benchmarks.operator_scale_results import Limit, Measured, figures
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.client import KubeClient
+
+#: A sure signal that may go away again. Its deadline is the grace period.
+TAINT = "aws-node-termination-handler/scheduled-maintenance"
+_A_MINUTE = 100
+_SETTLED_S = 15.0
+_IDLE_S = 30.0
+_CONNECT_TIMEOUT_S = 600.0
+_TOLD_TIMEOUT_S = 60.0
+_API = ("etcd", "kube-apiserver")
+
+
+def main() -> int:
+    """Measures and tells; returns 1 if a goal is missed."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of objects (%(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and files there")
+    flags = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = flags.keep
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gracepoint-scale-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        measured = _Run(stack, folder, Size.of(flags.scale)).measure()
+    found = figures(measured)
+    report.publish(found, flags.json, scale=flags.scale)
+    return 1 if any(figure.met is False for figure in found) else 0
+
+
+class _Run:
+    """One run, phase by phase.
+
+    Args:
+        stack: Ends what the phases start.
+        folder: For all files.
+        size: How many objects there are.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, size: Size) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._gangs = gangs(size)
+        self._measured = Measured(size)
+        began_s = time.monotonic()
+        self._server = stack.enter_context(filled_api_server(folder, size))
+        _say(f"the API server runs, after {time.monotonic() - began_s:.0f} s")
+        self._api = KubeClient.connect(str(self._server.kubeconfig))
+        stack.callback(self._api.close)
+        self._certificate = Certificate(folder)
+
+    def measure(self) -> Measured:
+        self._limit()
+        replicas = [self._start("one"), self._start("two")]
+        time.sleep(_SETTLED_S)
+        self._measured.settled_bytes = [replica.memory_bytes() for replica in replicas]
+        self._idle(replicas)
+        members = [Member(self._gangs[0], index) for index in range(self._gangs[0].count)]
+        members += [Member(gang, 0) for gang in self._gangs[1:]]
+        signer = Signer(self._folder)
+        arguments = (self._folder, members, replicas, signer, self._certificate.ca)
+        clients = self._stack.enter_context(open_clients(*arguments))
+        self._connect(clients, len(members), replicas)
+        evictions = Evictions(self._certificate, [replica.webhooks for replica in replicas], self._gangs)
+        with evictions.running():
+            self._disruptions(clients, replicas)
+            self._measured.told_by_both_s = self._big(clients, replicas, "1")
+            evictions.ports = [replicas[0].webhooks]
+            _say("one replica is killed")
+            replicas[1].kill()
+            reconnected_s = clients.wait_until_connected(0, 0) and 0.0
+            time.sleep(1)
+            reconnected_s += 1 + clients.wait_until_connected(len(members), _CONNECT_TIMEOUT_S)
+            self._measured.reconnected_s = reconnected_s
+            self._measured.failed_over_bytes = replicas[0].memory_bytes()
+            self._measured.told_by_one_s = self._big(clients, replicas[:1], "2")
+        self._measured.eviction_s = evictions.took_s
+        self._measured.evictions_failed = evictions.failed
+        self._measured.most_bytes = replicas[0].memory_bytes("VmHWM")
+        return self._measured
+
+    def _limit(self) -> None:
+        argv = [sys.executable, "-m", "benchmarks.operator_scale_limit", str(self._server.kubeconfig)]
+        before_s = processor_s(*_API)
+        done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=900)
+        self._measured.limit = Limit(**json.loads(done.stdout), api_cpu_s=processor_s(*_API) - before_s)
+        _say(f"limit: {self._measured.limit}")
+
+    def _start(self, name: str) -> Replica:
+        replica = Replica(name, self._folder, self._server.kubeconfig, self._certificate)
+        before_s, began = processor_s(*_API), time.time()
+        replica.start()
+        self._stack.callback(replica.stop)
+        started = self._measured.starts
+        started.wall_s.append(replica.wait_until_ready())
+        started.cpu_s.append(replica.cpu_s())
+        started.api_cpu_s.append(processor_s(*_API) - before_s)
+        started.peak_bytes.append(replica.memory_bytes("VmHWM"))
+        started.blocked += replica.blocked(began)
+        _say(f"{name} is ready after {started.wall_s[-1]:.1f} s, {started.cpu_s[-1]:.1f} s of CPU")
+        return replica
+
+    def _idle(self, replicas: list[Replica]) -> None:
+        before_s, began = [replica.cpu_s() for replica in replicas], time.time()
+        time.sleep(_IDLE_S)
+        used_s = [replica.cpu_s() - before for replica, before in zip(replicas, before_s, strict=True)]
+        self._measured.idle = max(used_s) / _IDLE_S
+        self._note_blocked(replicas, began)
+        self._measured.start_peak_bytes = max(replica.memory_bytes("VmHWM") for replica in replicas)
+        _say(f"idle: {self._measured.idle:.2%} of a core")
+
+    def _connect(self, clients: Clients, count: int, replicas: list[Replica]) -> None:
+        before_s, began = sum(replica.cpu_s() for replica in replicas), time.time()
+        self._measured.connected_s = clients.wait_until_connected(count, _CONNECT_TIMEOUT_S)
+        self._measured.connect_cpu_s = sum(replica.cpu_s() for replica in replicas) - before_s
+        time.sleep(_SETTLED_S)
+        self._measured.connections = count
+        self._measured.connected_bytes = [replica.memory_bytes() for replica in replicas]
+        self._note_blocked(replicas, began)
+        _say(f"{count} clients are connected after {self._measured.connected_s:.1f} s")
+
+    def _disruptions(self, clients: Clients, replicas: list[Replica]) -> None:
+        """100 a minute, each of another JobSet."""
+        tainted, began = {}, time.time()
+        before_s = [replica.cpu_s() for replica in replicas]
+        victims = self._gangs[6 : 6 + _A_MINUTE]
+        for number, gang in enumerate(victims):
+            time.sleep(max(0.0, began + number * 60 / _A_MINUTE - time.time()))
+            tainted[gang.pod_uid(0)] = time.time()
+            self._taint(gang, "0")
+        words = clients.listen(len(victims), "told", None, 2.0) if not victims else []
+        until = time.monotonic() + _TOLD_TIMEOUT_S
+        told: dict[str, float] = {}
+        while len(told) < len(victims) and time.monotonic() < until:
+            for word in [*words, *clients.listen(1, "told", None, 1.0)]:
+                if word.pod_uid in tainted:
+                    told.setdefault(word.pod_uid, word.at)
+        took_s = time.time() - began
+        self._measured.notice_s = [at - tainted[uid] for uid, at in told.items()]
+        self._measured.missed += len(victims) - len(told)
+        used_s = [replica.cpu_s() - before for replica, before in zip(replicas, before_s, strict=True)]
+        self._measured.disruptions_busy = max(used_s) / took_s
+        self._note_blocked(replicas, began)
+        _say(f"{len(told)} of {len(victims)} disruptions were told")
+        began, before_s = time.time(), [replica.cpu_s() for replica in replicas]
+        time.sleep(_SETTLED_S)
+        used_s = [replica.cpu_s() - before for replica, before in zip(replicas, before_s, strict=True)]
+        self._measured.open_busy = max(used_s) / (time.time() - began)
+        self._measured.open_gangs = len(victims)
+
+    def _big(self, clients: Clients, replicas: list[Replica], value: str) -> list[float]:
+        """Returns for each pod of the big JobSet after how many seconds it was told."""
+        gang, began = self._gangs[0], time.time()
+        before_s = sum(replica.cpu_s() for replica in replicas)
+        self._taint(gang, value)
+        words = clients.listen(gang.count, "told", gang, _TOLD_TIMEOUT_S)
+        self._measured.missed += gang.count - len(words)
+        _say(f"{len(words)} of {gang.count} pods of the big gang were told")
+        receipts = clients.listen(len(words), "acknowledged", gang, _TOLD_TIMEOUT_S)
+        self._measured.receipts_missed += len(words) - len(receipts)
+        self._measured.big_cpu_s.append(sum(replica.cpu_s() for replica in replicas) - before_s)
+        self._taint(gang, None)
+        clients.listen(gang.count, "retracted", gang, _TOLD_TIMEOUT_S)
+        time.sleep(_SETTLED_S)
+        self._note_blocked(replicas, began)
+        return [word.at - began for word in words]
+
+    def _taint(self, gang: Gang, value: str | None) -> None:
+        taints = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
+        asyncio.run(self._api.merge(kinds.NODES, None, gang.node(0), {"spec": {"taints": taints}}))
+
+    def _note_blocked(self, replicas: list[Replica], since: float) -> None:
+        self._measured.blocked += [item for replica in replicas for item in replica.blocked(since)]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Reads objects of the API server into what the cache keeps of them.
+
+An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
+``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor holds
+whole objects. A reader has no state but the catalogue, and any thread may use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gracepoint_operator import signals
+from gracepoint_operator.cache.resource_versions import version_of
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
+from gracepoint_operator.signals import Mark, On, Row
+from gracepoint_operator.unreadable import Unreadable, reading
+from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+
+#: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
+#: of a NodeClaim, the UID of the owner of a Kueue workload.
+Value = Node | Pod | Job | Workload | CheckpointPolicy | PreemptionRecord | RequestRecord | str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObjectReading:
+    """What was read of one object.
+
+    Attributes:
+        version: Its resourceVersion. 0 if it is not a number.
+        value: None if the object cannot be read.
+        marks: The marks of the catalogue on it.
+        left_out: The parts that could not be read.
+        error: Why the object cannot be read. None if it can.
+    """
+
+    kind: kinds.Kind
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    value: Value | None
+    marks: tuple[Mark, ...] = ()
+    left_out: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return (self.namespace, self.name)
+
+
+class ObjectReader:
+    """Reads objects.
+
+    Args:
+        rows: The disruption catalogue, in the order in which its rows are tried.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
+        self._marked = {
+            kinds.NODES: On.NODE,
+            kinds.NODE_CLAIMS: On.NODE_CLAIM,
+            kinds.KUEUE_WORKLOADS: On.WORKLOAD,
+            kinds.PODS: On.POD,
+            kinds.JOBS: On.JOB,
+            **{place: On(known.name) for place, known in BY_PLACE.items()},
+        }
+        self._values: dict[kinds.Kind, Callable[[Mapping[str, Any]], Value]] = {
+            kinds.NODES: read_node,
+            kinds.NODE_CLAIMS: _node_of_claim,
+            kinds.KUEUE_WORKLOADS: _owner_of_kueue_workload,
+            kinds.PODS: read_pod,
+            kinds.JOBS: read_job,
+            **{place: _reader_of(known) for place, known in BY_PLACE.items()},
+            kinds.POLICIES: CheckpointPolicy.of,
+            kinds.PREEMPTIONS: _read_preemption,
+        }
+
+    @property
+    def kinds(self) -> Iterable[kinds.Kind]:
+        """The kinds that can be read."""
+        return self._values
+
+    def read(self, kind: kinds.Kind, body: Mapping[str, Any]) -> ObjectReading | None:
+        """Reads an object. Returns None if it has no name under which it could be reported.
+
+        Args:
+            kind: One of the kinds that are watched (``resync.SELECTORS``).
+            body: The object as the API server returned it.
+        """
+        try:
+            with reading("metadata"):
+                meta = body["metadata"]
+                uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
+                if not (uid and name and all(isinstance(text, str) for text in (uid, name, namespace))):
+                    return None
+                version = version_of(meta)
+        except Unreadable:
+            return None
+        left_out: dict[str, None] = {}
+        try:
+            with reading(f"{namespace}/{name}".removeprefix("/")):
+                value = self._values[kind](body)
+                on = self._marked.get(kind)
+                marks = () if on is None else signals.marks(self._rows[on], on, body, left_out)
+        except Unreadable as error:
+            return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
+        return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
+
+
+def _reader_of(known: WorkloadType) -> Callable[[Mapping[str, Any]], Workload]:
+    return known.read
+
+
+def _node_of_claim(body: Mapping[str, Any]) -> str:
+    return str((body.get("status") or {}).get("nodeName") or "")
+
+
+def _owner_of_kueue_workload(body: Mapping[str, Any]) -> str:
+    owners = body["metadata"].get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners if owner["kind"] in list(BY_NAME)), "")
+
+
+def _read_preemption(body: Mapping[str, Any]) -> PreemptionRecord | RequestRecord:
+    if PreemptionRequest.is_one(body["spec"]):
+        return RequestRecord.of(body)
+    return PreemptionRecord.of(body)

@@ -1,0 +1,163 @@
+"""Records how many pods of the gangs are connected, and posts an Event on a gang whose pods stay away.
+
+One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
+to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
+to ``PolicyWriter``. It writes this replica's numbers only if they changed, and every five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Callable, Collection
+
+from gracepoint.wire import names
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions import connectivity
+from gracepoint_operator.decisions.connectivity import GangConnection
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.resources import CheckpointPolicy
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+_Key = tuple[str, str]
+
+
+class ConnectionWriter:
+    """See the module.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        connected: Returns the UIDs of the pods that are connected to this replica.
+        policy_writer: Writes the condition.
+        metrics: Shows how many pods are not connected.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        connected: Callable[[], Collection[str]],
+        policy_writer: PolicyWriter,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._connected = connected
+        self._policy_writer = policy_writer
+        self._metrics = metrics
+        self._clock = clock
+        self._replica = replica
+        self._events = EventRecorder(api, clock, replica)
+        self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
+        self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
+
+    async def run(self, is_ready: Callable[[], bool]) -> None:
+        """Runs until cancelled. Does nothing while ``is_ready`` is false."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if is_ready():
+                await self.look()
+
+    async def look(self) -> None:
+        """Counts once, and writes what changed."""
+        running, connected = self._counted()
+        missing = 0
+        for key, policy in list(self._cache.policies.items()):
+            await asyncio.sleep(0)  # a notice does not wait for all policies
+            uids = sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
+            own = {uid: connected[uid] for uid in uids if connected[uid]}
+            await self._write_own(key, policy, own)
+            gangs = self._gangs(policy, uids, running, own)
+            self._policy_writer.connections(key, gangs)
+            missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
+            for gang in gangs:
+                await self._post(gang)
+        self._metrics.pods_not_connected.set(missing)
+        gone = self._missing_since.keys() - self._cache.objects.workloads.keys()
+        for uid in gone:
+            del self._missing_since[uid]
+
+    def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str]]:
+        """Counts the pods of the current attempts by UID of the workload: those that run, and those connected here."""
+        here = set(self._connected())
+        running: collections.Counter[str] = collections.Counter()
+        connected: collections.Counter[str] = collections.Counter()
+        workloads = self._cache.objects.workloads
+        for pod in self._cache.objects.pods.values():
+            if pod.phase != "Running" or pod.deletion_at is not None or not pod.policy:
+                continue
+            workload = workloads.get(pod.workload_uid)
+            if workload is None or workload.finished or workload.deleted or not workload.injected:
+                continue
+            if pod.restart_attempt == workload.restarts and pod.namespace == workload.namespace:
+                running[workload.uid] += 1
+                connected[workload.uid] += pod.uid in here
+        return running, connected
+
+    def _gangs(
+        self, policy: CheckpointPolicy, uids: list[str], running: collections.Counter[str], own: dict[str, int]
+    ) -> list[GangConnection]:
+        now = self._clock()
+        others = [
+            entry for entry in connectivity.living(policy.status.replicas or (), now) if entry.name != self._replica
+        ]
+        everywhere = connectivity.total(others)
+        gangs = []
+        for uid in uids:
+            if not running[uid]:
+                self._missing_since.pop(uid, None)
+                continue
+            workload = self._cache.objects.workloads[uid]
+            number = own.get(uid, 0) + everywhere.get(uid, 0)
+            if number >= running[uid]:
+                self._missing_since.pop(uid, None)
+                late = False
+            else:
+                late = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
+            gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late))
+        return gangs
+
+    async def _write_own(self, key: _Key, policy: CheckpointPolicy, own: dict[str, int]) -> None:
+        entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
+        if entry is None:
+            return
+        body = {
+            "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+            "kind": CheckpointPolicy.kind_name,
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "status": {"replicas": [entry.to_json()]},
+        }
+        try:
+            manager = f"gracepoint-{self._replica}"[:128]
+            await self._api.apply_status(kinds.POLICIES, *key, body, manager=manager)
+        except client.NotFound:
+            return
+        except client.KubeError as error:
+            log.warning("connections not recorded, trying again", extra=about(policy="/".join(key), error=str(error)))
+
+    async def _post(self, gang: GangConnection) -> None:
+        uid, told = gang.workload.uid, self._told.get(gang.workload.uid)
+        if gang.late and told != gang.attempt:
+            self._told[uid] = gang.attempt
+            log.warning(
+                "pods of a gang are not connected",
+                extra=about(workload=gang.workload.name, connected=gang.connected, expected=gang.expected),
+            )
+        elif told is not None and not gang.late and gang.connected >= gang.expected:
+            del self._told[uid]
+        else:
+            return
+        await self._events.post_on(gang.workload, connectivity.note(gang), f"{gang.attempt}")

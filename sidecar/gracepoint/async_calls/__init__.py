@@ -1,0 +1,30 @@
+"""Asynchronous calls: run a function in a thread or in another process, and finish it in all processes together.
+
+A training process schedules an ``AsyncRequest``, for example a save. A **caller** runs the request's function in the
+background: ``ThreadAsyncCaller`` in a thread, ``TemporalAsyncCaller`` in a process of its own for each call, and
+``PersistentAsyncCaller`` in one process for all calls. ``AsyncCallsQueue`` keeps the calls in order, and runs the
+finalize functions of a call in the training thread once the call has ended in *all* processes of the job.
+
+The names are those of ``megatron.core.dist_checkpointing.strategies.async_utils``. ``docs/async-calls.md`` lists what
+differs. This package needs the standard library alone. Arrays travel to a worker process through shared memory, as
+out-of-band buffers of pickle protocol 5 (PEP 574).
+"""
+
+from gracepoint.async_calls.caller import AsyncCaller
+from gracepoint.async_calls.gc_pause import gc_paused
+from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
+from gracepoint.async_calls.queue import AsyncCallsQueue
+from gracepoint.async_calls.request import AsyncRequest
+from gracepoint.async_calls.thread_caller import ThreadAsyncCaller
+from gracepoint.errors import AsyncCallFailed
+
+__all__ = [
+    "AsyncCallFailed",
+    "AsyncCaller",
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "PersistentAsyncCaller",
+    "TemporalAsyncCaller",
+    "ThreadAsyncCaller",
+    "gc_paused",
+]

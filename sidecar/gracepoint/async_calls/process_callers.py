@@ -1,0 +1,147 @@
+"""Callers that run functions in worker processes.
+
+Each worker has a thread in this process that reads its answers (``worker_process``). Nobody has to close a caller: a
+worker ends after its last call, also if this process dies.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from gracepoint.async_calls.caller import TIMEOUT_S, AsyncCaller
+from gracepoint.async_calls.pickling import pack
+from gracepoint.async_calls.request import AsyncRequest
+from gracepoint.async_calls.shared_memory import BlockPool
+from gracepoint.async_calls.worker_process import WorkerProcess
+from gracepoint.errors import AsyncCallFailed
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a worker that was killed has ended.
+_KILLED_S = 30.0
+
+
+class _ProcessAsyncCaller(AsyncCaller):
+    """What callers with worker processes share.
+
+    Args:
+        gang, nice, timeout_s, clock: As ``AsyncCaller``.
+        log_level: Level of a worker's log, which goes to the standard error of this process. None: the level of
+            Python's root logger here.
+        orphan_limit_s: Seconds that a worker still has for its calls after this process has died.
+    """
+
+    _kept_blocks = 0
+
+    def __init__(
+        self,
+        *,
+        gang: ProcessGroup | None = None,
+        nice: int = 10,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        log_level: int | None = None,
+        orphan_limit_s: float = 600.0,
+    ) -> None:
+        super().__init__(gang=gang, nice=nice, timeout_s=timeout_s, clock=clock)
+        self._pool = BlockPool(kept=self._kept_blocks)
+        self._log_level = logging.getLogger().getEffectiveLevel() if log_level is None else log_level
+        self._orphan_limit_s = orphan_limit_s
+        self._workers: list[WorkerProcess] = []  # those that have not ended
+        self._pid = os.getpid()
+
+    @property
+    def worker_process_ids(self) -> list[int]:
+        """Process IDs of the workers that have not ended."""
+        self._workers = [worker for worker in self._workers if worker.alive]
+        return [worker.process_id for worker in self._workers]
+
+    def run(self, request: AsyncRequest) -> Future[None]:
+        arguments = request.preloaded_args()
+        if request.async_fn is None:
+            nothing: Future[None] = Future()
+            nothing.set_result(None)
+            return nothing
+        block, header_bytes = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
+        try:
+            worker = self._worker()
+            ended = worker.send(request.call_idx, block, header_bytes)
+        except BaseException:
+            self._pool.give_back(block)
+            raise
+        self._sent(worker)
+        return ended
+
+    @abc.abstractmethod
+    def _worker(self) -> WorkerProcess:
+        """Returns the worker for the next call."""
+
+    def _sent(self, worker: WorkerProcess) -> None:
+        """Called when a worker has got a call."""
+
+    def _start_worker(self) -> WorkerProcess:
+        worker = WorkerProcess(
+            self._pool, nice=self._nice, log_level=self._log_level, orphan_limit_s=self._orphan_limit_s
+        )
+        self._workers = [each for each in self._workers if each.alive]
+        self._workers.append(worker)
+        return worker
+
+    def close(self, abort: bool = False) -> None:
+        """As ``AsyncCaller.close``.
+
+        Raises:
+            AsyncCallFailed: A worker has not ended in time. It is killed then.
+        """
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill() if abort else worker.close()
+        late = [w for w in workers if not w.wait(_KILLED_S if abort else self._timeout_s)]
+        for worker in late:
+            worker.kill()
+        self._pool.close()
+        if late:
+            raise AsyncCallFailed(
+                f"the worker processes {[w.process_id for w in late]} did not end within {self._timeout_s:g} s after "
+                "their calls, and were killed"
+            )
+
+    def __del__(self) -> None:
+        # Calls that were handed over are finished: the worker ends after the last one. A forked child owns no worker.
+        if getattr(self, "_pid", None) == os.getpid():
+            for worker in self._workers:
+                worker.close()
+
+
+class TemporalAsyncCaller(_ProcessAsyncCaller):
+    """Runs each call in a process of its own, which ends with the call. Calls may overlap."""
+
+    def _worker(self) -> WorkerProcess:
+        return self._start_worker()
+
+    def _sent(self, worker: WorkerProcess) -> None:
+        worker.close()
+
+
+class PersistentAsyncCaller(_ProcessAsyncCaller):
+    """Runs all calls in one process, which stays until ``close``. It keeps the memory of the last call for the next."""
+
+    _kept_blocks = 1
+
+    def start_worker(self) -> None:
+        """Starts the worker process now, so that the first call does not wait for it. Otherwise the first call does."""
+        self._worker()
+
+    def _worker(self) -> WorkerProcess:
+        for worker in self._workers:
+            if worker.alive:
+                return worker
+        if self._workers:
+            logger.warning("the worker process of async calls ended, a new one is started")
+        return self._start_worker()

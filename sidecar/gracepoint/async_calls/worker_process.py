@@ -1,0 +1,160 @@
+"""A worker process as the trainer sees it.
+
+The caller's thread starts the process and hands calls over. One daemon thread reads the answers, completes the futures
+of the calls, and ends with the process, which it reaps. ``close`` ends the connection: the worker finishes its calls
+and ends. If the trainer dies, the kernel closes the connection, and the same happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+from gracepoint.async_calls.shared_memory import Block, BlockPool
+from gracepoint.async_calls.worker import ANSWER, ANSWER_BYTES, CALL
+from gracepoint.errors import GracepointError
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait until the worker takes a call, and until a process that closed its connection has ended.
+_TAKE_S = 60
+_END_S = 30.0
+#: Accelerators belong to the trainer. The worker must never open them.
+_HIDDEN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+
+
+class CallFailed(GracepointError):
+    """A call failed in this process's worker or thread. The message is the traceback."""
+
+
+class WorkerProcess:
+    """Starts a worker and hands calls to it, in order.
+
+    Args:
+        pool: Where the memory of finished calls goes.
+        nice: Added to the CPU niceness of the worker: 0 to 19. Larger values leave more of the CPU to the training.
+        log_level: Level of the worker's log, which goes to the standard error of this process.
+        orphan_limit_s: Seconds that the worker still has for its calls after this process has died.
+    """
+
+    def __init__(self, pool: BlockPool, *, nice: int, log_level: int, orphan_limit_s: float) -> None:
+        self._pool = pool
+        self._calls: dict[int, tuple[Future[None], Block]] = {}
+        self._lock = threading.Lock()  # of _calls and _ended
+        self._ended = False
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Python's own timeout would make the socket non-blocking for the reading thread, too.
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TAKE_S, 0))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gracepoint.async_calls", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment(),
+            )
+        options = {"log_level": log_level, "nice": nice, "orphan_limit_s": orphan_limit_s, "trainer": os.getpid()}
+        self._connection.send(json.dumps(options).encode())
+        threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True).start()
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be handed over."""
+        with self._lock:
+            return not self._ended
+
+    def send(self, number: int, block: Block, header_bytes: int) -> Future[None]:
+        """Hands a call over. Its bytes no longer need this process afterwards.
+
+        Raises:
+            CallFailed: The worker has ended, or does not take the call in time.
+        """
+        future: Future[None] = Future()
+        with self._lock:
+            if self._ended:
+                raise CallFailed(f"the worker process {self.process_id} has ended: {self._how_ended()}")
+            self._calls[number] = (future, block)
+        try:
+            socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], [block.fd])
+        except OSError as error:
+            with self._lock:
+                self._calls.pop(number, None)
+            raise CallFailed(
+                f"the worker process {self.process_id} did not take call {number} within {_TAKE_S:g} s: {error}"
+            ) from error
+        return future
+
+    def close(self) -> None:
+        """Says that no more calls come. The worker ends after its last call. Does not wait."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """Ends the worker at once. Its calls fail."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the process has ended. Returns whether it has."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _read_answers(self) -> None:
+        while True:
+            try:
+                data = self._connection.recv(ANSWER_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            number, failed, kept = ANSWER.unpack_from(data)
+            with self._lock:
+                future, block = self._calls.pop(number)
+            if kept:
+                block.free()  # the worker's mapping keeps the pages
+            else:
+                self._pool.give_back(block)
+            if failed:
+                future.set_exception(CallFailed(data[ANSWER.size :].decode(errors="replace")))
+            else:
+                future.set_result(None)
+        if not self.wait(_END_S):
+            logger.error("worker process %d closed its connection, and did not end: it is killed", self.process_id)
+            self.kill()
+            self.wait(_END_S)
+        with self._lock:
+            self._ended = True
+            left, self._calls = list(self._calls.values()), {}
+        self._connection.close()
+        for future, block in left:
+            block.free()
+            future.set_exception(CallFailed(f"the worker process {self.process_id} ended: {self._how_ended()}"))
+
+    def _how_ended(self) -> str:
+        code = self._process.returncode
+        return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of the worker: it finds the modules of this process, and no accelerator."""
+    environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["JAX_PLATFORMS"] = "cpu"
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return environment

@@ -1,0 +1,150 @@
+"""Who may use a checkpoint directory: all processes share it, no other job uses it, and it has no newer step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import lease, listing
+from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.storage.checks import appears
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError, CheckpointExists
+from gracepoint.process_group import ProcessGroup
+
+#: Seconds after which a file that another machine wrote must be visible on a network file system.
+_APPEARS_S = 5.0
+
+
+class DirectoryAccess:
+    """The use of one directory by this gang: all processes see the same storage, and no other job uses it.
+
+    Args:
+        paths: The directory.
+        gang: The processes that use it together.
+        key: Prefix of the keys of these calls. Nothing else uses it.
+        attempt: Unique for each start of the gang; the same in all its processes.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self, paths: Layout, gang: ProcessGroup, *, key: str, attempt: str, clock: Callable[[], float]
+    ) -> None:
+        self._paths = paths
+        self._gang = gang
+        self._key = key
+        self._attempt = attempt
+        self._clock = clock
+        self._lease: Lease | None = None
+        self._shared_checks = 0  # a key is good for one barrier, and a check that failed may be made again
+        self._claims = 0
+
+    def check_shared(self, *, timeout_s: float) -> None:
+        """Checks that all processes see the same directory, and not each a disk of its own. Collective.
+
+        Without this check the problem shows only at the first save. In a job without periodic saves that is the
+        emergency save.
+
+        Raises:
+            CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
+            BarrierError: Other processes did not take part in time.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._shared_checks += 1
+        key = f"{self._key}/shared/{self._shared_checks}"
+        paths, gang = self._paths, self._gang
+        if gang.process_count == 1:
+            return
+        probe, problem = paths.shared_probe(self._attempt), None
+        if gang.process_index == 0:
+            try:
+                paths.root.make_folder_durably()
+                probe.touch()
+                problem = ""
+            except OSError as error:
+                problem = str(error)
+        problem = gang.broadcast(f"{key}/written", problem, timeout_s=deadline.remaining_s())
+        if problem:
+            raise CheckpointError(f"process 0 cannot write to {paths.root}: {problem}")
+        sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
+        answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
+        if gang.process_index == 0:
+            probe.delete()
+        blind = [str(process) for process, answer in enumerate(answers) if answer == "no"]
+        if blind:
+            raise CheckpointError(
+                f"{paths.root} is not the same storage in all processes: process {', '.join(blind)} does not see "
+                f"what process 0 wrote there. Mount one volume that all pods share at this path"
+            )
+
+    def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
+        """Takes the directory's lease in process 0, so that no other job uses it until ``release``. Collective.
+
+        Args:
+            job: Unique to the job; the same in all its attempts. For example the UID of a JobSet.
+            timeout_s: Seconds for the call. It waits for another job's lease for less than a minute.
+            start: The part of the attempt up to the last "-", which all attempts of one start of the job share. Two
+                clusters of one start must not use the directory. None: this is not checked.
+
+        Raises:
+            CheckpointError: Another job, or another cluster of the same start, uses the directory, or process 0
+                cannot write there. Raised in all processes.
+            BarrierError: Process 0 did not answer in time.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._claims += 1
+        problem = None
+        if self._gang.process_index == 0:
+            patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), self._clock)
+            try:
+                self._paths.root.make_folder_durably()
+                self._paths.root.check_usable()
+                self._lease = lease.claim(
+                    self._paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start
+                )
+                problem = ""
+            except CheckpointError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = f"process 0 cannot write to {self._paths.root}: {error}"
+        key = f"{self._key}/lease/{self._claims}"
+        problem = self._gang.broadcast(key, problem, timeout_s=deadline.remaining_s())
+        if problem:
+            raise CheckpointError(problem)
+
+    def check_lease(self) -> None:
+        """Raises CheckpointError if another job has taken the directory over. Without a lease, nothing is checked."""
+        if self._lease is not None:
+            self._lease.check()
+
+    def release(self) -> None:
+        """Gives the lease back. Without a lease, nothing happens."""
+        if self._lease is not None:
+            self._lease.release()
+
+
+def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:
+    """Checks that the directory has no complete step that is ``step`` or newer. Collective.
+
+    Raises:
+        CheckpointExists: There is such a step. Raised in all processes.
+        CheckpointError: Process 0 cannot list the directory. Raised in all processes.
+        BarrierError: Process 0 did not answer in time.
+    """
+    newest, problem = None, ""
+    if gang.process_index == 0:
+        try:
+            newest = max(listing.complete_steps(paths), default=None)
+        except OSError as error:
+            problem = f"process 0 cannot look into {paths.root}: {error}"
+    word = json.dumps([newest, problem]) if gang.process_index == 0 else None
+    newest, problem = json.loads(gang.broadcast(key, word, timeout_s=deadline.remaining_s()))
+    if problem:
+        raise CheckpointError(problem)
+    if newest is not None and newest >= step:
+        raise CheckpointExists(
+            f"save({step}): {paths.root} has a complete step {newest}, and nothing was restored. The next restore "
+            "would take that one, not what is saved now: restore first, save to another directory, or say force=True"
+        )

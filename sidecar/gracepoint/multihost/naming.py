@@ -1,0 +1,22 @@
+"""Names for sets of processes: short ones for keys, and words for messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+
+def group_name(participants: Sequence[int], process_count: int) -> str:
+    """Returns a short name of a sorted set of processes. Different sets have different names."""
+    if len(participants) == process_count:
+        return "all"
+    return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
+
+
+def named(processes: Iterable[int], names: Sequence[str | None] = (), *, at_most: int = 10) -> str:
+    """Returns process indices in words, with their pods if known. At most ``at_most`` are named."""
+    found = list(processes)
+    shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:at_most])
+    more = f" and {len(found) - at_most} more" if len(found) > at_most else ""
+    return f"process{'es' if len(found) != 1 else ''} {shown}{more}"

@@ -1,0 +1,171 @@
+"""The frames of a subscription's stream: what the operator sends to a process. The rules of ``messages`` apply."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import ClassVar
+
+from gracepoint.errors import WireError
+from gracepoint.wire.codec import Message, parsed, shown
+from gracepoint.wire.messages import Confidence, Mode
+
+#: Two revisions that differ by this or less mean the same deadline, which two replicas observed at different moments.
+SAME_REVISION = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frame(Message):
+    """Written by the operator, read by the process that subscribed: one line of the stream.
+
+    Attributes:
+        type: Which frame it is. Part of the JSON object.
+    """
+
+    type: ClassVar[str]
+
+    @staticmethod
+    def read(line: str | bytes) -> Frame:
+        """Reads any frame.
+
+        Raises:
+            WireError: As ``from_json``, or this version has no such ``type``.
+        """
+        data = parsed("Frame", line)
+        kind = data.get("type")
+        frame = _FRAMES.get(kind) if isinstance(kind, str) else None
+        if frame is None:
+            raise WireError(f"Frame.type: expected one of {sorted(_FRAMES)}, found {shown(kind)}")
+        return frame.from_dict(data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hello(Frame):
+    """The first frame: the subscription is accepted.
+
+    Attributes:
+        replica: Pod name of the operator's replica, for the log.
+        heartbeat_s: Seconds. A ``Ping`` comes at least this often; after three missing ones the stream counts as dead.
+    """
+
+    type: ClassVar[str] = "hello"
+    replica: str
+    heartbeat_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ping(Frame):
+    """Keeps the stream alive."""
+
+    type: ClassVar[str] = "ping"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Notice(Frame):
+    """Some pod of the job is going to be disrupted. Repeated with the same name when the deadline moves.
+
+    Attributes:
+        preemption: Name of the Preemption object.
+        pod_uid: UID of the pod that is told. The library ignores a notice for another pod.
+        session: Session that is told. The library ignores a notice for another session.
+        workload_uid: The JobSet's UID.
+        cause: Why, for example ``SpotTermination``; a word of the operator's signal table.
+        signal: What was seen, for example "taint cloud.google.com/impending-node-termination".
+        confidence: How certain it is that the pod will die.
+        nodes: Names of the nodes that are concerned.
+        remaining_s: Seconds until the deadline, at the moment of sending.
+        deadline: The deadline in RFC 3339, UTC. For the record: decisions go by ``remaining_s``.
+        mode: What the notice asks for.
+        revision: Identifies the deadline: the record's, in milliseconds since 1970 by the operator's clock. It is the
+            same in all replicas and however late the notice is read, so a repeated notice can be told from one whose
+            deadline has moved. It is only compared, never used as a time. Absent: an older operator; then the reader
+            compares ``remaining_s``.
+    """
+
+    type: ClassVar[str] = "notice"
+    preemption: str
+    pod_uid: str
+    session: str
+    workload_uid: str
+    cause: str
+    signal: str
+    confidence: Confidence
+    nodes: list[str]
+    remaining_s: float
+    deadline: str
+    mode: Mode
+    revision: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retraction(Frame):
+    """The signal of a notice went away. It has no effect once the freeze has begun.
+
+    Attributes:
+        preemption: Name of the notice's Preemption object.
+        pod_uid: UID of the pod that is told.
+        session: Session that is told.
+        reason: Why, in words.
+    """
+
+    type: ClassVar[str] = "retraction"
+    preemption: str
+    pod_uid: str
+    session: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hint(Frame):
+    """A disruption may be near: prepare, and train on. Sent only if the subscription has ``takes_hints``.
+
+    It is not acknowledged, recorded or taken back. The same hint may come again, from another replica or on a new
+    stream.
+
+    Attributes:
+        hints: Names of the signs that are new. All replicas use the same name for a sign. The names have no other
+            meaning.
+        pod_uid: UID of the pod that is told.
+        session: Session that is told.
+        workload_uid: The JobSet's UID.
+        cause: Why, as in ``Notice``.
+        signal: One of the signs, in words.
+        nodes: Names of the nodes that are concerned.
+    """
+
+    type: ClassVar[str] = "hint"
+    hints: list[str]
+    pod_uid: str
+    session: str
+    workload_uid: str
+    cause: str
+    signal: str
+    nodes: list[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trust(Frame):
+    """The authorities to trust from now on, in place of those before. Sent only if the subscription has ``trust``.
+
+    It comes before the operator's certificate is one of a new authority, and is for the next connections. The open
+    stream goes on.
+
+    Attributes:
+        authorities: PEM certificates.
+    """
+
+    type: ClassVar[str] = "trust"
+    authorities: str
+
+
+_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint, Trust)}
+
+
+def trust_digest(authorities: str) -> str:
+    """Returns what identifies the authorities of a PEM text. White space at its ends does not count."""
+    return hashlib.sha256(authorities.strip().encode()).hexdigest()[:16]
+
+
+def same_revision(first: int | None, second: int | None) -> bool | None:
+    """Returns True if two notices of one preemption mean the same deadline. None if one of them has no revision."""
+    return None if first is None or second is None else abs(first - second) <= SAME_REVISION

@@ -1,0 +1,108 @@
+"""Pods with the library's own subscribers, through a change of the authority that signs the operator's certificate."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import trustme
+
+from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.receivers.subscription import OperatorSubscriber
+from gracepoint.wire.frames import trust_digest
+from gracepoint.wire.messages import Acknowledgement
+from gracepoint_operator.kube import kinds
+from tests.contract.fakes.replicas import WAIT_S, Replica, until
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE
+from tests.unit.operator.fakes.replica import subscription
+
+
+class _Told(Mailbox):
+    """The library's mailbox, which tells no other process. It keeps the names of preemptions."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self.names: list[str] = []
+
+    def post(self, disruption: Disruption) -> None:
+        self.names.append(disruption.preemption)
+
+
+class Pod:
+    """One pod: the library's subscriber, and what it was told."""
+
+    def __init__(self, replica: Replica, index: int, ca: str, *, old_library: bool = False) -> None:
+        self.connection = replica.channel(f"token-{index}")
+        self.connection.trust(ca)
+        self._mailbox = _Told()
+        self.told = self._mailbox.names
+        self.authorities = ca
+        who = subscription(index)
+        if not old_library:
+            who = type(who)(**{**vars(who), "trust": trust_digest(ca)})
+        self.subscriber = OperatorSubscriber(
+            self.connection, who, self._mailbox, self._acknowledge, None, None if old_library else self._trust
+        )
+
+    def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
+        pass
+
+    def _trust(self, authorities: str) -> None:
+        self.connection.trust(authorities)
+        self.authorities = authorities
+
+    def can_connect(self, replica: Replica) -> bool:
+        """Whether a new connection with what the pod trusts now succeeds."""
+        return can_connect(replica, self.authorities)
+
+
+def can_connect(replica: Replica, authorities: str) -> bool:
+    """Whether a client that trusts these authorities accepts the certificate that the replica serves now."""
+    context = ssl.create_default_context(cadata=authorities)
+    with socket.create_connection(("127.0.0.1", replica.server.https_port), WAIT_S) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost"):
+                return True
+        except ssl.SSLCertVerificationError:
+            return False
+
+
+def add_pods(api: MemoryApi, number: int) -> None:
+    """Puts pods of one gang, and their tokens, into the cluster."""
+    for index in range(number):
+        api.add(kinds.PODS, objects.pod(index))
+        api.bind_token(f"token-{index}", NAMESPACE, f"uid-pod-{index}-0")
+
+
+@contextlib.contextmanager
+def pods(replica: Replica, number: int) -> Iterator[list[Pod]]:
+    """Pods that are connected to the replica."""
+    made: list[Pod] = []
+    try:
+        made += [Pod(replica, index, replica.ca) for index in range(number)]
+        for pod in made:
+            assert pod.subscriber.wait_until_connected(4 * WAIT_S), "a pod has no stream"
+        until(lambda: len(replica.core.subscribers) == number, "all streams")
+        yield made
+    finally:
+        for pod in made:
+            pod.connection.interrupt()
+        for pod in made:
+            pod.subscriber.close()
+
+
+def change_authority(folder: Path) -> str:
+    """Puts a certificate of another authority into the files, and that authority alone. Returns the authority."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    tls = folder / "tls"
+    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
+    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
+    return str(authority.cert_pem.bytes().decode())

@@ -1,0 +1,73 @@
+"""The authority of the operator's certificate changes while pods are connected, over real TLS on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gracepoint.receivers.backoff import Backoff
+from gracepoint_operator.trust import certificates
+from tests.contract.fakes.replicas import NAME, Replica, until
+from tests.contract.fakes.rotation import Pod, add_pods, can_connect, change_authority, pods
+from tests.unit.operator.fakes.api import MemoryApi
+
+PODS = 40
+#: Long enough that every pod is told before the certificate of the new authority is served.
+OVERLAP_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "POLL_S", 0.1)
+    monkeypatch.setattr(Backoff, "next_s", lambda self: 0.05)
+
+
+def test_pods_stay_connected_through_a_change_of_the_authority(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path
+) -> None:
+    add_pods(api, PODS)
+    replica = start(api, overlap_s=OVERLAP_S)
+    with pods(replica, PODS) as connected:
+        before = set(replica.core.subscribers.all())
+        new = change_authority(tmp_path)
+        until(lambda: all(pod.authorities != replica.ca for pod in connected), "all pods to be told")
+        assert can_connect(replica, replica.ca), "nobody is cut off before all were told"
+        assert can_connect(replica, replica.core_trusts), "and a pod that starts now trusts both"
+        until(lambda: can_connect(replica, new), "the certificate of the new authority")
+        assert not can_connect(replica, replica.ca)
+        assert set(replica.core.subscribers.all()) == before, "every stream went on"
+        replica.core_loop.call_soon_threadsafe(replica.core.subscribers.close)
+        until(
+            lambda: len(after := set(replica.core.subscribers.all())) == PODS and not after & before,
+            "every pod to connect anew, with the new authority",
+        )
+        replica.taint()
+        until(lambda: all(pod.told == [NAME] for pod in connected), "the notice")
+
+
+def test_an_older_library_is_sent_no_frame_it_does_not_know(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = start(api, overlap_s=0.2)
+    pod = Pod(replica, 0, replica.ca, old_library=True)
+    try:
+        assert pod.subscriber.wait_until_connected(20.0)
+        new = change_authority(tmp_path)
+        until(lambda: can_connect(replica, new), "the certificate of the new authority")
+        replica.taint()
+        until(lambda: pod.told == [NAME], "the notice")
+    finally:
+        pod.subscriber.close()
+    assert "cannot be read" not in caplog.text
+
+
+def test_pods_that_connect_during_the_overlap_are_told(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path
+) -> None:
+    replica = start(api)
+    change_authority(tmp_path)
+    until(lambda: replica.core_trusts != replica.ca, "the operator to know the new authority")
+    with pods(replica, 2) as connected:
+        until(lambda: all(pod.authorities == replica.core_trusts for pod in connected), "both pods to be told")

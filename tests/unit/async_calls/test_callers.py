@@ -1,0 +1,288 @@
+"""Calls run in the background, in a thread or in worker processes, and report how they ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gracepoint.async_calls import (
+    AsyncCaller,
+    AsyncCallFailed,
+    AsyncRequest,
+    PersistentAsyncCaller,
+    TemporalAsyncCaller,
+    ThreadAsyncCaller,
+)
+from tests.unit.async_calls import functions
+
+ALL = pytest.mark.parametrize("kind", [ThreadAsyncCaller, TemporalAsyncCaller, PersistentAsyncCaller])
+PROCESSES = pytest.mark.parametrize("kind", [TemporalAsyncCaller, PersistentAsyncCaller])
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[[type[AsyncCaller]], AsyncCaller]]:
+    """Makes callers that are aborted at the end of the test."""
+    callers: list[AsyncCaller] = []
+
+    def make(kind: type[AsyncCaller]) -> AsyncCaller:
+        callers.append(kind(timeout_s=60))
+        return callers[-1]
+
+    yield make
+    for caller in callers:
+        caller.close(abort=True)
+
+
+def request(function: Callable[..., object] | None, *arguments: object, **fields: object) -> AsyncRequest:
+    return AsyncRequest(function, arguments, [], **fields)  # type: ignore[arg-type]
+
+
+@ALL
+def test_a_call_runs_and_its_end_is_seen(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.write, str(tmp_path / "a"), async_fn_kwargs={"text": "hello"}))
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "hello"
+
+
+@ALL
+def test_the_answer_is_no_while_the_call_runs(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.wait_for, str(tmp_path / "go on")))
+    assert not caller.is_current_async_call_done()
+    assert not caller.is_current_async_call_done(no_dist=True)
+    (tmp_path / "go on").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+    assert caller.is_current_async_call_done()  # no call is left
+
+
+@ALL
+def test_a_request_without_a_function_ends_at_once(kind: type[AsyncCaller], made: Callable[..., AsyncCaller]) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(None))
+    assert caller.is_current_async_call_done()
+    assert not getattr(caller, "worker_process_ids", [])
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("function", "expected"), [(functions.fail, "ValueError: full disk"), (functions.leave, "SystemExit: 3")]
+)
+def test_an_error_has_the_traceback_of_where_it_was_raised(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], function: Callable[..., object], expected: str
+) -> None:
+    caller = made(kind)
+    arguments = ("full disk",) if function is functions.fail else ()
+    caller.schedule_async_call(request(function, *arguments))
+    with pytest.raises(AsyncCallFailed, match=expected) as failed:
+        caller.is_current_async_call_done(blocking=True)
+    assert f"in {function.__name__}" in failed.value.failures[0]
+    caller.schedule_async_call(request(functions.write, os.devnull, "goes on"))
+    assert caller.is_current_async_call_done(blocking=True)
+
+
+@PROCESSES
+def test_a_worker_that_dies_fails_its_call_and_is_replaced(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller]
+) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.die))
+    with pytest.raises(AsyncCallFailed, match="killed by SIGKILL"):
+        caller.is_current_async_call_done(blocking=True)
+    caller.schedule_async_call(request(functions.write, os.devnull, "goes on"))
+    assert caller.is_current_async_call_done(blocking=True)
+
+
+@PROCESSES
+def test_arrays_arrive_through_shared_memory_bit_for_bit(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    import jax.numpy as jnp
+
+    state = {
+        "f32": np.arange(1000, dtype=np.float32),
+        "bf16": jnp.ones(8, jnp.bfloat16),
+        "big": np.ones((3 << 20,), np.int8),
+    }
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.write_sum, str(tmp_path / "a"), preload_fn=lambda: dict(state)))
+    state["f32"][:] = 0  # the training goes on
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "f32 float32 499500.0 True bf16 bfloat16 8.0 True big int8 3145728 True"
+
+
+def test_a_thread_gets_what_was_preloaded_before_the_training_goes_on(
+    tmp_path: Path, made: Callable[..., AsyncCaller]
+) -> None:
+    state = np.arange(4)
+    caller = made(ThreadAsyncCaller)
+    caller.schedule_async_call(
+        request(functions.write_sum, str(tmp_path / "a"), preload_fn=lambda: {"x": state.copy()})
+    )
+    state[:] = 0
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "x int64 6 False"
+
+
+def test_one_worker_runs_all_calls_in_order_and_reuses_memory(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
+    caller = made(PersistentAsyncCaller)
+    assert isinstance(caller, PersistentAsyncCaller)
+    workers = set()
+    for n in range(5):
+        caller.schedule_async_call(request(functions.append, str(tmp_path / "a"), f"{n} "))
+        workers |= set(caller.worker_process_ids)
+    while caller._asked:
+        assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "0 1 2 3 4 "
+    assert len(workers) == 1
+    assert len(caller._pool._free) == 1
+
+
+def test_an_array_that_a_function_keeps_is_not_overwritten(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
+    caller = made(PersistentAsyncCaller)
+    for _ in range(3):
+        caller.schedule_async_call(request(functions.keep, np.ones(1000)))
+        assert caller.is_current_async_call_done(blocking=True)
+    caller.schedule_async_call(
+        request(functions.write_sum, str(tmp_path / "b"), preload_fn=lambda: {"x": np.zeros(1000)})
+    )
+    caller.schedule_async_call(request(functions.write_kept_sum, str(tmp_path / "a")))
+    while caller._asked:
+        assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "3000.0"
+
+
+@PROCESSES
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [(lambda: None, "it is a lambda"), (None, "it is a lambda, or it is defined inside another function")],
+    ids=["lambda", "local function"],
+)
+def test_what_cannot_be_sent_is_refused_when_it_is_scheduled(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], function: Callable[..., object] | None, why: str
+) -> None:
+    def local() -> None: ...
+
+    caller = made(kind)
+    with pytest.raises(TypeError, match=why):
+        caller.schedule_async_call(request(function or local))
+    with pytest.raises(TypeError, match="cannot be sent to a worker process: cannot pickle"):
+        caller.schedule_async_call(request(functions.write, sys.stdout, "x"))
+    assert not caller.worker_process_ids  # type: ignore[attr-defined]
+
+
+def test_a_worker_inherits_neither_jax_accelerators_signals_nor_session(
+    made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(PersistentAsyncCaller)
+    caller.schedule_async_call(request(functions.write_facts, str(tmp_path / "facts")))
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "facts").read_text() == repr(
+        {
+            "jax": False,
+            "numpy": False,
+            "platforms": "cpu",
+            "cuda": "",
+            "sigterm ignored": True,
+            "own session": True,
+            "nice": min(19, os.nice(0) + 10),
+        }
+    )
+
+
+@PROCESSES
+def test_an_aborted_call_ends_at_once_and_fails(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.wait_for, str(tmp_path / "never")))
+    (worker,) = caller.worker_process_ids  # type: ignore[attr-defined]
+    caller.close(abort=True)
+    with pytest.raises(AsyncCallFailed, match="killed by SIGKILL"):
+        caller.is_current_async_call_done(blocking=True)
+    assert not Path(f"/proc/{worker}").exists()
+
+
+@PROCESSES
+def test_a_caller_that_is_dropped_finishes_its_calls_and_leaves_nothing_behind(
+    kind: type[AsyncCaller], tmp_path: Path
+) -> None:
+    caller = kind(timeout_s=60)
+    caller.schedule_async_call(request(functions.wait_and_append, str(tmp_path / "go on"), str(tmp_path / "a"), "done"))
+    (worker,) = caller.worker_process_ids  # type: ignore[attr-defined]
+    del caller
+    gc.collect()
+    (tmp_path / "go on").touch()
+    limit_s = time.monotonic() + 60
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < limit_s, "the worker did not end within 60 s"
+        time.sleep(0.01)
+    assert (tmp_path / "a").read_text() == "done"
+
+
+_TRAINER = """
+import sys, time
+from gracepoint.async_calls import AsyncRequest, PersistentAsyncCaller, TemporalAsyncCaller
+from tests.unit.async_calls import functions
+kind = {"persistent": PersistentAsyncCaller, "temporal": TemporalAsyncCaller}[sys.argv[1]]
+caller = kind(orphan_limit_s=float(sys.argv[4]))
+for text in "abc":
+    caller.schedule_async_call(AsyncRequest(functions.wait_and_append, (sys.argv[2], sys.argv[3], text), []))
+print(*caller.worker_process_ids, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["persistent", "temporal"])
+@pytest.mark.parametrize(("limit_s", "finished"), [(60.0, True), (0.1, False)], ids=["in time", "too late"])
+def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
+    kind: str, limit_s: float, finished: bool, tmp_path: Path
+) -> None:
+    go_on, out = tmp_path / "go on", tmp_path / "out"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", _TRAINER, kind, str(go_on), str(out), str(limit_s)], stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    workers = [int(each) for each in trainer.stdout.readline().split()]
+    trainer.kill()
+    trainer.wait(60)
+    trainer.stdout.close()
+    if finished:
+        go_on.touch()
+    end_s = time.monotonic() + 60
+    while any(_runs(worker) for worker in workers):
+        assert time.monotonic() < end_s, "the workers did not end within 60 s"
+        time.sleep(0.01)
+    assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
+
+
+def _runs(process_id: int) -> bool:
+    """Whether a process runs. One that nobody has reaped has ended, too."""
+    try:
+        return " Z " not in Path(f"/proc/{process_id}/stat").read_text().replace(")", " ", 1)
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nice": 20}, "nice: expected 0 to 19, found 20"),
+        ({"timeout_s": 0}, "timeout_s: expected seconds above 0, found 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ThreadAsyncCaller(**arguments)  # type: ignore[arg-type]

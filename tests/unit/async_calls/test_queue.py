@@ -1,0 +1,205 @@
+"""A queue finalizes calls in order, and in all processes at the same question."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint.async_calls import (
+    AsyncCallFailed,
+    AsyncCallsQueue,
+    AsyncRequest,
+    PersistentAsyncCaller,
+    ThreadAsyncCaller,
+)
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.unit.async_calls import functions
+from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
+
+
+def request(
+    function: Callable[..., object] | None, *arguments: object, then: Callable[[], object] | None = None
+) -> AsyncRequest:
+    return AsyncRequest(function, arguments, [then] if then else [])
+
+
+def in_threads(gang: ProcessGroup | None = None, **arguments: Any) -> AsyncCallsQueue:
+    return AsyncCallsQueue(caller=ThreadAsyncCaller(gang=gang or SingleProcess(), timeout_s=60, **arguments))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_calls_are_numbered_and_finalized_in_order(persistent: bool, tmp_path: Path) -> None:
+    queue, done = AsyncCallsQueue(persistent=persistent), list[int]()
+    for n in range(3):
+        assert (
+            queue.schedule_async_request(
+                request(functions.write, str(tmp_path / f"{n}"), "x", then=functools.partial(done.append, n))
+            )
+            == n
+        )
+    assert queue.get_num_unfinalized_calls() == 3
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1, 2]
+    assert done == [0, 1, 2]
+    assert queue.get_num_unfinalized_calls() == 0
+    assert queue.maybe_finalize_async_calls(blocking=True) == []
+    queue.close()
+
+
+def test_a_call_that_has_ended_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    queue = in_threads()
+    queue.schedule_async_request(request(functions.wait_for, str(tmp_path / "go on")))
+    queue.schedule_async_request(request(None))
+    assert queue.maybe_finalize_async_calls() == []
+    (tmp_path / "go on").touch()
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1]
+    queue.close()
+
+
+def test_close_finalizes_what_is_left_and_takes_no_more() -> None:
+    queue, done = in_threads(), list[int]()
+    queue.schedule_async_request(request(None, then=lambda: done.append(1)))
+    queue.close()
+    queue.close()
+    assert done == [1]
+    with pytest.raises(RuntimeError, match="the queue is closed"):
+        queue.schedule_async_request(request(None))
+
+
+def test_abort_finalizes_nothing_and_does_not_wait(tmp_path: Path) -> None:
+    queue, done = AsyncCallsQueue(persistent=True), list[int]()
+    queue.schedule_async_request(request(functions.wait_for, str(tmp_path / "never"), then=lambda: done.append(1)))
+    caller = queue._get_async_caller()
+    assert isinstance(caller, PersistentAsyncCaller)
+    (worker,) = caller.worker_process_ids
+    queue.close(abort=True)
+    assert done == []
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_failed_call_is_told_with_the_finalized_ones() -> None:
+    queue, done = in_threads(), list[int]()
+    for n in range(3):
+        function = functions.fail if n == 1 else None
+        queue.schedule_async_request(request(function, "full disk", then=functools.partial(done.append, n)))
+    with pytest.raises(AsyncCallFailed, match="(?s)asynchronous call 1 failed.*ValueError: full disk") as failed:
+        queue.maybe_finalize_async_calls(blocking=True)
+    assert (failed.value.finalized, failed.value.call, done) == ((0, 2), 1, [0, 2])
+    assert queue.maybe_finalize_async_calls(blocking=True) == []
+
+
+def test_the_kind_of_question_may_not_change_while_calls_are_active(tmp_path: Path) -> None:
+    queue = in_threads()
+    queue.schedule_async_request(request(functions.wait_for, str(tmp_path / "go on")))
+    assert queue.maybe_finalize_async_calls(no_dist=True) == []
+    with pytest.raises(ValueError, match="no_dist=True, found no_dist=False"):
+        queue.maybe_finalize_async_calls()
+    (tmp_path / "go on").touch()
+    assert queue.maybe_finalize_async_calls(no_dist=True, blocking=True) == [0]
+    queue.schedule_async_request(request(None))
+    assert queue.maybe_finalize_async_calls() == [1]
+
+
+@pytest.mark.parametrize("arguments", [{"persistent": True}, {"gang": SingleProcess()}])
+def test_a_caller_comes_with_all_of_its_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected caller, or persistent and gang; found both"):
+        AsyncCallsQueue(caller=ThreadAsyncCaller(gang=SingleProcess()), **arguments)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_processes_finalize_the_same_calls_at_the_same_question(count: int) -> None:
+    def train(gang: ProcessGroup) -> list[tuple[int, ...]]:
+        queue, answers = in_threads(gang), list[tuple[int, ...]]()
+        for step in range(400):
+            if step % 40 == 0:
+                # Calls end at different moments in different processes.
+                event = threading.Event()
+                queue.schedule_async_request(request(event.wait, 0.002 * gang.process_index * (step % 3)))
+            answers.append(tuple(queue.maybe_finalize_async_calls()))
+        answers.append(tuple(queue.maybe_finalize_async_calls(blocking=True)))
+        queue.close()
+        return answers
+
+    answers = in_gang(count, train)
+    assert answers == [answers[0]] * count
+    assert [call for answer in answers[0] for call in answer] == list(range(10))
+
+
+def test_a_call_is_finalized_only_when_it_has_ended_in_all_processes(tmp_path: Path) -> None:
+    def train(gang: ProcessGroup) -> list[bool]:
+        queue, seen = in_threads(gang), list[bool]()
+        late = gang.process_index == 1
+        waits = request(functions.wait_for, str(tmp_path / "go on")) if late else request(None)
+        queue.schedule_async_request(waits._replace(finalize_fns=[lambda: seen.append((tmp_path / "go on").exists())]))
+        for _ in range(20):
+            assert queue.maybe_finalize_async_calls() == []
+        gang.barrier("asked", timeout_s=60)
+        (tmp_path / "go on").touch()
+        assert queue.maybe_finalize_async_calls(blocking=True) == [0]
+        return seen
+
+    assert in_gang(2, train) == [[True], [True]]
+
+
+def test_every_process_learns_the_error_of_every_process_that_failed() -> None:
+    def train(gang: ProcessGroup) -> None:
+        queue = in_threads(gang)
+        function = None if gang.process_index == 1 else functions.fail
+        queue.schedule_async_request(request(function, f"full disk {gang.process_index}"))
+        queue.maybe_finalize_async_calls(blocking=True)
+
+    for outcome in outcomes_in_gang(3, train):
+        assert isinstance(outcome, AsyncCallFailed)
+        assert sorted(outcome.failures) == [0, 2]
+        for process, text in outcome.failures.items():
+            assert f"ValueError: full disk {process}" in text
+            assert "in fail" in text
+
+
+def test_a_call_that_one_process_cannot_schedule_fails_in_the_others() -> None:
+    def train(gang: ProcessGroup) -> None:
+        queue = AsyncCallsQueue(persistent=True, gang=gang)
+        queue.schedule_async_request(request((lambda: None) if gang.process_index == 0 else None))
+        queue.maybe_finalize_async_calls(blocking=True)
+
+    refused, told = outcomes_in_gang(2, train)
+    assert isinstance(refused, TypeError)
+    assert isinstance(told, AsyncCallFailed)
+    assert "it is a lambda" in told.failures[0]
+
+
+def test_a_process_that_schedules_fewer_calls_is_named() -> None:
+    def train(gang: ProcessGroup) -> None:
+        queue = AsyncCallsQueue(caller=ThreadAsyncCaller(gang=gang, timeout_s=0.2))
+        if gang.process_index == 0:
+            queue.schedule_async_request(request(None))
+            queue.maybe_finalize_async_calls(blocking=True)
+
+    outcome, _ = outcomes_in_gang(2, train)
+    assert isinstance(outcome, AsyncCallFailed)
+    assert "process 1" in str(outcome) or "not ended within" in str(outcome)
+
+
+def test_sync_says_whether_any_process_has_a_call_left() -> None:
+    def ask(gang: ProcessGroup) -> list[bool]:
+        caller = ThreadAsyncCaller(gang=gang, timeout_s=60)
+        return [caller.sync_all_async_calls(gang.process_index), caller.sync_all_async_calls(0)]
+
+    assert in_gang(2, ask) == [[False, True]] * 2
+
+
+def test_many_saves_leave_no_keys_in_the_store() -> None:
+    def train(gang: ProcessGroup) -> int:
+        queue = in_threads(gang)
+        for _ in range(200):
+            queue.schedule_async_request(request(None))
+            queue.maybe_finalize_async_calls()
+            queue.maybe_finalize_async_calls(blocking=True)
+        gang.barrier("end", timeout_s=60)
+        return len(gang._store._values)  # type: ignore[attr-defined]
+
+    assert max(in_gang(2, train)) < 20

@@ -1,0 +1,67 @@
+"""Requests are plain records, which are frozen when they are scheduled."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from gracepoint.async_calls import AsyncRequest, gc_paused
+
+
+def test_a_request_runs_as_a_whole_in_this_thread() -> None:
+    done: list[object] = []
+    request = AsyncRequest(lambda *a, **k: done.append((a, k)), (1,), [lambda: done.append("f")], {"x": 2}, lambda: "p")
+    request.add_finalize_fn(lambda: done.append("g"))
+    request.execute_sync()
+    assert done == [(("p", 1), {"x": 2}), "f", "g"]
+
+
+def test_nothing_can_be_added_to_a_frozen_request() -> None:
+    request = AsyncRequest(None, (), [])
+    frozen = request.freeze()
+    assert (frozen.is_frozen, request.is_frozen) == (True, False)
+    with pytest.raises(RuntimeError, match="frozen because it was scheduled"):
+        frozen.add_finalize_fn(print)
+    request.add_finalize_fn(print)
+    assert frozen.finalize_fns == ()
+
+
+def test_finalize_functions_are_added_to_a_list() -> None:
+    with pytest.raises(TypeError, match="finalize_fns must be a list, found tuple"):
+        AsyncRequest(None, (), ()).add_finalize_fn(print)
+
+
+def test_garbage_is_not_collected_while_bytes_are_copied() -> None:
+    seen: list[bool] = []
+    AsyncRequest(None, (), [], {}, lambda: seen.append(gc.isenabled())).execute_sync()
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_collection_goes_on_when_the_last_of_several_threads_is_done() -> None:
+    entered, leave = threading.Barrier(2), threading.Event()
+
+    def hold() -> None:
+        with gc_paused():
+            entered.wait(60)
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    with gc_paused():
+        thread.start()
+        entered.wait(60)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join(60)
+    assert gc.isenabled()
+
+
+def test_collection_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with gc_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

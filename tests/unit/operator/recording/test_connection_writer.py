@@ -1,0 +1,157 @@
+"""The condition Connected, and the Events of gangs whose pods stay away, with two replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracepoint_operator.decisions import connectivity
+from gracepoint_operator.kube import client, kinds
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api(clock: Clock) -> MemoryApi:
+    made = MemoryApi(clock)
+    cluster(made)
+    return made
+
+
+def status(api: MemoryApi) -> client.JsonObject:
+    (body,) = api.of(kinds.POLICIES)
+    found: client.JsonObject = body.get("status", {})
+    return found
+
+
+def connected(api: MemoryApi) -> tuple[str, str, str]:
+    """Status, reason and message of the condition."""
+    found = [item for item in status(api).get("conditions", []) if item["type"] == "Connected"]
+    return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+
+async def look(*replicas: Replica) -> None:
+    """All replicas look, and their watches bring the policy."""
+    for replica in replicas:
+        await replica.core.connection_writer.look()
+        for other in replicas:
+            other.core.feed(kinds.POLICIES, "MODIFIED", other.api.of(kinds.POLICIES)[0])
+    version = replicas[0].api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
+
+    def seen() -> bool:
+        policies = [policy for replica in replicas for policy in replica.core.cache.policies.values()]
+        return all(str(policy.metadata["resourceVersion"]) >= version for policy in policies)
+
+    await until(seen, "the watch")
+
+
+async def said(api: MemoryApi, status: str, reason: str) -> str:
+    await until(lambda: connected(api)[:2] == (status, reason), f"Connected={status} {reason}")
+    return connected(api)[2]
+
+
+async def test_all_pods_of_a_gang_are_connected_to_one_of_two_replicas(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        await look(first, second)
+        assert await said(api, "True", "PodsConnected") == "2 of 2 running pods are connected"
+        assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a", "replica-b"}
+
+
+async def test_a_pod_that_stays_away_shows_on_policy_and_jobset(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        subscriber = first.subscribe(0)
+        await look(first, second)
+        await said(api, "Unknown", "Connecting")
+        clock.move(connectivity.GRACE_S - 1)
+        await look(first, second)
+        assert first.reasons == []
+        clock.move(1)
+        await look(first, second)
+        await look(first, second)
+        assert "1 of 2 running pods are connected (train: 1 of 2)" in await said(api, "False", "PodsNotConnected")
+        assert first.reasons == ["PodsNotConnected"], "once, though both replicas see it"
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        await look(first, second)
+        await said(api, "True", "PodsConnected")
+        assert first.reasons == ["PodsNotConnected", "PodsConnected"]
+        first.core.subscribers.remove(subscriber)
+        await look(first, second)
+        await look(first, second)
+        assert connected(api)[0] == "True", "it may connect again"
+        clock.move(connectivity.GRACE_S)
+        await look(first, second)
+        await said(api, "False", "PodsNotConnected")
+
+
+async def test_the_entry_of_a_replica_that_is_gone_counts_no_more(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first:
+        first.subscribe(0)
+        first.subscribe(1, "s-1")
+        await look(first)
+        await said(api, "True", "PodsConnected")
+    async with running(api, clock, "replica-b") as second:
+        clock.move(connectivity.STALE_S)
+        await look(second)
+        clock.move(connectivity.GRACE_S)
+        await look(second)
+        await said(api, "False", "PodsNotConnected")
+        await until(lambda: status(api)["replicas"] == [], "the entry to go")
+
+
+async def test_nothing_is_written_while_nothing_changes(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.subscribe(1, "s-1")
+        await look(replica)
+        await said(api, "True", "PodsConnected")
+        await look(replica)
+        writes = [call for call in api.calls if call.startswith("PATCH")]
+        clock.move(connectivity.RENEWED_S - 1)
+        for _ in range(5):
+            await look(replica)
+        assert [call for call in api.calls if call.startswith("PATCH")] == writes
+        clock.move(1)
+        await look(replica)
+        assert len([call for call in api.calls if call.startswith("PATCH")]) == len(writes) + 1, "it still lives"
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded"])
+async def test_pods_that_do_not_run_need_not_be_connected(api: MemoryApi, clock: Clock, phase: str) -> None:
+    for index in (0, 1):
+        api.add(kinds.PODS, objects.pod(index, phase=phase))
+    async with running(api, clock) as replica:
+        await look(replica)
+        clock.move(connectivity.GRACE_S)
+        await look(replica)
+        await said(api, "Unknown", "NoPods")
+        assert replica.reasons == []
+
+
+async def test_an_unreadable_policy_is_stalled_until_it_is_corrected(api: MemoryApi, clock: Clock) -> None:
+    def conditions() -> dict[str, str]:
+        return {item["type"]: item["status"] for item in status(api).get("conditions", [])}
+
+    async with running(api, clock) as replica:
+        await until(lambda: conditions().get("Ready") == "True", "the policy to be ready")
+        assert "Stalled" not in conditions()
+        good = objects.policy()
+        bad = objects.policy()
+        bad["spec"]["deadline"] = {"margin": "much"}
+        bad["status"] = status(api)
+        replica.see(kinds.POLICIES, bad)
+        await until(lambda: conditions().get("Stalled") == "True", "the policy to be stalled")
+        assert conditions()["Ready"] == "False"
+        good["status"] = status(api)
+        replica.see(kinds.POLICIES, good)
+        await until(lambda: conditions().get("Stalled") == "False", "the policy to go on")
+        assert conditions()["Ready"] == "True"

@@ -1,0 +1,138 @@
+"""The operator's Secret, ConfigMap and webhooks, kept by two replicas over an API server in memory."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.trust import pem
+from gracepoint_operator.trust.bundle import PEM_KEY
+from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import Clock
+
+DAY_S = 86400.0
+NOW = 1_800_000_000.0
+PLACES = TrustPlaces("gp-system", "gp-certificates", "gp-trust", "00-gp", "gp", "gp.gp-system.svc")
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    """What the chart installs."""
+    made = MemoryApi(Clock(NOW))
+    made.add(kinds.SECRETS, {"metadata": {"namespace": "gp-system", "name": "gp-certificates"}})
+    made.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": "gp-system", "name": "gp-trust"}})
+    for kind, name in ((kinds.MUTATING_WEBHOOKS, "00-gp"), (kinds.VALIDATING_WEBHOOKS, "gp")):
+        webhooks = [{"name": f"{part}.gracepoint.dev", "clientConfig": {"service": {"name": "gp"}}} for part in "ab"]
+        made.add(kind, {"metadata": {"name": name}, "webhooks": webhooks})
+    return made
+
+
+class Replica:
+    def __init__(self, api: MemoryApi, folder: Path, clock: Clock, places: TrustPlaces = PLACES) -> None:
+        self.certificates = Certificates(folder, required=not places.secret, overlap_s=DAY_S, clock=clock)
+        self.metrics = Metrics()
+        self.keeper = TrustKeeper(api, self.certificates, places, self.metrics, clock)
+
+
+def told(api: MemoryApi) -> set[str]:
+    """The authorities that the API server trusts."""
+    bodies = [*api.of(kinds.MUTATING_WEBHOOKS), *api.of(kinds.VALIDATING_WEBHOOKS)]
+    found = {webhook["clientConfig"].get("caBundle", "") for body in bodies for webhook in body["webhooks"]}
+    return {base64.b64decode(text).decode() for text in found}
+
+
+async def test_two_replicas_make_one_certificate_and_tell_the_api_server(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock(NOW)
+    first, second = (Replica(api, tmp_path, clock) for _ in range(2))
+    assert await first.keeper.once()
+    assert await second.keeper.once()
+    assert first.certificates.served == second.certificates.served is not None
+    assert told(api) == {first.certificates.ca}
+    assert api.of(kinds.CONFIG_MAPS)[0]["data"][PEM_KEY] == first.certificates.ca
+    writes = [call for call in api.calls if call.startswith("PATCH")]
+    assert await first.keeper.once()
+    assert await second.keeper.once()
+    assert [call for call in api.calls if call.startswith("PATCH")] == writes, "nothing is due"
+
+
+async def test_the_replica_that_comes_second_takes_what_the_first_made(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock(NOW)
+    first, second = (Replica(api, tmp_path, clock) for _ in range(2))
+    get = api.get
+
+    async def stale(kind: kinds.Kind, namespace: str | None, name: str) -> client.JsonObject:
+        body = await get(kind, namespace, name)
+        if kind is kinds.SECRETS and not body.get("data"):
+            await first.keeper.once()  # between the read and the write of the second
+        return body
+
+    second.keeper._api = type("Stale", (), {"get": staticmethod(stale), "merge": api.merge})()
+    assert not await second.keeper.once()
+    second.keeper._api = api
+    assert await second.keeper.once()
+    assert first.certificates.served == second.certificates.served
+
+
+async def test_a_rotation_of_three_years_never_leaves_the_api_server_behind(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock(NOW)
+    replica = Replica(api, tmp_path, clock)
+    authorities = set()
+    for _ in range(3 * 366):
+        assert await replica.keeper.once()
+        (trusted,) = told(api)
+        served = replica.certificates.served
+        assert served is not None
+        assert pem.issuers(served.chain, pem.read(trusted))
+        authorities |= {item.fingerprint for item in pem.read(trusted)}
+        clock.move(DAY_S)
+        replica.certificates.advance()
+    assert len(authorities) == 2
+
+
+async def test_a_certificate_of_the_charts_own_making_stays_for_a_month(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock(NOW)
+    made = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = pem.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
+    for name, text in (("tls.crt", leaf.chain), ("tls.key", leaf.key), ("ca.crt", made.chain)):
+        (tmp_path / name).write_text(text)
+    replica = Replica(api, tmp_path, clock)
+    assert await replica.keeper.once()
+    assert replica.certificates.served == leaf
+    (trusted,) = told(api)
+    assert len(pem.read(trusted)) == 2
+    clock.move(31 * DAY_S)
+    assert await replica.keeper.once()
+    assert replica.certificates.served not in (None, leaf)
+
+
+@pytest.mark.parametrize("what", ["secret", "config_map", "mutating_webhooks"])
+async def test_a_failure_is_counted_and_the_rest_is_kept(api: MemoryApi, tmp_path: Path, what: str) -> None:
+    gone = {
+        "secret": (kinds.SECRETS, "gp-system", "gp-certificates"),
+        "config_map": (kinds.CONFIG_MAPS, "gp-system", "gp-trust"),
+        "mutating_webhooks": (kinds.MUTATING_WEBHOOKS, None, "00-gp"),
+    }[what]
+    replica = Replica(api, tmp_path, Clock(NOW))
+    assert await replica.keeper.once()
+    del api.objects[gone[0].path(gone[1], gone[2])]
+    assert not await replica.keeper.once()
+    assert replica.metrics.registry.get_sample_value("gracepoint_trust_failures_total", {"what": what}) == 1
+    assert replica.certificates.served is not None
+    assert len(told(api)) == 1
+
+
+async def test_a_foreign_certificate_changes_no_secret(api: MemoryApi, tmp_path: Path) -> None:
+    made = pem.make_authority("mine", NOW - DAY_S, 3650 * DAY_S)
+    leaf = pem.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
+    for name, text in (("tls.crt", leaf.chain), ("tls.key", leaf.key), ("ca.crt", made.chain)):
+        (tmp_path / name).write_text(text)
+    replica = Replica(api, tmp_path, Clock(NOW), TrustPlaces("gp-system", "", "gp-trust", "00-gp", "gp"))
+    assert await replica.keeper.once()
+    assert told(api) == {made.certificate.pem}
+    assert not [call for call in api.calls if "secrets" in call]

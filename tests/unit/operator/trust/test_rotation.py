@@ -1,0 +1,147 @@
+"""Renewal of the operator's own authority and certificate, on a clock of the test."""
+
+from __future__ import annotations
+
+import ssl
+import time
+
+import pytest
+
+from gracepoint_operator.trust import pem, rotation
+from gracepoint_operator.trust.certificates import load_pair, new_context
+from gracepoint_operator.trust.pem import NotPem, Pair
+from gracepoint_operator.trust.rotation import OwnCertificates, renewed
+
+DAY_S = 86400.0
+HOST = "gp.gp-system.svc"
+NOW = 1_800_000_000.0
+
+
+def step(state: OwnCertificates, now: float) -> OwnCertificates:
+    return renewed(state, "gp-certificates", [HOST, f"{HOST}.cluster.local"], now)
+
+
+def signers(state: OwnCertificates) -> list[int]:
+    """Which of the authorities the certificate can be checked against."""
+    assert state.leaf is not None
+    found = pem.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
+    return [place for place, item in enumerate(state.authorities) if item.certificate in found]
+
+
+def test_the_first_certificate_is_one_that_tls_clients_accept() -> None:
+    made = step(OwnCertificates(), time.time())
+    assert made.leaf is not None
+    server = new_context()
+    load_pair(server, made.leaf)
+    client = ssl.create_default_context(cadata=made.bundle)
+    client.verify_flags |= ssl.VERIFY_X509_STRICT  # Python's own default from 3.13 on
+    for host in (HOST, f"{HOST}.cluster.local"):
+        to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            client.wrap_bio(to_client, to_server, server_hostname=host),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        ]
+        shake_hands(ends)
+
+
+def shake_hands(ends: list[ssl.SSLObject]) -> None:
+    for _ in range(5):
+        for end in tuple(ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            ends.remove(end)
+    assert ends == []
+
+
+def test_nothing_changes_while_nothing_is_due() -> None:
+    made = step(OwnCertificates(), NOW)
+    for days in (0, 1, 10, 59):
+        assert step(made, NOW + days * DAY_S) == made
+
+
+def test_the_certificate_is_renewed_under_the_same_authority() -> None:
+    made = step(OwnCertificates(), NOW)
+    later = step(made, NOW + 61 * DAY_S)
+    assert later.authorities == made.authorities
+    assert later.leaf != made.leaf
+    assert later.leaf is not None
+    assert later.leaf.certificate.ends_at == pytest.approx(NOW + 151 * DAY_S)
+
+
+def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
+    """Three years, looked at twice a day: whoever trusted what was said half a day before can check what is served."""
+    state, now = step(OwnCertificates(), NOW), NOW
+    bundles = {item.certificate.fingerprint for item in state.authorities}
+    authorities = set(bundles)
+    for _ in range(2 * 3 * 365):
+        now += DAY_S / 2
+        state = step(state, now)
+        assert state.leaf is not None
+        assert state.leaf.certificate.ends_at > now
+        signer = pem.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
+        assert {item.fingerprint for item in signer} <= bundles, "half a day ago nobody trusted it"
+        bundles = {item.certificate.fingerprint for item in state.authorities}
+        authorities |= bundles
+    assert len(authorities) == 2
+    assert len(state.authorities) == 1, "the old authority is dropped"
+
+
+def test_the_steps_of_a_rotation_are_an_overlap_apart() -> None:
+    state, at = step(OwnCertificates(), NOW), NOW
+    while len(state.authorities) == 1:
+        at += 7 * DAY_S
+        state = step(state, at)
+    assert at - NOW == pytest.approx(2 * 365 * DAY_S, abs=8 * DAY_S)
+    assert (len(state.authorities), signers(state)) == (2, [0])
+    assert signers(step(state, at + DAY_S / 2)) == [0]
+    state = step(state, at + DAY_S)
+    assert (len(state.authorities), signers(state)) == (2, [1])
+    assert len(step(state, at + 1.5 * DAY_S).authorities) == 2
+    assert len(step(state, at + 2 * DAY_S).authorities) == 1
+
+
+def test_an_operator_that_was_off_for_years_makes_everything_anew() -> None:
+    state = step(OwnCertificates(), NOW)
+    later = step(state, NOW + 4 * 365 * DAY_S)
+    assert signers(later) == [0]
+    assert not set(later.authorities) & set(state.authorities)
+
+
+def test_a_certificate_of_others_is_followed_after_a_month() -> None:
+    authority = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = pem.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
+    state = step(rotation.adopted(leaf, authority.chain), NOW)
+    assert (len(state.authorities), signers(state), state.leaf) == (2, [0], leaf)
+    assert state.authorities[1].key is not None
+    assert signers(step(state, NOW + 29 * DAY_S)) == [0]
+    assert signers(step(state, NOW + 31 * DAY_S)) == [1]
+
+
+def test_the_secret_holds_the_state() -> None:
+    authority = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = pem.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
+    for state in (step(OwnCertificates(), NOW), step(rotation.adopted(leaf, authority.chain), NOW)):
+        assert OwnCertificates.of(state.data()) == state
+        assert "PRIVATE" not in repr(state)
+    assert OwnCertificates.of({}) == OwnCertificates()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        pytest.param({"tls.crt": ""}, "ca.crt", id="a key is missing"),
+        pytest.param(dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), "!"), "base64", id="no base64"),
+        pytest.param(dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), ""), "PEM", id="empty"),
+    ],
+)
+def test_a_secret_that_cannot_be_read_says_why(data: dict[str, str], says: str) -> None:
+    with pytest.raises(NotPem, match=says):
+        OwnCertificates.of(data)
+
+
+def test_a_key_is_never_shown() -> None:
+    pair = pem.make_authority("x", NOW, DAY_S)
+    assert "PRIVATE" in pair.key
+    assert "PRIVATE" not in repr(Pair(pair.chain, pair.key))

@@ -1,0 +1,40 @@
+"""kopf's own lists are empty; its other requests are as they were."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from gracepoint_operator.watches.empty_lists import empty_lists
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "selector"),
+    [
+        pytest.param("/api/v1/pods", {"labelSelector": "a=b"}, "metadata.name=-", id="list of a watched kind"),
+        pytest.param("/apis/gracepoint.dev/v1alpha1/preemptions", {}, "metadata.name=-", id="list of our kind"),
+        pytest.param("/api/v1/pods", {"watch": "true", "resourceVersion": "7"}, None, id="watch"),
+        pytest.param(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {}, None, id="list that kopf needs itself"
+        ),
+        pytest.param("/apis", {}, None, id="discovery"),
+    ],
+)
+async def test_lists_of_watched_kinds_ask_for_nothing(path: str, query: dict[str, str], selector: str | None) -> None:
+    seen: list[dict[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(dict(request.query))
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "7"}})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession(middlewares=[empty_lists]) as session,
+        session.get(server.make_url(path).with_query(query)) as response,
+    ):
+        assert response.status == 200
+    assert seen == [{**query, **({} if selector is None else {"fieldSelector": selector})}]
