@@ -446,3 +446,12 @@ def test_keys_beside_a_retired_folder_stay_used() -> None:
 def test_what_the_first_process_decides_counts_for_all() -> None:
     first, second = gangs(2)
     assert [second.decide("d", "from 1"), first.decide("d", "from 0"), second.decide("d", "again")] == ["from 1"] * 3
+
+
+def test_a_timeout_tells_that_two_processes_name_different_sets() -> None:
+    zero, one, _ = gangs(3)
+    results = together(
+        functools.partial(zero.barrier, "b", timeout_s=0.3, processes={0, 1}),
+        functools.partial(one.barrier, "b", timeout_s=20),
+    )
+    assert all(isinstance(r, BarrierTimeout) and "do not all name the same processes=" in str(r) for r in results)
