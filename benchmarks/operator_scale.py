@@ -31,18 +31,10 @@ import time
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.operator_scale_cluster import (
-    Certificate,
-    Clients,
-    Member,
-    Replica,
-    Signer,
-    filled_api_server,
-    open_clients,
-    processor_s,
-)
+from benchmarks.operator_scale_cluster import Certificate, Replica, filled_api_server, processor_s
 from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
+from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
 from benchmarks.operator_scale_results import Limit, Measured, figures
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient

@@ -72,7 +72,7 @@ class Measured:
     """
 
     size: Size
-    limit: Limit = Limit(0, 0, 0, 0, 0, 0)
+    limit: Limit = dataclasses.field(default_factory=lambda: Limit(0, 0, 0, 0, 0, 0))
     starts: Starts = dataclasses.field(default_factory=Starts)
     start_peak_bytes: int = 0
     settled_bytes: list[int] = dataclasses.field(default_factory=list)

@@ -74,7 +74,7 @@ class Replica:
         self.fed: list[tuple[kinds.Kind, str | None]] = []
         metrics = Metrics()
         self.core = Controller(api, metrics, time.time, "replica-a")
-        decide, feed = self.core._decide, self.core.feed
+        decide, feed = self.core._decider.decide, self.core.feed
 
         def note_decision(uid: str) -> float | None:
             self.decided.append(uid)
@@ -84,7 +84,7 @@ class Replica:
             self.fed.append((kind, event))
             feed(kind, event, body)
 
-        self.core._decide = note_decision  # type: ignore[method-assign]
+        self.core._decider.decide = note_decision  # type: ignore[method-assign]
         self.core.feed = note_event  # type: ignore[method-assign]
         self.watches = Watches(self.core, api, metrics, replica="replica-a")
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import kubernetes.client
 import kubernetes.config
 
+from gracepoint_operator.kube.answers import Credentials, ObjectList, Page
 from gracepoint_operator.kube.errors import (
     AlreadyExists,
     Conflict,
@@ -33,10 +33,12 @@ from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
 __all__ = [
     "AlreadyExists",
     "Conflict",
+    "Credentials",
     "JsonObject",
     "KubeClient",
     "KubeError",
     "NotFound",
+    "ObjectList",
     "Refused",
     "Unavailable",
 ]
@@ -64,45 +66,6 @@ _WRITES = frozenset({"POST", "PATCH"})
 #: Names the operator in the audit log of the API server. The part before the slash owns the written fields.
 FIELD_MANAGER = "gracepoint-operator"
 USER_AGENT = f"{FIELD_MANAGER}/{importlib.metadata.version('gracepoint')}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Credentials:
-    """What another client needs to reach the same API server. The files may be temporary."""
-
-    server: str
-    ca_path: str | None
-    insecure: bool
-    scheme: str | None
-    token: str | None
-    certificate_path: str | None
-    private_key_path: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ObjectList:
-    """Every object of a kind.
-
-    Attributes:
-        items: The objects.
-        metadata: The metadata of the list, with the resourceVersion at which it was read.
-    """
-
-    items: list[JsonObject]
-    metadata: JsonObject
-
-
-@dataclasses.dataclass(frozen=True)
-class Page(Generic[_T]):
-    """A part of a list.
-
-    Attributes:
-        items: What was read of each object.
-        metadata: The metadata of the list, with the resourceVersion at which the whole list was read.
-    """
-
-    items: list[_T]
-    metadata: JsonObject
 
 
 class KubeClient:
