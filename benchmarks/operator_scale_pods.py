@@ -105,6 +105,10 @@ class Clients:
         wait_until(f"{count} clients to be connected", lambda: self.connected >= count, timeout_s=timeout_s)
         return time.monotonic() - began_s
 
+    def wait_until_fewer(self, count: int, timeout_s: float) -> None:
+        """Returns once fewer clients than that are connected."""
+        wait_until(f"fewer than {count} clients to be connected", lambda: self.connected < count, timeout_s=timeout_s)
+
     def listen(self, count: int, what: str, gang: Gang | None, timeout_s: float) -> list[Word]:
         """Returns the words of a kind, until there are so many or time is over. Others are dropped."""
         found: list[Word] = []
