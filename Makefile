@@ -11,12 +11,13 @@ PYTEST := $(PY) -m pytest
 # cluster of its own, one at a time (tests/cluster/conftest.py).
 WITHOUT := -n 2 --dist worksteal -m 'not cluster'
 FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
-UNIT    := $(FAST) tests/unit
+# A fifth of Hypothesis's examples; `make test` tries all of them.
+UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,8 +73,8 @@ test-cluster: parts ## The cluster tests alone.
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
 
-demo: parts ## A real cluster trains, loses a node, and goes on from the very step.
-	$(PY) -m demo
+demo: parts ## A real cluster trains, loses a node, and goes on from the very step (STORAGE=gs or s3: in an object store).
+	$(PY) -m demo $(if $(STORAGE),--storage=$(STORAGE))
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up
@@ -91,6 +92,17 @@ changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
 	$(PY) -m gracepoint_operator.signals --write docs/signals.md
+
+requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's image contains, with hashes, from constraints.txt.
+	$(PY) -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url \
+		--no-emit-trusted-host --no-emit-find-links --extra operator -c constraints.txt -o operator/requirements.txt \
+		pyproject.toml operator/build-requirements.in
+
+sbom: $(STAMP) ## Writes build/operator-sbom.json: a CycloneDX list of what the operator's image contains beside its base.
+	test -x build/sbom-env/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom-env
+	build/sbom-env/bin/python -m pip install --quiet 'cyclonedx-bom==7.5.0'
+	build/sbom-env/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
+		-o build/operator-sbom.json operator/requirements.txt
 
 clean: ## Removes the environment, the cache and all build output.
 	rm -rf $(VENV) .cache build *.egg-info sidecar/*.egg-info .mypy_cache .ruff_cache .pytest_cache

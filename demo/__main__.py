@@ -11,7 +11,8 @@ from pathlib import Path
 
 from demo.install import REGISTRY
 from demo.narrator import Narrator
-from demo.story import Result, Story
+from demo.object_store import SCHEMES
+from demo.story import VOLUME, Result, Story
 from demo.timeline import table
 from tests import testcluster
 from tests.testcluster import Cluster, ClusterError
@@ -31,7 +32,10 @@ def main() -> int:
     try:
         say.chapter("A cluster")
         with _cluster(flags) as cluster:
-            result = Story(cluster, steps=flags.steps, registry=flags.registry, say=say, folder=FOLDER).play()
+            story = Story(
+                cluster, steps=flags.steps, registry=flags.registry, say=say, folder=FOLDER, storage=flags.storage
+            )
+            result = story.play()
         (FOLDER / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
         print(_summary(result), flush=True)
     except ClusterError as error:
@@ -50,6 +54,12 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="leave the local cluster running, and use it next time")
     parser.add_argument("--registry", default=REGISTRY, help="first part of the images' names, for an existing cluster")
     parser.add_argument("--steps", type=int, default=600, help="training steps of each run (%(default)s)")
+    parser.add_argument(
+        "--storage",
+        choices=(VOLUME, *SCHEMES),
+        default=VOLUME,
+        help="where checkpoints go: a volume, or an object store in the cluster (%(default)s)",
+    )
     flags = parser.parse_args()
     if (flags.provider == "existing") != (flags.context is not None):
         parser.error("--provider existing and --context NAME belong together: no cluster is picked silently")

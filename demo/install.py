@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from demo.logs import PodLogs
 from gracepoint.wire.names import LABEL_POLICY
 from tests.testcluster.api import Cluster, NotSupported
 from tests.testcluster.shell import wait_until
+from tests.testcluster.wheelhouse import pinned
 
 ROOT = Path(__file__).parents[1]
 OPERATOR_NAMESPACE = "gracepoint-system"
@@ -35,16 +36,25 @@ def build_images(cluster: Cluster, say: Callable[[str], None], *, registry: str 
         registry: First part of their names; for a cluster that pulls its images it is where they were pushed.
     """
     trainer = "examples/transformer/Dockerfile"
+    pins = pinned(ROOT / "operator/requirements.txt")
     return Images(
-        operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", "operator", say),
-        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, "jax", say),
+        operator=_image(cluster, f"{registry}/operator:demo", "operator/Dockerfile", say, requirements=pins),
+        trainer=_image(cluster, f"{registry}/transformer:demo", trainer, say, extras=("jax", "gcs", "s3")),
     )
 
 
-def _image(cluster: Cluster, tag: str, dockerfile: str, extra: str, say: Callable[[str], None]) -> str:
+def _image(
+    cluster: Cluster,
+    tag: str,
+    dockerfile: str,
+    say: Callable[[str], None],
+    *,
+    extras: Sequence[str] = (),
+    requirements: Sequence[str] = (),
+) -> str:
     say(f"image {tag} from {dockerfile}")
     try:
-        return cluster.build_image(tag, ROOT / dockerfile, ROOT, extras=(extra,))
+        return cluster.build_image(tag, ROOT / dockerfile, ROOT, extras=extras, requirements=requirements)
     except NotSupported as reason:  # a cluster that exists: its nodes must have the image, or be able to pull it
         say(f"not built here ({reason}); the cluster must have it")
         return tag

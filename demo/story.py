@@ -14,6 +14,7 @@ from pathlib import Path
 from demo import install, nodes, records
 from demo.logs import PodLogs
 from demo.narrator import Narrator
+from demo.object_store import run_store
 from demo.observer import Observer
 from demo.snapshot import PROCESSES, Json, Snapshot
 from demo.timeline import STAGES, Stage, timeline
@@ -22,6 +23,7 @@ from gracepoint.wire.messages import Phase
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
 NAMESPACE = "gracepoint-demo"
+VOLUME = "volume"
 _POLICY = "transformer"
 #: The node is tainted when so much of the training is done.
 _TAINT_AFTER = 0.15
@@ -80,10 +82,14 @@ class Story:
         registry: First part of the images' names.
         say: Where news go.
         folder: Where logs are kept.
+        storage: ``volume``, or the scheme of an object store, which then is started in the cluster.
     """
 
-    def __init__(self, cluster: Cluster, *, steps: int, registry: str, say: Narrator, folder: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, *, steps: int, registry: str, say: Narrator, folder: Path, storage: str = VOLUME
+    ) -> None:
         self._cluster = cluster
+        self._storage = storage
         self._steps = steps
         self._registry = registry
         self._say = say
@@ -107,7 +113,13 @@ class Story:
         say("helm install of charts/gracepoint")
         install.install_operator(self._cluster, images.operator)
         install.make_namespace(self._cluster, NAMESPACE)
-        apply_policy(self._cluster, _POLICY, namespace=NAMESPACE)
+        store = None
+        if self._storage != VOLUME:
+            say(f"an object store for {self._storage}://, with its credentials in a Secret")
+            store = run_store(self._cluster, self._storage, NAMESPACE)
+        change_policy = store.change_policy if store else _as_it_is
+        change_jobset = store.change_jobset if store else _as_it_is
+        apply_policy(self._cluster, _POLICY, namespace=NAMESPACE, change=change_policy)
         say(f"CheckpointPolicy {_POLICY} is ready")
 
         mark = time.strftime("%H%M%S")
@@ -123,11 +135,11 @@ class Story:
             for name in ("undisturbed", "disturbed")
         )
         say.chapter(f"{PROCESSES} processes train {self._steps} steps, undisturbed, to compare with")
-        undisturbed.start()
+        undisturbed.start(change_jobset)
         self._watch_to_completion(Observer(undisturbed, say, self._logs))
 
         say.chapter("The same again, and this time a node goes away")
-        disturbed.start()
+        disturbed.start(change_jobset)
         zero_unix_s, node_gone_unix_s, snapshot = self._disturb(disturbed)
 
         say.chapter("The two runs compared")
@@ -210,6 +222,10 @@ class Story:
         gone_unix_s = time.time()
         self._say(f"node {node} is gone")
         return gone_unix_s
+
+
+def _as_it_is(body: Json) -> None:
+    pass
 
 
 def broken_promises(result: Result, *, preemptions: int) -> list[str]:

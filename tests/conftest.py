@@ -12,16 +12,14 @@ from collections.abc import Generator
 import hypothesis
 import pytest
 
-from tests import accelerators, xla
+from tests import accelerators
 from tests.hangs import pytest_timeout_set_timer
+from tests.jax_environment import set_environment
 from tests.object_stores.fixtures import bucket, gcs, gs_bucket, s3, s3_bucket
 
 __all__ = ["bucket", "gcs", "gs_bucket", "pytest_timeout_set_timer", "s3", "s3_bucket"]
 
-# Before the first import of JAX.
-os.environ["JAX_PLATFORMS"] = accelerators.jax_platforms()
-os.environ["JAX_NUM_CPU_DEVICES"] = "4"
-os.environ["XLA_FLAGS"] = xla.FLAGS
+set_environment()
 
 # How long an example takes says nothing on a busy machine. A test that hangs ends by its own limit.
 hypothesis.settings.register_profile("without a clock", deadline=None)

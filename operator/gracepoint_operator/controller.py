@@ -148,7 +148,7 @@ class Controller:
             authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
         )
         self.connection_writer = ConnectionWriter(
-            api, self.cache, self.subscribers.pod_uids, self._policy_writer, clock, replica
+            api, self.cache, self.subscribers.pod_uids, self._policy_writer, metrics, clock, replica
         )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)

@@ -159,16 +159,6 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
-    @property
-    def channel_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the channel's thread; None before it runs."""
-        return self._channel.loop
-
-    @property
-    def core_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The controller's event loop; None before it runs."""
-        return self._loop
-
     def start(self, on_failure: Callable[[], None]) -> None:
         """Returns when all ports are listened on.
 

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Reads checkpoints and compares every file with the size and checksum that were recorded when it "
         f"was saved. Exit code: {_GOOD} all are good, {_DAMAGED} one is damaged, {_UNKNOWN} one cannot be judged.",
     )
-    verify.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or a folder with checkpoints of steps")
+    verify.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a checkpoint, or a folder with checkpoints of steps: a path or a URI"
+    )
     verify.set_defaults(run=_verify)
     options = parser.parse_args(arguments)
     return int(options.run(options))
@@ -37,7 +39,7 @@ def _verify(options: argparse.Namespace) -> int:
         return _UNKNOWN
     codes = {_GOOD}
     for path in options.paths:
-        for checkpoint in verification.checkpoints_at(Path(os.path.abspath(path))):
+        for checkpoint in verification.checkpoints_at(path if "://" in path else Path(os.path.abspath(path))):
             try:
                 report = verification.verify(checkpoint)
             except (CheckpointError, CannotKnow, OSError) as error:

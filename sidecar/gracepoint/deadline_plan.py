@@ -160,6 +160,11 @@ def writing_s(state_bytes: int, process_count: int, bytes_per_s: float | None) -
     return state_bytes / bytes_per_s
 
 
+def must_choose(snapshot: NewestSnapshot | None) -> bool:
+    """Returns True if there is a choice: the snapshot could be saved in place of the current step, or before it."""
+    return snapshot is not None and snapshot.state in (SnapshotState.WRITING, SnapshotState.HELD)
+
+
 def merged(situations: Sequence[Situation]) -> Situation:
     """Returns one situation for all processes: the worst of each figure.
 

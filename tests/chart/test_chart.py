@@ -484,3 +484,26 @@ def test_the_image_can_be_named_by_its_digest(render: Render) -> None:
     digest = "sha256:" + "0a" * 32
     container = pod_spec(render(f"image.digest={digest}", "image.tag=v9"))["containers"][0]
     assert container["image"] == f"gracepoint-operator@{digest}"
+
+
+@pytest.mark.parametrize("settings", MODES)
+def test_helm_test_asks_the_operator_as_pods_and_the_api_server_do(render: Render, settings: list[str]) -> None:
+    objects = render(*settings)
+    pod = one(objects, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = pod["spec"]["containers"]
+    deployment = pod_spec(objects)["containers"][0]
+    assert container["image"] == deployment["image"]
+    assert container["securityContext"] == deployment["securityContext"]
+    host = "https://gp-gracepoint.gp-system.svc"
+    assert container["args"] == [
+        f"--service-url={host}:443",
+        f"--webhook-url={host}:9443",
+        "--authorities=/trust/ca-bundle.crt",
+    ]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["configMap"]["name"] == deployment["args"][deployment["args"].index("--trust") + 1]
+    labels = one(objects, "Service")["spec"]["selector"]
+    assert not labels.items() <= pod["metadata"]["labels"].items(), "the Service must not lead to it"
+    closed = one(render(*settings, "admission.onlyFrom[0].ipBlock.cidr=10.0.0.0/28"), "Pod")
+    assert not [arg for arg in closed["spec"]["containers"][0]["args"] if arg.startswith("--webhook-url")]

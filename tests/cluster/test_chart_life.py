@@ -35,6 +35,12 @@ def test_an_upgrade_brings_the_crds_up_to_date(installed: Cluster, images: Image
     assert {name: columns(installed, name) for name in CRDS} == before
 
 
+def test_the_installation_passes_helm_test(installed: Cluster) -> None:
+    """The certificate that the operator made is one that pods and the API server accept, in a pod of its own."""
+    done = installed.helm("test", "gracepoint", f"--namespace={OPERATOR_NAMESPACE}", "--timeout=90s")
+    assert "Succeeded" in done.stdout
+
+
 def test_removing_the_chart_keeps_crds_and_policies_and_it_can_come_back(installed: Cluster, images: Images) -> None:
     installed.helm("uninstall", "gracepoint", f"--namespace={OPERATOR_NAMESPACE}", "--wait", "--timeout=60s")
     try:

@@ -81,6 +81,21 @@ def _record(cluster: Cluster, name: str) -> None:
             ["spec.checkpoint.directory", "{namespace} and {jobset}", "found /c/{job}"],
             id="unknown placeholder",
         ),
+        pytest.param(
+            {"checkpoint": {"directory": "az://bucket/c"}},
+            ["spec.checkpoint.directory", "file://, gs:// or s3:// URI", "found az://bucket/c"],
+            id="unknown scheme",
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "s3://bucket/c", "objectStore": {"endpoint": "minio:9000"}}},
+            ["spec.checkpoint.objectStore.endpoint", "expected http:// or https://", "found minio:9000"],
+            id="endpoint without a scheme",
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "/c", "objectStore": {"endpoint": "http://minio:9000"}}},
+            ["spec.checkpoint", "only for a directory that is a gs:// or s3:// URI", "found /c"],
+            id="endpoint for a path",
+        ),
         pytest.param({"mode": "enforce"}, ["spec.mode", '"Enforce", "Observe"'], id="unknown mode"),
         pytest.param({"signals": ["Taint"]}, ["spec.signals[0]", "NodeTaint"], id="unknown signal"),
         pytest.param({"deadline": {"margin": 0.5}}, ["spec.deadline.margin", "1"], id="margin below 1"),

@@ -168,7 +168,7 @@ def test_evictions_are_answered_while_the_channels_loop_does_nothing_at_all(
 ) -> None:
     """As under more connections than it can serve."""
     replica = start(api)
-    loop = replica.server.channel_loop
+    loop = replica.server._channel.loop
     assert loop is not None
     held, go_on = threading.Event(), threading.Event()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import urllib.error
 import urllib.request
@@ -36,12 +37,16 @@ def sample(replica: Replica, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
+def is_counted(replica: Replica, name: str) -> bool:
+    return sample(replica, name) >= 1
+
+
 class Blocked:
     """Keeps the channel's event loop from running, as a bug in its code would."""
 
     def __init__(self, replica: Replica) -> None:
         self._go_on = threading.Event()
-        loop = replica.server.channel_loop
+        loop = replica.server._channel.loop
         assert loop is not None
         loop.call_soon_threadsafe(self._go_on.wait, WAIT_S)
 
@@ -66,7 +71,7 @@ def test_nobody_else_can_be_the_canary(start: Callable[..., Replica], api: Memor
     assert replica.refused("unknown_pod") == 1
 
 
-def test_a_replica_whose_channel_is_stuck_is_not_ready_and_then_not_alive(
+def test_a_stuck_channel_makes_the_replica_not_ready_then_not_alive(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = start(api, canary=True)
@@ -99,7 +104,7 @@ def test_the_lag_of_both_loops_is_measured(start: Callable[..., Replica], api: M
     replica = start(api)
     for loop in ("controller", "channel"):
         name = f'gracepoint_loop_lag_seconds_count{{loop="{loop}"}}'
-        until(lambda name=name: sample(replica, name) >= 1, f"the lag of the loop of the {loop}")
+        until(functools.partial(is_counted, replica, name), f"the lag of the loop of the {loop}")
     assert sample(replica, 'gracepoint_sweep_seconds_count{extent="all"}') == 1
 
 

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental.layout import Format, Layout
 
+from gracepoint.checkpoint import api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import recovery
 from gracepoint.checkpoint.storage.storage_path import storage_path
@@ -52,6 +53,21 @@ def test_a_checkpoint_manager_finds_the_steps_and_only_those(tmp_path: Path) -> 
         assert sorted(manager.all_steps()) == [1, 12]
         assert manager.latest_step() == 12
     assert all(folder.is_dir() for folder in (left, trash, aside))  # its cleaning up is of its own only
+
+
+def test_orbax_s_functions_for_evaluations_find_our_steps(tmp_path: Path) -> None:
+    for step in (1, 12):
+        save(engine(tmp_path, attempt=f"job-{step}"), step, small_state(step))
+    leave_uncommitted(tmp_path, 13, (0,), attempt="job-z")
+    found = []
+    for step in ocp.checkpoint_utils.checkpoints_iterator(tmp_path, seconds_to_sleep=0, timeout=0):
+        found.append(step)
+        assert_same(api.restore(tmp_path / str(step), small_state()), small_state(step))
+        assert api.all_steps(tmp_path) == [1, 12]  # Orbax's snapshots of steps are no steps
+    assert found == [12]
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(tmp_path, until_step=5, timeout=0) as newest:
+        assert newest == 12
+    assert sorted(ocp.utils.checkpoint_steps(tmp_path)) == [1, 12]
 
 
 def test_a_checkpoint_manager_restores_into_a_given_state(saved: tuple[Path, Any]) -> None:

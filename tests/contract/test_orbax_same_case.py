@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,18 @@ def test_the_metadata_of_every_leaf_is_what_orbax_says(saved: dict[str, Path], w
         if theirs[name].storage.write_shape is not None or writer == "Orbax's":
             assert ours[name].write_shape == theirs[name].storage.write_shape, name
     assert ours["w"].sharding == theirs["w"].sharding.to_jax_sharding()
+
+
+@each_writer
+def test_metadata_needs_no_file_of_shardings(saved: dict[str, Path], tmp_path: Path, writer: str) -> None:
+    shutil.copytree(saved[writer], tmp_path / "a")
+    (tmp_path / "a" / "_sharding").unlink()
+    theirs = ocp.PyTreeCheckpointer().metadata(tmp_path / "a").item_metadata.tree
+    with AsyncCheckpointer() as checkpointer:
+        ours = checkpointer.metadata(tmp_path / "a").tree
+    for name in ("w", "n", "keys", "rbg"):
+        assert ours[name].chunk_shape == theirs[name].storage.chunk_shape, name
+        assert ours[name].sharding is theirs[name].sharding is None, name
 
 
 @each_writer

@@ -47,7 +47,7 @@ def test_pods_stay_connected_through_a_change_of_the_authority(
         until(lambda: all(pod.told == [NAME] for pod in connected), "the notice")
 
 
-def test_a_pod_with_an_older_library_keeps_its_stream_and_is_sent_no_frame_that_it_does_not_know(
+def test_an_older_library_is_sent_no_frame_it_does_not_know(
     start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = start(api, overlap_s=0.2)

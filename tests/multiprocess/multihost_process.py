@@ -155,11 +155,13 @@ def barriers() -> None:
         with pytest.raises(BarrierFailed, match=f"process {count - 1} reported ValueError: disk full"):
             gang.barrier("failing", timeout_s=60)
         print(f"told of a failure after ms {(time.monotonic() - began) * 1e3:.1f}")
+        multihost.sync_global_processes("all but the last", processes=range(count - 1))  # so that they come at one time
         with pytest.raises(BarrierTimeout) as caught:
-            gang.barrier("lacking", timeout_s=0.5)
+            gang.barrier("lacking", timeout_s=1)
         assert caught.value.missing == (count - 1,)
-        with pytest.raises(BarrierTimeout, match=rf"without process {count - 1}\b"):
+        with pytest.raises(BarrierTimeout) as caught:
             multihost.sync_global_processes("lacking too", timeout=0.3)
+        assert count - 1 in caught.value.missing  # and those that came later than that, on a busy machine
 
     def wait_cancelled() -> None:
         with pytest.raises(BarrierCancelled, match="process 0 gave it up: an emergency supersedes it"):

@@ -96,6 +96,9 @@ def a_part_of_the_processes(root: Path, me: int, count: int) -> None:
         except gracepoint.CheckpointError as error:
             print(f"refused: {error}", flush=True)
         checkpointer.close()
+        with CheckpointManager(root / "part-steps", active_processes=part) as manager:
+            assert manager.save(1, state_on(part, 6))
+            assert_same_here(manager.restore(like=state_on(part, 99)).state, state_on(part, 6))
     else:
         try:
             checkpointer.save(root / "part", state_on([me], 5))

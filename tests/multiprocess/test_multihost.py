@@ -69,14 +69,14 @@ def test_cluster_is_joined_from_pod_environment_once_and_left_by_all(recoverable
 
 
 @pytest.mark.parametrize("found_in", ["Slurm", "JAX's own variables"])
-def test_places_and_devices_that_jax_detects_are_jaxs_own(found_in: str) -> None:
+def test_jax_detects_place_and_devices_under_slurm_and_from_its_variables(found_in: str) -> None:
     results = run(2, "left_to_jax", found_in)
     assert succeeded(results), results
     if found_in != "Slurm":
         assert "Starting JAX distributed service on 127.0.0.1:" in results[0].output
 
 
-def test_processes_of_one_id_never_train() -> None:
+def test_processes_with_the_same_id_do_not_join() -> None:
     results = run(3, "one_id_twice", devices=1)
     assert all(result.code != 0 for result in results), results
     assert not any("joined" in result.output for result in results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import random
 import sys
 import tomllib
@@ -52,11 +53,16 @@ class Judged:
         Raises:
             ValueError: An equivalent one is not among them any more.
         """
-        found = mutants((ROOT / self.file).read_text())
+        found = list(_mutants((ROOT / self.file).read_text()))
         stale = self.equivalent.keys() - {mutant.name for mutant in found}
         if stale:
             raise ValueError(f"{JUDGES.name}: {self.name} has no such mutants any more: {sorted(stale)}; remove them")
         return [mutant for mutant in found if mutant.name not in self.equivalent]
+
+
+@functools.cache
+def _mutants(source: str) -> tuple[Mutant, ...]:
+    return tuple(mutants(source))
 
 
 def judged() -> dict[str, Judged]:

@@ -22,8 +22,9 @@ _OUTPUT = pathlib.Path(".trial")
 
 
 def main() -> None:
-    from tests import conftest  # noqa: F401  the environment in which JAX is imported
+    from tests.jax_environment import set_environment  # not conftest: it imports what pytest wants to import itself
 
+    set_environment()
     for module in list(sys.modules):
         if module.split(".")[0] == "tests":
             del sys.modules[module]  # pytest imports its own, with better assertions

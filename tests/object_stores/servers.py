@@ -92,6 +92,8 @@ class Server:
                 "TENSORSTORE_GCS_HTTP_URL": url,
                 "STORAGE_EMULATOR_HOST": url,
                 "GOOGLE_CLOUD_PROJECT": "tests",
+                # Else gcsfs looks for credentials, in vain, to ask which kind of bucket each is.
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
                 **self._secrets,
             }
         # obstore takes plain HTTP only if it is told so.

@@ -68,8 +68,8 @@ class FaultProxy:
         self.url = ""
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
-        if not self._listening.wait(10):
-            raise TimeoutError("waited 10 s for the fault proxy to listen")
+        if not self._listening.wait(60):
+            raise TimeoutError("waited 60 s for the fault proxy to listen")
 
     @contextlib.contextmanager
     def fault(self, how: How, paths: str = "") -> Iterator[None]:
@@ -92,7 +92,7 @@ class FaultProxy:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _main(self) -> None:
         self._loop.run_until_complete(self._run())

@@ -37,13 +37,13 @@ class Replica:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._running.wait(10), "waited 10 s for the core's loop"
+        assert self._running.wait(60), "waited 60 s for the core's loop"
         self.watches.start()
 
     def close(self) -> None:
         self.watches.close(10)
         self._loop.call_soon_threadsafe(self._task.cancel)  # type: ignore[union-attr]
-        self._thread.join(10)
+        self._thread.join(60)
         self.api.close()
 
     def knows_nodes(self, *names: str) -> None:

@@ -49,6 +49,11 @@ def requirements_of(pyproject: Path, extras: Sequence[str]) -> list[str]:
     return sorted(set(found))
 
 
+def pinned(file: Path) -> list[str]:
+    """The versions in a requirements file with hashes."""
+    return re.findall(r"^([\w.\-]+==[\w.\-]+)", file.read_text(), re.M)
+
+
 def prepare(requirements: Sequence[str]) -> list[str]:
     """Download wheels unless they are in the cache.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import gracepoint
@@ -66,3 +68,32 @@ def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
     for fragment in (ROOT / "changelog.d").iterdir():
         if fragment.name != "README.md":
             assert re.fullmatch(rf"\+[a-z0-9-]+\.({'|'.join(kinds)})\.md", fragment.name), fragment.name
+
+
+def test_the_operators_image_contains_what_was_tested_by_hash() -> None:
+    def normal(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    tested = {normal(n): v for n, v in re.findall(r"^([\w.-]+)==(\S+)$", read("constraints.txt"), re.M)}
+    entries = re.split(r"\n(?=\w)", read("operator/requirements.txt").strip())
+    entries = [entry for entry in entries if not entry.startswith("#")]
+    pinned = {}
+    for entry in entries:
+        found = re.match(r"([\w.-]+)==([^ \\\n]+)", entry)
+        assert found, entry
+        assert "--hash=sha256:" in entry, entry
+        pinned[normal(found[1])] = found[2]
+    assert {name: version for name, version in pinned.items() if tested.get(name, version) != version} == {}
+    extra = project()["project"]["optional-dependencies"]["operator"]
+    assert {normal(re.split(r"[<>=~\[ ]", line)[0]) for line in extra} <= pinned.keys(), "run: make requirements"
+    assert "--require-hashes" in read("operator/Dockerfile")
+
+
+def test_no_link_is_part_of_the_source() -> None:
+    """A link to an environment or a cache elsewhere would replace those of everybody who takes the change."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a checkout of git")
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000 ")] == []

@@ -26,7 +26,7 @@ from gracepoint_operator.webhooks.release_contract import ContractViolation, rel
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page.relative_to(ROOT)
-    for folder in (".", "docs", "charts/gracepoint", "examples/transformer")
+    for folder in (".", "docs", "charts/gracepoint", "examples/transformer", "examples/from_orbax")
     for page in (ROOT / folder).glob("*.md")
 )
 EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml"))
@@ -185,7 +185,7 @@ def settings_rows() -> dict[str, list[str]]:
 
 def test_settings_table_has_every_argument_of_attach() -> None:
     rows = settings_rows()
-    assert set(rows) == set(inspect.signature(gracepoint.attach).parameters) - {"receiver"}  # an object, no setting
+    assert set(rows) == set(inspect.signature(gracepoint.attach).parameters) - {"receiver", "write_options"}  # objects
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for argument, (variable, _, default) in rows.items():
         assert variable == f"`{ENV_PREFIX}{argument.upper()}`" == f"`{getattr(Env, argument.upper())}`"

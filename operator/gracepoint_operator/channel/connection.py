@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 
 
-class Connection(asyncio.Protocol):
+class ChannelConnection(asyncio.Protocol):
     """One connection: passes everything to aiohttp's protocol, and calls ``ended`` when it is lost."""
 
     def __init__(
-        self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[Connection], None]
+        self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[ChannelConnection], None]
     ) -> None:
         self.address = address
         self.inner = inner

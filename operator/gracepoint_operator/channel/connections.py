@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from enum import Enum, StrEnum
 
-from gracepoint_operator.channel.connection import Connection
+from gracepoint_operator.channel.connection import ChannelConnection
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, CUT_OFF_S
 from gracepoint_operator.observability.logs import about
 
@@ -96,9 +96,9 @@ class Connections:
         self._context = context
         self._limits = limits
         self._count_closed = count_closed
-        self._pending: dict[str, dict[Connection, None]] = {}  # by address, oldest first
-        self._by_protocol: dict[asyncio.BaseProtocol, Connection] = {}  # the pending ones, by aiohttp's protocol
-        self._open: set[Connection] = set()  # pending and kept ones, until their sockets are closed
+        self._pending: dict[str, dict[ChannelConnection, None]] = {}  # by address, oldest first
+        self._by_protocol: dict[asyncio.BaseProtocol, ChannelConnection] = {}  # the pending ones, by aiohttp's protocol
+        self._open: set[ChannelConnection] = set()  # pending and kept ones, until their sockets are closed
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -176,7 +176,7 @@ class Connections:
             self._closed(address, CloseReason.ADDRESS_FULL)
             return
         loop = asyncio.get_running_loop()
-        connection = Connection(accepted, address, self._make(), self._ended)
+        connection = ChannelConnection(accepted, address, self._make(), self._ended)
         self._open.add(connection)
         self._all_closed.clear()
         self._pending.setdefault(address, {})[connection] = None
@@ -199,7 +199,7 @@ class Connections:
         self._end(next(iter(most)), CloseReason.CROWDED)
         return _Room.HELD
 
-    async def _shake_hands(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _shake_hands(self, connection: ChannelConnection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
@@ -215,19 +215,19 @@ class Connections:
             if was_pending:
                 self._closed(connection.address, CloseReason.HANDSHAKE)
 
-    def _end(self, connection: Connection, why: CloseReason) -> None:
+    def _end(self, connection: ChannelConnection, why: CloseReason) -> None:
         self._forget(connection)
         connection.abort()
         self._closed(connection.address, why)
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: ChannelConnection) -> None:
         """Removes a connection whose socket is closed."""
         self._forget(connection)
         self._open.discard(connection)
         if not self._open:
             self._all_closed.set()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ChannelConnection) -> None:
         """Removes a connection from the pending ones."""
         if self._by_protocol.pop(connection.inner, None) is None:
             return

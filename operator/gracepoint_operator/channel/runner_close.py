@@ -47,5 +47,5 @@ async def close_runner(runner: web.AppRunner) -> None:
             await asyncio.sleep(_LOOK_EVERY_S)
         for transport in left:
             transport.abort()
-            with contextlib.suppress(OSError):  # as in Connection.abort
+            with contextlib.suppress(OSError):  # as in ChannelConnection.abort
                 sockets[transport].shutdown(socket.SHUT_RDWR)

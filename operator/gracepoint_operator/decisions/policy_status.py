@@ -146,7 +146,7 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         message = f"no {ANY_NAME} has saved yet, so that nothing can be predicted"
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
     forecast, grace_s = worst
-    need_s = needed_s(forecast)
+    need_s = forecast.needed_s
     said = (
         f"{forecast.kind} {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
         f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
@@ -155,11 +155,6 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
     said += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
     return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
-
-
-def needed_s(forecast: WorkloadForecast) -> float:
-    """Returns the seconds that an emergency save would take, with the margin."""
-    return (forecast.drain_seconds + forecast.save_seconds) * forecast.margin
 
 
 def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:

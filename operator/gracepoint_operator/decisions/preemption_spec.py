@@ -78,7 +78,7 @@ def gives_way(
 ) -> bool:
     """Returns True if the epoch lets the gang continue to train, but later signals require that it exits.
 
-    An epoch cannot change from one to the other, because the notices that were sent say what it asks for.
+    An epoch cannot be changed to require it, because its notices, which were sent, ask for something else.
     """
     if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
         return False

@@ -188,8 +188,8 @@ class PreemptionRecord:
         if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in _EVICTED})
         if (-self.spec.moves, self.spec.deadline) < (-spec.moves, spec.deadline):
-            # Only what joining signals may change: two replicas saw the first one at slightly different times,
-            # and the API server refuses any other observedAt than the one that stands there.
+            # Only the fields that a joining signal may change. Two replicas saw the first signal at slightly different
+            # times, and the API server refuses to change observedAt.
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})

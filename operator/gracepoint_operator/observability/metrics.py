@@ -159,6 +159,11 @@ class Metrics:
             buckets=_LAG_S,
         )
 
+        self.pods_not_connected = prometheus.Gauge(
+            "gracepoint_pods_not_connected",
+            "Running pods of gangs that have not been connected to any replica for three minutes. All replicas agree.",
+            registry=self.registry,
+        )
         self.sweep_s = prometheus.Histogram(
             "gracepoint_sweep_seconds",
             "How long it took to list the cluster: all kinds (extent all), or those that may have changed (some).",

@@ -19,6 +19,7 @@ from gracepoint_operator.decisions.connectivity import GangConnection
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import CheckpointPolicy
@@ -37,6 +38,7 @@ class ConnectionWriter:
         cache: What is known of the cluster.
         connected: Returns the UIDs of the pods that are connected to this replica.
         policy_writer: Writes the condition.
+        metrics: Shows how many pods are not connected.
         clock: Seconds since the epoch.
         replica: This replica's name.
     """
@@ -47,6 +49,7 @@ class ConnectionWriter:
         cache: ClusterCache,
         connected: Callable[[], Collection[str]],
         policy_writer: PolicyWriter,
+        metrics: Metrics,
         clock: Callable[[], float],
         replica: str,
     ) -> None:
@@ -54,6 +57,7 @@ class ConnectionWriter:
         self._cache = cache
         self._connected = connected
         self._policy_writer = policy_writer
+        self._metrics = metrics
         self._clock = clock
         self._replica = replica
         self._events = EventRecorder(api, clock, replica)
@@ -70,6 +74,7 @@ class ConnectionWriter:
     async def look(self) -> None:
         """Counts once, and writes what changed."""
         running, connected = self._counted()
+        missing = 0
         for key, policy in list(self._cache.policies.items()):
             await asyncio.sleep(0)  # a notice does not wait for all policies
             uids = sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
@@ -77,8 +82,10 @@ class ConnectionWriter:
             await self._write_own(key, policy, own)
             gangs = self._gangs(policy, uids, running, own)
             self._policy_writer.connections(key, gangs)
+            missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
             for gang in gangs:
                 await self._post(gang)
+        self._metrics.pods_not_connected.set(missing)
         gone = self._missing_since.keys() - self._cache.objects.workloads.keys()
         for uid in gone:
             del self._missing_since[uid]

@@ -24,6 +24,13 @@ PARTS = {
 }
 
 
+def begin(metrics: Metrics) -> None:
+    """Shows the ends that an alert is about as 0. Prometheus sees no increase in a series that begins with 1."""
+    for cause in (*signals.Cause, REQUESTED):
+        for phase in (Phase.EXPIRED, Phase.FAILED):
+            metrics.phases.labels(phase=phase, cause=cause)
+
+
 def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
     """Counts the change from one recorded state to the next.
 

@@ -153,7 +153,7 @@ class PolicyWriter:
             grace_s = policy_status.grace_s(gang.members, gang.nodes)
             if grace_s is not None:
                 granted.append((forecast, grace_s))
-        worst = min(granted, key=lambda item: item[1] - policy_status.needed_s(item[0]), default=None)
+        worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
         epochs = [
             epoch

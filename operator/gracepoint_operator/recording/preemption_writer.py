@@ -67,6 +67,7 @@ class PreemptionWriter:
         self._cache = cache
         self._acknowledgements = acknowledgements
         self._metrics = metrics
+        outcome_metrics.begin(metrics)
         self._replica = replica
         self.made: set[Key] = set()
         self._policy_writer = policy_writer

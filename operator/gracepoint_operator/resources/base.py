@@ -220,7 +220,7 @@ class Resource(Model):
             first = error
         plain: dict[str, Any] = json.loads(text)
         found: dict[str, None] = {}
-        # One pass for fields and values; another one for what stands in fields that pydantic had not come to.
+        # One pass for fields and values. Further passes for fields that pydantic did not reach before.
         for _ in range(_PASSES):
             if not _pass_over(plain, first, cls, found):
                 raise first

@@ -33,11 +33,17 @@ from gracepoint_operator.resources.base import (
     rules,
 )
 
-_DIRECTORY = r"^(file://)?/([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*$"
+_CHARACTERS = r"([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*"
+_BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+_DIRECTORY = rf"^((file://)?/{_CHARACTERS}|(gs|s3)://{_BUCKET}(/{_CHARACTERS})?)$"
 _DIRECTORY_MESSAGE = (
-    "expected an absolute path or a file:// URI of letters, digits and ._~@%+=,:/- "
+    "expected an absolute path, or a file://, gs:// or s3:// URI (with a bucket), of letters, digits and ._~@%+=,:/- "
     "in which only the placeholders {namespace} and {jobset} stand in braces"
 )
+_ENDPOINT = r"^(https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?$"
+_ENDPOINT_MESSAGE = "expected http:// or https:// with a host and, if need be, a port"
+_ENDPOINT_PLACE_MESSAGE = "objectStore.endpoint is only for a directory that is a gs:// or s3:// URI"
+_REGION_PLACE_MESSAGE = "objectStore.region is only for a directory that is an s3:// URI"
 _AUTO_MESSAGE = "Auto must stand alone: it finds out which of the others this is"
 _CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the two outcomes apart"
 
@@ -79,6 +85,28 @@ class Training(Model):
     """Port of the JAX coordination service in process 0's pod."""
 
 
+class ObjectStore(Model):
+    """How the pods reach the object store of a gs:// or s3:// directory. Credentials are the pod's own: a service
+    account with workload identity, IRSA or pod identity, or variables from a Secret."""
+
+    endpoint: Annotated[
+        str,
+        Field(max_length=300, json_schema_extra=rules(cel(f"self.matches(r'{_ENDPOINT}')", _ENDPOINT_MESSAGE, "self"))),
+    ] = ""
+    """URL of the store, for one that is compatible with S3 or Google Cloud Storage. Empty: the provider's own. The
+    training container gets it as AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL unless it sets that variable."""
+    region: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
+    """Region of the bucket, for s3://. Empty: the pod's own. The training container gets it as AWS_REGION unless it
+    sets that variable."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _endpoint_is_a_url(cls, value: str) -> str:
+        if not re.fullmatch(_ENDPOINT, value):
+            raise ValueError(f"{_ENDPOINT_MESSAGE}; found {value!r}")
+        return value
+
+
 class Checkpoint(Model):
     """Where checkpoints go and when they are made."""
 
@@ -90,9 +118,12 @@ class Checkpoint(Model):
             json_schema_extra=rules(cel(f"self.matches(r'{_DIRECTORY}')", _DIRECTORY_MESSAGE, "self")),
         ),
     ]
-    """Directory in which the checkpoints of a JobSet are stored: an absolute path or a file:// URI. Every pod of the
-    gang must have it mounted. {namespace} and {jobset} are replaced by the namespace and the name of the JobSet.
-    Without {jobset}, all JobSets of the policy share one directory, which is only correct if one runs at a time."""
+    """Directory in which the checkpoints of a JobSet are stored: an absolute path or a file:// URI, which every pod of
+    the gang must have mounted, or a gs:// or s3:// URI with a bucket and a prefix, which needs no volume. {namespace}
+    and {jobset} are replaced by the namespace and the name of the JobSet. Without {jobset}, all JobSets of the policy
+    share one directory, which is only correct if one runs at a time."""
+    object_store: ObjectStore = ObjectStore()
+    """How the pods reach the object store of a gs:// or s3:// directory, if it is not the provider's own."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
     """Number of training steps between periodic saves. 0: the number of steps starts no save."""
     every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
@@ -111,6 +142,29 @@ class Checkpoint(Model):
         if not re.fullmatch(_DIRECTORY, value):
             raise ValueError(f"{_DIRECTORY_MESSAGE}; found {value!r}")
         return value
+
+    @model_validator(mode="after")
+    def _store_fits_the_directory(self) -> Checkpoint:
+        if self.object_store.endpoint and not self.directory.startswith(("gs://", "s3://")):
+            raise ValueError(f"{_ENDPOINT_PLACE_MESSAGE}; found {self.directory!r}")
+        if self.object_store.region and not self.directory.startswith("s3://"):
+            raise ValueError(f"{_REGION_PLACE_MESSAGE}; found {self.directory!r}")
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.objectStore.endpoint == '' || self.directory.matches(r'^(gs|s3)://')",
+                _ENDPOINT_PLACE_MESSAGE,
+                "self.directory",
+            ),
+            cel(
+                "self.objectStore.region == '' || self.directory.startsWith('s3://')",
+                _REGION_PLACE_MESSAGE,
+                "self.directory",
+            ),
+        )
+    )
 
 
 class DeadlinePolicy(Model):
@@ -263,6 +317,11 @@ class WorkloadForecast(OfWorkload):
     """The factor by which the sum is multiplied."""
     time: Time
     """When the JobSet reported it."""
+
+    @property
+    def needed_s(self) -> float:
+        """Seconds that an emergency save would take, with the margin."""
+        return (self.drain_seconds + self.save_seconds) * self.margin
 
 
 class WorkloadConnections(Model):

@@ -220,7 +220,7 @@ class PreemptionStatus(Model):
     """One entry for each replica of the operator that took part."""
 
 
-#: What of a record stands in no request, and what stands in it beside that, in JSON. Either all is there, or nothing.
+#: Fields, by their JSON names, that only a record has; and all fields that a record must have.
 RECORD_ONLY = ("signal", "confidence", "cancelable", "observedAt", "policy")
 _RECORD = (*RECORD_ONLY, "cause", "mode", "deadline", "jobSet.uid")
 #: A rule that a field is immutable does not see that it comes or goes.
@@ -244,8 +244,8 @@ EITHER = rules(
     cel(" && ".join(f"has(self.{field}) == has(oldSelf.{field})" for field in _STAYS), _KIND_MESSAGE),
 )
 
-#: How the names of the operator's records end: part of the JobSet's UID, and the epoch. A request that had the name of
-#: the next record would be in its way.
+#: How the names of the operator's records end: part of the JobSet's UID, and the epoch. A request with the name of
+#: the next record would prevent that record from being created.
 RECORD_NAME_END = "-[0-9a-f]{8}-[0-9]+$"
 
 #: The schema of a Preemption beside its parts.

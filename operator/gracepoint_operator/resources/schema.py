@@ -22,9 +22,10 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The structural schema of an object that is of one of two kinds: a field that only one of them has, or requires,
-    may be absent, and the API server fills in no default that is not of both. Where both say something of a field, the
-    words of ``first`` count; rules of both do.
+    """Returns the structural schema of an object that is of one of two kinds.
+
+    A field may be absent unless both kinds require it. A default is kept only if both kinds have it. The description of
+    a field that both kinds have is that of ``first``; the rules of both apply.
     """
     merged = {**second, **first}
     if first.get("default") != second.get("default"):
@@ -98,7 +99,7 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
 
 
 def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> dict[str, Any]:
-    """``target`` with what stands beside the reference to it: the field's words win, rules of both count."""
+    """Returns ``target`` with the keys beside the reference to it. The field's keys win; the rules of both apply."""
     beside = {key: value for key, value in node.items() if key != reference}
     rules = "x-kubernetes-validations"
     if rules in target and rules in beside:

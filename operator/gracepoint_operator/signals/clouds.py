@@ -187,7 +187,7 @@ _AUTOSCALER = (
 )
 
 _AKS = (
-    _aks_event("Freeze", 900.0, HINT, Cause.MAINTENANCE, "The machine stands still for some seconds, and goes on."),
+    _aks_event("Freeze", 900.0, HINT, Cause.MAINTENANCE, "The machine pauses for some seconds."),
     _aks_event("Preempt", 30.0, SURE, Cause.SPOT_TERMINATION, "A Spot machine is taken back, 30 s ahead."),
     _aks_event("Terminate", 300.0, SURE, Cause.SCALE_DOWN, "The machine is deleted, 5 to 15 minutes ahead."),
     _aks_event("Redeploy", 600.0, SURE, Cause.MAINTENANCE, "The machine moves and loses its disks, 10 minutes ahead."),

@@ -36,6 +36,9 @@ YIELDING = frozenset(
         Env.MARGIN,
         Env.HEAD_START_S,
         Env.METADATA,
+        names.ENV_S3_ENDPOINT,
+        names.ENV_S3_REGION,
+        names.ENV_GCS_ENDPOINT,
     }
 )
 
@@ -147,7 +150,19 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
         **({Env.HEAD_START_S: head_start_s} if head_start_s != names.DEFAULT_HEAD_START_S else {}),
+        **_store_of(policy),
     }
+
+
+def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:
+    """Returns the variables that the stores' clients know, for what the policy sets."""
+    store = policy.checkpoint.object_store
+    is_s3 = policy.checkpoint.directory.startswith("s3://")
+    found = {
+        names.ENV_S3_ENDPOINT if is_s3 else names.ENV_GCS_ENDPOINT: store.endpoint,
+        names.ENV_S3_REGION: store.region,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _inject_template(member: TrainingJob, policy_name: str, environment: list[Json]) -> None:

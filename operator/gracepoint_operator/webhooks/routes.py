@@ -20,6 +20,7 @@ from aiohttp import web
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.unreadable import CAUSES, Unreadable, said
+from gracepoint_operator.webhooks import creation_warnings
 from gracepoint_operator.webhooks.admission_review import (
     AdmissionRequest,
     NotAnAdmissionReview,
@@ -171,7 +172,12 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
             logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, why)
             return refused(request, why)
         made = inject_jobset(result.object, name, policy.spec, context.settings)
-        warnings = [*unserved, *not_understood(policy), *overruled(request.object, made, policy)]
+        warnings = [
+            *unserved,
+            *not_understood(policy),
+            *overruled(request.object, made, policy),
+            *creation_warnings.warnings(made, policy),
+        ]
         return allowed(request, shown(request.object, made, policy), warnings)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.

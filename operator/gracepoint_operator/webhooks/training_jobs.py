@@ -1,4 +1,4 @@
-"""Which replicatedJobs of a JobSet form the gang, and where each stands in it. Pure."""
+"""Which replicatedJobs of a JobSet form the gang, in the order of their processes. Pure."""
 
 from __future__ import annotations
 

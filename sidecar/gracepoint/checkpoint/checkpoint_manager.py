@@ -133,6 +133,11 @@ class CheckpointManager:
         self._at_exit = AtExit(self)
 
     @property
+    def directory(self) -> UserPath:
+        """The directory of the steps, as it was given."""
+        return self._directory
+
+    @property
     def last_save(self) -> SaveStats | None:
         """Figures of the last committed save in this process. None before the first."""
         return None if self._checkpointer is None else self._checkpointer.executor.last_save
@@ -314,6 +319,10 @@ class CheckpointManager:
         return metadata_of(
             folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers, item=self._item_name
         )
+
+    def is_saving_in_progress(self) -> bool:
+        """Returns whether a background save runs in this process. Does not wait, and is not collective."""
+        return self._checkpointer is not None and self._checkpointer.executor.background.busy
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""

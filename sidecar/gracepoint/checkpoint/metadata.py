@@ -59,7 +59,7 @@ class TreeMetadata:
             checkpoint and that of its tree.
     """
 
-    path: LocalPath
+    path: LocalPath | str
     tree: Any
     by_orbax: bool
     custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -19,6 +19,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
+from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
@@ -125,12 +126,9 @@ class StepCheckpointer:
         )
         self._handlers = handlers
         self.access = DirectoryAccess(self._paths, gang, key=self._key, attempt=attempt, clock=clock)
-        paths, executor = self._paths, self.executor
-        self.due_saves = DueSaves(
-            gang, f"{self._key}/due", fail=lambda step, error: executor.begin(paths, step).fail(error)
-        )
+        self.due_saves = DueSaves(gang, f"{self._key}/due", fail=self.refuse)
         retention = Retention(keep_last, keep_every_steps, keep_for_s)
-        self._committed = CommittedSteps(paths, gang, key=self._key, attempt=attempt, retention=retention)
+        self._committed = CommittedSteps(self._paths, gang, key=self._key, attempt=attempt, retention=retention)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._restores = 0
@@ -146,6 +144,10 @@ class StepCheckpointer:
     def commit_key(self) -> str | None:
         """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
         return self.executor.commit_key
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
+        self.executor.begin(self._paths, step).fail(error)
 
     def stop(self, reason: str) -> None:
         """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
@@ -367,6 +369,30 @@ class StepCheckpointer:
         if tidy:
             self._committed.tidy(self._committed.newest, self.executor.saves)
         return restored
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with donation.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/restore/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.

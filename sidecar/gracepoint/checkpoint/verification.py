@@ -63,7 +63,7 @@ class VerificationReport:
         damage: The damaged files. Empty if every file is what was saved.
     """
 
-    path: LocalPath
+    path: LocalPath | str
     step: int | None
     files: int
     bytes: int

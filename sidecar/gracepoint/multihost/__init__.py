@@ -6,9 +6,10 @@ Importing this package does not load JAX. Its functions load JAX when they are c
 from gracepoint.multihost.agreement import Agreement, Observer
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.broadcast import broadcast_one_to_all
-from gracepoint.multihost.cluster import Meeting, ProcessNames, join, meet, raise_jax_notice
+from gracepoint.multihost.cluster import Meeting, join, meet, raise_jax_notice
 from gracepoint.multihost.distributed import initialize, shutdown
 from gracepoint.multihost.keys import BarrierKeys
+from gracepoint.multihost.members import ProcessNames
 from gracepoint.multihost.state import State, global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
 from gracepoint.multihost.utilities import (

@@ -8,7 +8,8 @@
 * The **timing thread** ("gracepoint-agreement-time", one per process, daemon) sleeps until there is a notice. Then
   it computes when the freeze must begin, from this process's own figures, and writes the start when it is time. The
   first process that does so starts the epoch for all. In an open epoch, this thread takes over for a process that died
-  in the middle of the protocol, and gives the epoch up for all when the time is over.
+  in the middle of the protocol, and gives the epoch up for all when the time is over. Both read the store, so the
+  processes take turns (``turns``): the more there are, the less often does each of them look.
 * **Any thread** may call ``tell`` and ``take_back``.
 
 The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
@@ -19,13 +20,17 @@ The threads share the seat, the ledger and ``_failure``. ``protocol`` says which
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, GracepointError
+from gracepoint.multihost import turns
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Broken, Closed, Event, Opened
@@ -52,11 +57,21 @@ class Observer(Protocol):
     def heard(self, event: Event) -> None:
         """Called in the reading thread when an entry of the bell has an effect. Must not block."""
 
-    def start_in_s(self) -> float:
-        """Returns the seconds until the freeze must begin, so that the save is done in time. 0 or less means now."""
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
+        """Returns the seconds until the freeze must begin, so that the save is done in time. 0 or less means now.
+
+        Args:
+            remaining_s: Seconds until the deadline of one more notice, which this process is about to tell.
+        """
 
     def time_left_s(self) -> float:
         """Returns the seconds in which all work of the open epoch must be done."""
+
+    def position(self) -> tuple[int, bool]:
+        """Returns the step that training has reached, and whether all must meet at the agreed point before they save.
+
+        They must if this process has a snapshot that could be saved in place of the agreed step. Any thread may call.
+        """
 
     def looked(self) -> None:
         """Called in the timing thread about twice a second while an epoch is open."""
@@ -76,12 +91,14 @@ class Agreement:
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
-        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard)
+        self._turn_s = turns.after_s(self._me)  # the first processes do for all what is due; others if they have not
+        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard, observer.position)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self.seat = self._member.seat
         self._changed = threading.Condition()
         self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
         self._started_for: int | None = None  # value of ``changed`` when this process last wrote a start
+        self._looks = 0  # at an open epoch; only for the timing thread
         self._leaving = False  # close or abandon was called, so no thread waits any more
         self._threads = [
             threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
@@ -115,7 +132,10 @@ class Agreement:
         Raises:
             StoreUnavailable: The store could not be reached, in several attempts.
         """
-        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision)
+        # If the freeze begins at once, one entry says both: each entry takes a request of every process.
+        starts_at = self.seat.ordinal if self._observer.start_in_s(remaining_s) <= 0 else None
+        step, _ = self._observer.position()
+        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision, starts_at, step)
 
         def said(there: Entry) -> bool:
             if not isinstance(there, NoticeEntry):
@@ -167,7 +187,7 @@ class Agreement:
 
     @property
     def steps_key(self) -> str:
-        """Key of the gather in ``confirm``. Cancelling it ends the wait of all processes."""
+        """Key of the meeting in ``confirm``. Cancelling it ends the wait of all processes."""
         return f"epoch/{self.seat.epoch}/steps"
 
     # The training thread.
@@ -187,31 +207,49 @@ class Agreement:
             return False
         return self._held() is Verdict.SAVE
 
-    def confirm(self, step: int, word: str = "", *, deadline: Deadline) -> list[str]:
-        """Brings all processes together at the agreed sync point and compares their steps.
+    def confirm(
+        self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "", *, deadline: Deadline
+    ) -> str | None:
+        """Brings all processes together at the agreed sync point and compares their steps, if they must meet there.
 
         Args:
             step: This process's step.
-            word: A text for the other processes.
+            word: A text for ``merge``.
+            merge: Called in the process that comes last, with the words of all in the order of their indices.
             deadline: The time by which all processes must be here.
 
         Returns:
-            The words of all processes, in the order of their indices.
+            What ``merge`` returned, in all processes. None if they need not meet: their steps are equal, and no process
+            has a snapshot that could be saved instead.
 
         Raises:
-            AgreementError: Two processes are at different steps. The message names both.
+            AgreementError: Two processes are at different steps, or ``merge`` raised this error. The message names
+                both. Raised in all processes.
             BarrierTimeout: A process did not arrive in time. The message names it.
             BarrierFailed: A process broke off.
         """
-        told = self._gang.gather(self.steps_key, f"{step} {word}", timeout_s=deadline.remaining_s())
-        steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
-        for other, found in enumerate(steps):
-            if found != steps[0]:
-                raise AgreementError(
-                    f"at sync point {self.seat.ordinal} process 0 is at step {steps[0]} and process {other} at step "
-                    f"{found}: every process must call step() once for each step, with the same number"
-                )
-        return list(words)
+        if not self.seat.meets:
+            return None
+
+        def compared(told: list[str]) -> str:
+            steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
+            for other, found in enumerate(steps):
+                if found != steps[0]:
+                    wrong = (
+                        f"at sync point {self.seat.ordinal} process 0 is at step {steps[0]} and process {other} at "
+                        f"step {found}: every process must call step() once for each step, with the same number"
+                    )
+                    return json.dumps({"wrong": wrong})
+            try:
+                return json.dumps({"merged": merge(list(words))})
+            except AgreementError as error:
+                return json.dumps({"wrong": str(error)})
+
+        answer = self._gang.reduce(self.steps_key, f"{step} {word}", compared, timeout_s=deadline.remaining_s())
+        found: dict[str, str] = json.loads(answer)
+        if "wrong" in found:
+            raise AgreementError(found["wrong"])
+        return found["merged"]
 
     def end_epoch(self) -> None:
         """Ends the epoch of a drill, at the agreed point or before it. Every process calls it and trains on.
@@ -281,8 +319,8 @@ class Agreement:
                         f"held at sync point {self.seat.ordinal} until the time was over: not every process "
                         f"said where it is"
                     )
-                # The wait is short because the deadline may move.
-                self._changed.wait(_LOOK_EVERY_S)
+                # When the deadline moves, the reading thread has heard of it, and notifies.
+                self._changed.wait(min(left_s + _PATIENCE_S, threading.TIMEOUT_MAX))
 
     # The reading thread.
 
@@ -290,7 +328,7 @@ class Agreement:
         while (found := self._bell.next()) is not None:
             try:
                 for _ in self._member.hear(*found):
-                    self._notify()
+                    pass
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
                 self._fail_here(error)
             self._notify()
@@ -355,12 +393,18 @@ class Agreement:
             return None
         if self._started_for == ledger.changed:  # the start was written and has not been read yet
             return _LOOK_EVERY_S
-        return min(self._observer.start_in_s(), _LOOK_EVERY_S)
+        return min(self._observer.start_in_s() + self._turn_s, _LOOK_EVERY_S)
 
     def _look(self) -> None:
-        ledger, start_in_s = self._member.ledger, self._observer.start_in_s()
-        if ledger.epoch is not None:
-            self._observer.looked()
-        elif start_in_s <= 0:
-            self._started_for = ledger.changed
-        self._member.look(start_in_s, self._observer.time_left_s())
+        ledger = self._member.ledger
+        if ledger.epoch is None:
+            start_in_s = self._observer.start_in_s() + self._turn_s
+            if start_in_s <= 0:
+                self._started_for = ledger.changed
+            self._member.look(start_in_s, self._observer.time_left_s())
+            return
+        self._observer.looked()
+        self._looks += 1
+        left_s = self._observer.time_left_s() + self._turn_s
+        if left_s <= 0 or turns.polls(self._me, self._looks):
+            self._member.look(0.0, left_s)

@@ -1,12 +1,12 @@
 """Counts arrivals in a tree of counters: each process makes one request, and the last to arrive learns that it is last.
 
-A counter of the store is an integer of 64 bits. Here it has one **slot** for each member of a group. A process arrives
+A counter of the store has 31 bits (``store``). Here it has one **slot** for each member of a group. A process arrives
 by adding its **mark** to its own slot, so the sum says who has arrived, and with which mark. The process that completes
 a group joins the marks of the group, adds the result to the group's slot one level above, and so on. The process that
 completes the counter at the top is the last of all, and knows the joined mark of all.
 
-The keys below the folder are ``<level>/<group>``. With 4,096 processes there are about 70 of them if marks have one
-bit, and about 460 if they have six. So one small answer tells who has arrived.
+The keys below the folder are ``<level>/<group>``. With 4,096 processes there are 139 of them if marks have one bit, and
+456 if they have three. So one small answer tells who has arrived.
 
 No thread and no state: everything is in the store.
 """
@@ -18,25 +18,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gracepoint.multihost.store import KeyValueStore
 
-_USABLE_BITS = 60  # so that a sum is never negative
-
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
     """How arrivals are counted. All processes use the same.
 
     Attributes:
-        bits: Size of a mark. A mark is a number from 1 to ``2 ** bits - 1``.
+        bits: Size of a mark. A mark is a number from 1 to ``most``.
+        fan_out: How many members a group has at most. ``bits * fan_out`` is at most 31.
         join: Returns one mark for several. The order and the grouping of the marks must not matter.
     """
 
     bits: int
+    fan_out: int
     join: Callable[[Iterable[int]], int]
 
     @property
-    def fan_out(self) -> int:
-        """How many members a group has at most."""
-        return _USABLE_BITS // self.bits
+    def most(self) -> int:
+        """The largest mark."""
+        return (1 << self.bits) - 1
 
     def arrive(self, store: KeyValueStore, folder: str, rank: int, count: int, mark: int = 1) -> int | None:
         """Notes that a process has arrived. Each process calls it once for a folder.
@@ -76,8 +76,8 @@ class Arrivals:
         return found
 
     def _marks(self, counter: int, members: int) -> Sequence[int]:
-        return [counter >> slot * self.bits & (1 << self.bits) - 1 for slot in range(members)]
+        return [counter >> slot * self.bits & self.most for slot in range(members)]
 
 
 #: Arrivals that say nothing but that they have happened.
-PLAIN = Arrivals(1, max)
+PLAIN = Arrivals(1, 31, max)

@@ -7,8 +7,9 @@ Each process has one reading thread, which blocks in a single request for the ne
 coordination service only N blocked requests. A wait that times out leaks memory there (see ``store``), so the timeout
 is one day. A request that blocks in C++ cannot be interrupted from Python, and a thread that returns from one while
 the interpreter ends aborts the process. So ``close`` writes an entry itself, which wakes the readers of all processes.
-After the first entry which says that a process ends, all readers poll twice a second instead of blocking, and processes
-that close later write nothing.
+After the first entry which says that a process ends, all readers poll instead of blocking, and processes that close
+later write nothing. They poll twice a second, or less often if there are more than 200 of them, so that all readers
+together ask at most 400 times a second.
 
 Entries are removed after all processes have read them, one **page** of ``_PAGE`` entries at a time. Each reader counts
 itself when it has read a page, and the last one removes the page. A process counts itself only when none of its threads
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _PARK_S = 24 * 3600.0
 _LOOK_EVERY_S = 0.5
+_LOOKS_PER_S = 400
 _RETRY_AT_MOST_S = 10.0
 _READ_S = 5.0
 _PAGE = 64
@@ -48,6 +50,7 @@ class Bell:
     def __init__(self, store: KeyValueStore, readers: int | None = None) -> None:
         self._store = store
         self._readers = readers
+        self._look_every_s = max(_LOOK_EVERY_S, (readers or 0) / _LOOKS_PER_S)
         self._lock = threading.Lock()
         self._writing: collections.Counter[int] = collections.Counter()  # first number tried -> writers; under the lock
         self._read_pages = 0  # pages that this process has counted as read; only for the reading thread
@@ -104,7 +107,7 @@ class Bell:
                     return self._read(self._store.get(f"bell/{self._next}", timeout_s=_PARK_S))
                 if (found := self.try_next()) is not None:
                     return found
-                if self._closed.wait(_LOOK_EVERY_S):
+                if self._closed.wait(self._look_every_s):
                     return self.try_next()  # an entry may have been written in between
             except KeyTimeout:
                 continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from gracepoint.errors import AgreementError, SettingsError
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.detection import Place
 from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, join_cluster
+from gracepoint.multihost.members import PodNames, ProcessNames, introduce
 from gracepoint.multihost.state import global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -36,33 +36,20 @@ _meetings = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessNames:
-    """The names of one process."""
-
-    process_index: int  # jax.process_index()
-    service_id: int  # id in JAX's coordination service; process 0 hosts the service
-    pod_index: int | None  # among the JobSet's training pods; None outside a JobSet
-    pod_name: str | None  # None outside a pod
-
-
-@dataclasses.dataclass(frozen=True)
 class Meeting:
     """What the processes know about each other after ``meet``."""
 
     gang: ProcessGroup
     store: KeyValueStore
     attempt: str  # unique for each start of the job, the same in all processes
-    members: tuple[ProcessNames, ...]  # by process_index
+    members: Sequence[ProcessNames]  # by process_index; read from the store when they are asked for
+    me: ProcessNames
     client: Any | None  # JAX's coordination-service client; None for a single process
 
     @property
     def start(self) -> str:
         """Identifies the start of the job. It is the same in all clusters of that start."""
         return self.attempt.rpartition("-")[0]
-
-    @property
-    def me(self) -> ProcessNames:
-        return self.members[self.gang.process_index]
 
 
 def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
@@ -137,7 +124,7 @@ def meet(settings: Settings) -> Meeting:
         _check_count([settings.process_count], 1, "jax.distributed" if state.initialized else None)
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
-        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), None)
+        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None)
 
     count = state.num_processes
     if jax.process_count() != count:
@@ -145,19 +132,21 @@ def meet(settings: Settings) -> Meeting:
             f"jax.process_count() is {jax.process_count()}, but the coordination service has {count} processes: "
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
-    hall = StoreGang(JaxStore(state.client, f"gracepoint/meeting/{_meetings}"), state.process_id, count)
+    hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
     me = ProcessNames(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
-    nonce = secrets.token_hex(4) if state.process_id == 0 else None
-    attempt = f"{job}-{hall.broadcast('nonce', nonce, timeout_s=_MEETING_TIMEOUT_S)}"
-    mine = json.dumps([dataclasses.asdict(me), settings.process_count])
-    words = [json.loads(word) for word in hall.gather("members", mine, timeout_s=_MEETING_TIMEOUT_S)]
-    members = sorted((ProcessNames(**names) for names, _ in words), key=lambda m: m.process_index)
-    _check_count([injected for _, injected in words], count, "jax.distributed")
-    if [m.process_index for m in members] != list(range(count)):
-        raise AgreementError(f"expected the process indices 0 to {count - 1} once each, found {members}")
+    found = introduce(
+        me,
+        settings.process_count,
+        secrets.token_hex(4),
+        gang=StoreGang(hall, state.process_id, count),
+        store=hall,
+        timeout_s=_MEETING_TIMEOUT_S,
+    )
+    _check_count([found.miscounted], count, "jax.distributed")
+    attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
-    gang = StoreGang(store, me.process_index, count, names=[m.pod_name for m in members])
-    return Meeting(gang, store, attempt, tuple(members), state.client)
+    gang = StoreGang(store, me.process_index, count, names=PodNames(found.members))
+    return Meeting(gang, store, attempt, found.members, me, state.client)
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None) -> None:

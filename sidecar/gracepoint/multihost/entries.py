@@ -25,6 +25,9 @@ class NoticeEntry:
         drill: True if the disruption is only rehearsed, and training goes on.
         once: True if the origin is a name that is never used again once its notice is dealt with.
         revision: Identifies the deadline, as in ``wire.frames.Notice``. None if it is not known.
+        starts_at: If the freeze begins with this entry, the ordinal of its writer, as in ``StartEntry``. None if it
+            begins later.
+        step: The step of its writer then.
     """
 
     by: int
@@ -34,6 +37,8 @@ class NoticeEntry:
     drill: bool
     once: bool
     revision: int | None = None
+    starts_at: int | None = None
+    step: int = 0
 
     def repeats(self, other: NoticeEntry) -> bool | None:
         """Returns True if this repeats ``other``. None if only the deadlines can tell, as one has no revision."""
@@ -59,18 +64,29 @@ class StartEntry:
         by: The process that started it.
         heard: Number of the newest notice or retraction that it had read. If there is a newer one, this entry has no
             effect.
+        ordinal: The latest sync point that it had begun. The others publish only how far they are ahead of it.
+        step: The step that it had reached then.
     """
 
     by: int
     heard: int
+    ordinal: int
+    step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreed:
-    """Every process has published its ordinal in this epoch: the ordinals by process index."""
+    """Every process has published its ordinal in this epoch.
+
+    Attributes:
+        epoch: The epoch.
+        point: The sync point at which all save.
+        meets: Whether they must meet there before they save.
+    """
 
     epoch: int
-    ordinals: dict[str, int]
+    point: int
+    meets: bool
 
 
 @dataclasses.dataclass(frozen=True)

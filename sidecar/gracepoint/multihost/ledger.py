@@ -6,6 +6,7 @@ an entry, and the order of the log decides:
 
 * A ``StartEntry`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
   retraction. Otherwise it has no effect. A process for which it is still time to freeze writes another one.
+* A ``NoticeEntry`` that ``starts_at`` an ordinal is a notice and a start in one, which has read everything before it.
 * A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are told at the
   same time may both write it, and a ``StartEntry`` between the two entries stays valid.
 * A ``Retract`` before the ``StartEntry`` removes the notice. After the ``StartEntry`` it has no effect, and the epoch
@@ -37,19 +38,25 @@ from gracepoint.multihost.entries import (
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """An epoch. It begins with a ``StartEntry``.
+    """An epoch. It begins with an entry that starts it.
 
     Attributes:
-        number: The number of the ``StartEntry`` in the log.
+        number: The number of that entry in the log.
         drill: True if the disruption is only rehearsed. Then training goes on after the epoch.
         origins: The origins of the notices for which the epoch was opened.
+        ordinal: A sync point that the process which wrote that entry had begun.
+        step: The step that this process had reached then.
         agreed: The agreed sync point. None while it is not known.
+        meets: Whether the processes must meet there before they save.
     """
 
     number: int
     drill: bool
     origins: frozenset[str]
+    ordinal: int
+    step: int
     agreed: int | None = None
+    meets: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,9 +145,9 @@ class Ledger:
                 return self._retracted(number, entry)
             case StartEntry():
                 return self._started(number, entry)
-            case Agreed(ordinals=ordinals) if self._undecided(entry.epoch):
+            case Agreed() if self._undecided(entry.epoch):
                 assert self.epoch is not None
-                epoch = dataclasses.replace(self.epoch, agreed=self.point(ordinals))
+                epoch = dataclasses.replace(self.epoch, agreed=entry.point, meets=entry.meets)
                 return dataclasses.replace(self, epoch=epoch), (Settled(epoch),)
             case Failed() if self._undecided(entry.epoch):
                 return self._broken(entry.reason)
@@ -152,11 +159,6 @@ class Ledger:
                 return dataclasses.replace(self, gone=entry)._after_gone(entry)  # noqa: SLF001  of this class
             case Agreed() | Failed() | Ended() | Finished() | Gone() | Closing():
                 return self, ()
-
-    @staticmethod
-    def point(ordinals: Mapping[str, int]) -> int:
-        """Returns the first sync point that no process has begun, from the published ordinals."""
-        return max(ordinals.values()) + 1
 
     def _undecided(self, epoch: int) -> bool:
         found = self.epoch
@@ -171,7 +173,11 @@ class Ledger:
         if self.finished and self.epoch is None:
             return self._dropping([notice]), (Moot((notice,), notice.by),)
         standing = {**self.standing, notice.origin: notice}
-        return dataclasses.replace(self, standing=standing, changed=number), (Noticed(notice),)
+        after = dataclasses.replace(self, standing=standing, changed=number)
+        if notice.starts_at is None:
+            return after, (Noticed(notice),)
+        after, events = after._opened(number, notice.starts_at, notice.step)  # noqa: SLF001  of this class
+        return after, (Noticed(notice), *events)
 
     def _retracted(self, number: int, entry: Retract) -> tuple[Ledger, tuple[Event, ...]]:
         notice = self.standing.get(entry.origin)
@@ -183,9 +189,12 @@ class Ledger:
     def _started(self, number: int, entry: StartEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if not self.standing or entry.heard != self.changed:
             return self, ()
+        return self._opened(number, entry.ordinal, entry.step)
+
+    def _opened(self, number: int, ordinal: int, step: int) -> tuple[Ledger, tuple[Event, ...]]:
         if self.epoch is not None or self.finished or self.failed is not None:
             return self, ()
-        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing))
+        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing), ordinal, step)
         after = dataclasses.replace(self, epoch=epoch)
         if self.gone is None:
             return after, (Opened(epoch),)

@@ -6,7 +6,8 @@ are translated only in this module.
 
 Costs of ``JaxStore``, measured with jax 0.10: a set or try_get takes 0.4-0.7 ms, and a blocked get returns 1-2 ms after
 the set. **A get that times out leaks about 35 KB in the client and the service** until the service ends. So wait rarely
-and with long timeouts, never in a tight loop.
+and with long timeouts, never in a tight loop. A counter must stay below 2**31: the service adds in 64 bits, but cannot
+read a larger value again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class KeyValueStore(Protocol):
         """Returns the value. None if the key is not set."""
 
     def increment(self, key: str, by: int = 1) -> int:
-        """Adds to a counter and returns its new value. Before the first call the counter is 0. It has 64 bits."""
+        """Adds to a counter and returns its new value. Before the first call the counter is 0. It has 31 bits."""
 
     def list(self, folder: str) -> dict[str, str]:
         """Returns the values of all keys below ``folder/``, by key. The keys are relative to the folder."""
@@ -87,6 +88,7 @@ class InMemoryStore:
     def increment(self, key: str, by: int = 1) -> int:
         with self._changed:
             value = int(self._values.get(key, "0")) + by
+            assert value < 1 << 31, f"the counter {key!r} would be {value}, which JAX's store could not read again"
             self._values[key] = str(value)
             return value
 

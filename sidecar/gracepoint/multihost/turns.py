@@ -8,12 +8,14 @@ from __future__ import annotations
 
 #: Seconds by rank: up to 8 processes are few enough to follow the first one quickly.
 _STEPS = ((1, 0.0), (8, 0.1), (64, 0.2))
-_LAST_S = 0.3
+_MANY_S = 0.3
+#: The others follow one after the other, so that most of them see what an earlier one has done.
+_EACH_S = 0.00025
 
 
 def after_s(rank: int) -> float:
-    """Returns the seconds that a process waits before it decides what all processes could decide now."""
-    return next((wait_s for below, wait_s in _STEPS if rank < below), _LAST_S)
+    """Returns the seconds that a process waits before it does what any process could do for all now."""
+    return next((wait_s for below, wait_s in _STEPS if rank < below), _MANY_S + _EACH_S * rank)
 
 
 def polls(rank: int, look: int) -> bool:

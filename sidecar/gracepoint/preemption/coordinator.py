@@ -7,11 +7,13 @@ thread; ``end`` ends the threads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gracepoint import deadline_plan
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
@@ -31,6 +33,21 @@ log = logging.getLogger(__name__)
 _FLUSH_S = 3.0
 #: The exit code of Python after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveNotice:
+    """A preemption that this process has been told of.
+
+    Attributes:
+        cause: Why, such as ``SpotTermination``.
+        signal: What was seen, such as ``taint``.
+        deadline_s: Seconds that are left until the process must have exited.
+    """
+
+    cause: str
+    signal: str
+    deadline_s: float
 
 
 class Coordinator:
@@ -88,7 +105,17 @@ class Coordinator:
         # raise it when the freeze begins.
         tell_jax = functools.partial(raise_jax_notice, meeting.client)
         notices = NoticeReader(mailbox, group.process_index, clock)
-        observer = PreemptionObserver(group, settings, notices, budget, self._outcome, reporter, self._exit, tell_jax)
+        observer = PreemptionObserver(
+            group,
+            settings,
+            notices,
+            budget,
+            self._outcome,
+            reporter,
+            self._exit,
+            tell_jax,
+            lambda: (self.step, deadline_plan.must_choose(saver.newest_snapshot)),
+        )
         self._exit.start()
         self._agreement = Agreement(meeting.store, group, observer)
         self.arrive = self._agreement.arrive
@@ -103,6 +130,14 @@ class Coordinator:
             raise
 
     # What is going on.
+
+    @property
+    def notice(self) -> ActiveNotice | None:
+        """The most urgent notice that this process knows of. None if there is none, or only drills."""
+        found = self._mailbox.current
+        if found is None:
+            return None
+        return ActiveNotice(found.cause, found.signal, max(0.0, self._mailbox.remaining_s()))
 
     @property
     def noticed(self) -> bool:
@@ -207,8 +242,8 @@ class Coordinator:
 
         Args:
             reason: Why.
-            not_saved: Why the step was not saved that the training loop was told to save. None if it was not told to.
-            steps_lost: As in ``not_saved``.
+            not_saved: Why the training loop did not save the step that it was told to save. None if it was not told to.
+            steps_lost: Steps since the last committed one, for the report of ``not_saved``. None if that is not known.
         """
         if not_saved is not None:
             self._outcome.failed(self.step, not_saved, steps_lost)

@@ -1,6 +1,7 @@
 """The agreed sync point: all processes meet, choose what to save, save it, and report. Runs in the training thread.
 
-When they meet, each process tells the others what it knows, and all choose alike by that (``deadline_plan``). Every
+If a snapshot could be saved in place of the current step, they meet: each process tells what it knows, and all choose
+alike by that (``deadline_plan``). Otherwise there is nothing to choose, and each begins to save on its own. Every
 wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
 """
@@ -8,13 +9,14 @@ wait for other processes ends at the deadline, even if the deadline moves to an 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, merged, plan
-from gracepoint.errors import BarrierError, GracepointError, Preempted
+from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, merged, must_choose, plan
+from gracepoint.errors import BarrierError, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
 _GATHER_S = 3.0
+#: Stages are reported over at most so many processes, evenly spread.
+_STAGES_OF = 32
 
 
 class StepSaver(Protocol):
@@ -45,6 +49,9 @@ class StepSaver(Protocol):
         on_stage: Callable[[str], None],
     ) -> Any:
         """Saves and commits. The result has ``step``, and ``bytes`` over all processes."""
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """Tells the other processes, which save this step, that this one cannot. Never raises."""
 
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Any:
         """Commits the newest snapshot. The result is like that of ``save``."""
@@ -115,15 +122,14 @@ class EmergencySave:
         """
         epoch, saver = self._outcome.epoch, self._saver
         try:
-            situation = self._forecaster.situation(step, self._budget.time_left_s(), saver.newest_snapshot)
-            chosen = self._choose(self.meet(step, situation.to_json()))
+            chosen = self._choose(step)
             if chosen.choice is Choice.PROMOTE:
                 with self._waiting_to_commit() as on_stage:
                     saved = saver.promote(deadline=self._budget.deadline(), on_stage=on_stage)
             else:
                 if chosen.choice is Choice.CANCEL_AND_SAVE:
                     saver.stop(chosen.reason)
-                values = self._drain(state, host_state)
+                values = self._drain(step, state, host_state)
                 epoch.stages.mark("drained")
                 epoch.report(Phase.DRAINED, step=step)
                 with self._waiting_to_commit() as on_stage:
@@ -132,19 +138,30 @@ class EmergencySave:
             return self._outcome.failed(step, error)
         return self._committed(step, saved.step, saved.bytes)
 
-    def meet(self, step: int, word: str = "") -> list[str]:
-        """Waits for the other processes, and returns every process's word.
+    def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str | None:
+        """Waits for the other processes, and returns what the last of them merged from the words of all.
+
+        Returns None at once if the processes need not meet.
 
         Raises:
             AgreementError: As ``Agreement.confirm``.
             BarrierError: As ``Agreement.confirm``.
         """
         with self._waiting_at(self._agreement.steps_key) as deadline:
-            return self._agreement.confirm(step, word, deadline=deadline)
+            return self._agreement.confirm(step, word, merge, deadline=deadline)
 
-    def _choose(self, situations: Sequence[str]) -> Plan:
-        epoch = self._outcome.epoch
-        chosen = plan(merged([Situation.from_json(text) for text in situations]))
+    def _choose(self, step: int) -> Plan:
+        """Returns the choice of all processes."""
+        epoch, snapshot = self._outcome.epoch, self._saver.newest_snapshot
+        own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot)
+        together = self.meet(step, own.to_json(), _merged)
+        if together is not None:
+            chosen = plan(Situation.from_json(together))
+        else:
+            # All save the current step. A save that was begun since the freeze began is in the way, in all of them.
+            chosen = plan(dataclasses.replace(own, snapshot=None))
+            if must_choose(snapshot):
+                chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
         epoch.chose(chosen)
         log.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
         if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it
@@ -167,21 +184,16 @@ class EmergencySave:
             self._outcome.epoch.stages.mark(stage)
         return self._committed(step, step, None)
 
-    def _drain(self, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Waits until the devices of all processes are done. A process that fails ends the wait of the others."""
+    def _drain(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Waits until the devices are done. A process that fails ends the save of the others."""
         import jax
 
-        key = self._key("drained")
         try:
             jax.block_until_ready(state)
-            values = host_state()
+            return host_state()
         except Exception as error:
-            with contextlib.suppress(GracepointError):  # the error itself says more
-                self._group.fail(key, error)
+            self._saver.refuse(step, error)
             raise
-        with self._waiting_at(key) as deadline:
-            self._group.barrier(key, timeout_s=deadline.remaining_s())
-        return values
 
     def _committed(self, current: int, step: int, written_bytes: int | None) -> Preempted | None:
         epoch = self._outcome.epoch
@@ -213,11 +225,15 @@ class EmergencySave:
         return Preempted(self._code, saved=True, step=step, reason=reason, steps_lost=lost)
 
     def _gathered(self) -> dict[str, Any]:
-        """Returns the stages over all processes, or this process's alone if a peer is gone: the save is committed."""
+        """Returns the stages over some processes, or this process's alone if a peer is gone: the save is committed."""
         own = self._outcome.epoch.stages
+        count = self._group.process_count
+        some = range(0, count, -(-count // _STAGES_OF))
+        if self._group.process_index not in some:
+            return own.own()
         wait_s = min(_GATHER_S, self._budget.deadline().remaining_s())
         try:
-            return summary(self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s))
+            return summary(self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some))
         except BarrierError as error:
             log.warning("stages of this process only error=%s", error)
             return own.own()
@@ -249,3 +265,7 @@ class EmergencySave:
 
     def _key(self, what: str) -> str:
         return f"epoch/{self._outcome.epoch.number}/{what}"
+
+
+def _merged(situations: list[str]) -> str:
+    return merged([Situation.from_json(text) for text in situations]).to_json()

@@ -123,6 +123,17 @@ def figures(pace: Pace, state_bytes: int, process_count: int, throughput: Throug
     return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (limit(step_s) + 1) * step_s, save_s)
 
 
+def own_figures(pace: Pace, save_s: float) -> Figures:
+    """Predicts a save by the training loop's own means, of which only the duration is known.
+
+    Args:
+        pace: The pace of training.
+        save_s: The longest of the latest saves, in seconds. It includes the wait for the devices.
+    """
+    step_s = pace.step_s
+    return Figures(0, step_s, max(step_s, pace.longest_s), 0.0, save_s)
+
+
 class Forecaster:
     """What is known so far. Any thread may call ``figures``; the rest belongs to the training thread.
 
@@ -145,6 +156,7 @@ class Forecaster:
         self._clock = clock
         self._pace = Pace()
         self._state_bytes: int | None = None
+        self._own_saves_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
         self._last_save: object = None
         self._told = False
 
@@ -157,6 +169,10 @@ class Forecaster:
         """Notes the size of the state over all processes."""
         self._state_bytes = state_bytes
 
+    def own_save_took(self, duration_s: float) -> None:
+        """Notes how long the training loop took to save by its own means."""
+        self._own_saves_s.append(duration_s)
+
     @property
     def run_ahead(self) -> int:
         """How many steps may be in flight, by how long they take."""
@@ -168,8 +184,11 @@ class Forecaster:
 
     def figures(self) -> Figures | None:
         """Returns what an emergency save would take now. None while that is not known."""
-        if self._state_bytes is None or not self._pace.known:
+        if not self._pace.known:
             return None
+        if self._state_bytes is None:
+            longest_s = max(list(self._own_saves_s), default=None)  # a copy, as the training thread may append
+            return None if longest_s is None else own_figures(self._pace, longest_s)
         return figures(self._pace, self._state_bytes, self._process_count, self._throughput)
 
     def situation(self, step: int, left_s: float, snapshot: NewestSnapshot | None) -> Situation:
@@ -196,10 +215,10 @@ class Forecaster:
     def news(self, last_save: object) -> Figures | None:
         """Returns the figures if they are worth a report, None otherwise.
 
-        They are when they are known for the first time, and after each save that was committed.
+        They are worth one when they are known for the first time, and after each committed save.
 
         Args:
-            last_save: Anything that is another object after each committed save.
+            last_save: Figures of the last committed save. Each save makes a new object; only its identity is used.
         """
         if self._told and last_save is self._last_save:
             return None

@@ -90,7 +90,7 @@ class NoticeReader:
         self._own = f"{process_index}/"
         self._clock = clock
 
-    def stands(self, notice: NoticeEntry) -> Disruption:
+    def received(self, notice: NoticeEntry) -> Disruption:
         """Puts a notice of the bell into the mailbox: it replaces an earlier one of the same origin."""
         text = json.loads(notice.text)
         disruption = Disruption.from_json(text["disruption"])
@@ -100,7 +100,7 @@ class NoticeReader:
         self._mailbox.take(self._here(notice.origin), disruption)
         return disruption
 
-    def falls(self, origin: str) -> Disruption | None:
+    def removed(self, origin: str) -> Disruption | None:
         """Removes a notice that is dealt with or was retracted, and returns it. None if it was not in the mailbox."""
         return self._mailbox.drop(self._here(origin))
 

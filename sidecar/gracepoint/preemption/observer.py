@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 from gracepoint.errors import GracepointError
@@ -38,6 +39,7 @@ class PreemptionObserver:
         reporter: Sends the reports.
         process_exit: Its watchdog ends the process in time.
         on_freeze: Called in process 0 when a freeze begins that is no drill.
+        position: As ``multihost.Observer.position``.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PreemptionObserver:
         reporter: Reporter,
         process_exit: ProcessExit,
         on_freeze: Callable[[], None],
+        position: Callable[[], tuple[int, bool]],
     ) -> None:
         self._group = group
         self._settings = settings
@@ -59,6 +62,7 @@ class PreemptionObserver:
         self._reporter = reporter
         self._exit = process_exit
         self._on_freeze = on_freeze
+        self._position = position
 
     # The reading thread.
 
@@ -66,7 +70,7 @@ class PreemptionObserver:
         """As ``multihost.Observer``."""
         match event:
             case Noticed(notice):
-                disruption = self._notices.stands(notice)
+                disruption = self._notices.received(notice)
                 if notice.by != self._group.process_index:
                     log.warning("another process has a notice process=%d notice=%s", notice.by, disruption)
             case Retracted(notice, _, reason):
@@ -107,13 +111,17 @@ class PreemptionObserver:
     def _closed(self, epoch: Epoch) -> None:
         self._budget.end()
         for origin in epoch.origins:
-            self._notices.falls(origin)
+            self._notices.removed(origin)
 
     def _retracted(self, notice: NoticeEntry, reason: str, *, alone: bool = False) -> None:
-        disruption = self._notices.falls(notice.origin)
-        log.warning("a notice stands no longer origin=%s reason=%s", notice.origin, reason)
+        disruption = self._notices.removed(notice.origin)
+        log.warning("a notice was taken back origin=%s reason=%s", notice.origin, reason)
         if disruption is not None and disruption.preemption:  # the operator knows nothing of notices without a name
             self._reporter.report(Phase.RETRACTED, Progress(message=reason), disruption, alone=alone)
+
+    def position(self) -> tuple[int, bool]:
+        """As ``multihost.Observer``."""
+        return self._position()
 
     # The timing thread.
 
@@ -136,9 +144,9 @@ class PreemptionObserver:
             log.error("%s; tried all the same", doubt)
             epoch.has_doubt(doubt)
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         """As ``multihost.Observer``."""
-        return self._budget.start_in_s()
+        return self._budget.start_in_s(remaining_s)
 
     def time_left_s(self) -> float:
         """As ``multihost.Observer``."""

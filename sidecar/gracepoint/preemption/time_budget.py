@@ -54,13 +54,18 @@ class TimeBudget:
         self._floor_s = math.inf  # training may be held before ``begin`` was called
         self.reserve_s = _RESERVE_S
 
-    def start_in_s(self) -> float:
-        """Returns the seconds until the freeze must begin. 0 or less means now."""
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
+        """Returns the seconds until the freeze must begin. 0 or less means now.
+
+        Args:
+            remaining_s: Seconds until the deadline of a notice that is not in the mailbox yet. Infinite if there is
+                none.
+        """
         figures = self._figures()
         if figures is None:
             return 0.0
         needed_s = self._settings.margin * figures.needed_at_worst_s + 2 * _RESERVE_S
-        return self._mailbox.remaining_s() - max(self._settings.head_start_s, needed_s)
+        return min(remaining_s, self._mailbox.remaining_s()) - max(self._settings.head_start_s, needed_s)
 
     def begin(self) -> None:
         """Notes that an epoch opens."""

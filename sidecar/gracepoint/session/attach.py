@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
@@ -13,6 +14,9 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint import WriteOptions
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ def attach(
     metadata: str | None = None,
     host_memory_limit_bytes: int | None = None,
     receiver: Receiver | None = None,
+    write_options: WriteOptions | None = None,
 ) -> Session:
     """Joins the training processes and starts to listen for preemptions. Collective.
 
@@ -64,6 +69,8 @@ def attach(
             free.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
+        write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
+            processes. None: the defaults.
 
     Raises:
         SettingsError: A setting is missing, unknown or wrong, or a session is open already.
@@ -106,6 +113,7 @@ def attach(
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
         remember_throughput=True,
         hastens=settings.operator_url is not None,
+        options=write_options,
         clock=time.monotonic,
     )
     checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)

@@ -34,6 +34,7 @@ class PeriodicSaves:
         self._directory = directory
         self._coordinator = coordinator
         self.restored_step: int | None = None
+        self.own_step: int | None = None
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
         """To be called at a first step before which nothing was restored.
@@ -99,5 +100,5 @@ class PeriodicSaves:
     def steps_at_risk(self, step: int) -> int | None:
         """Returns the steps since the last committed one. None if no step is known to be committed."""
         last = self._checkpointer.executor.last_save
-        saved = last.step if last is not None else self.restored_step
+        saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
         return None if saved is None else step - saved

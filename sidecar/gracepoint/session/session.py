@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import secrets
 import sys
@@ -22,22 +23,23 @@ from typing import TYPE_CHECKING, Any, Self
 from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
-from gracepoint.preemption.coordinator import Coordinator
+from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.host_states import HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
-from gracepoint.session.sync_points import SyncPoints
+from gracepoint.session.starting_point import RestoredFrom, restore_or_begin
+from gracepoint.session.sync_points import SyncPoints, checked
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint import SingleReplica
+    from gracepoint.checkpoint import RestoreOptions, SingleReplica
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.storage.storage_path import UserPath
 
 log = logging.getLogger(__name__)
 
-_RESTORE_TIMEOUT_S = 3600.0
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
 
@@ -50,7 +52,13 @@ def is_open() -> bool:
 
 
 class Session:
-    """A training run's connection to Gracepoint; made by ``attach``."""
+    """A training run's connection to Gracepoint; made by ``attach``.
+
+    Attributes:
+        restored: What ``restore`` has restored. None before that, and if there was nothing to restore.
+    """
+
+    restored: RestoredFrom | None = None
 
     def __init__(
         self,
@@ -83,7 +91,7 @@ class Session:
             receiver=receiver,
         )
         self._saves = PeriodicSaves(checkpointer, directory, self._coordinator)
-        self._points = SyncPoints(self._coordinator, self._steps_at_risk)
+        self._points = SyncPoints(self._coordinator, self._steps_at_risk, self.own_save_took, clock)
         atexit.register(self._at_exit)
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
@@ -117,10 +125,15 @@ class Session:
         like: Any = None,
         *,
         init: Callable[[], Any] | None = None,
+        from_: UserPath | None = None,
         single_replica: bool | SingleReplica = False,
         donate: bool = True,
+        restore_args: Any = None,
+        options: RestoreOptions | None = None,
     ) -> tuple[Any, int]:
         """Restores the newest complete step that all processes see, or begins at step 0.
+
+        ``restored`` says afterwards where the state came from.
 
         The devices never hold two states: ``init`` is called only if there is no checkpoint, and the arrays of
         ``like`` are deleted before the arrays that replace them are read.
@@ -131,45 +144,40 @@ class Session:
                 deleted, so they must not be used elsewhere. None: the result is like the state that ``init`` returns.
             init: Returns the state of step 0. Without ``like`` it is a function compiled with ``out_shardings``, as
                 ``jax.eval_shape`` must return the shardings.
+            from_: Where the state of step 0 comes from if this job has no checkpoint yet: a directory of steps, or the
+                folder of one step, that another run wrote. It is only read, and may be read-only. The step count begins
+                at 0, and host state is not taken over. None: the state of step 0 is ``init()`` or ``like``.
             single_replica: For jobs of several slices. One slice reads the arrays that are replicated over all slices,
                 and sends them to the others over the devices' network. True: the slices are the first axis of the
                 mesh. A ``gracepoint.checkpoint.SingleReplica`` names another axis. All other arrays are read by all
                 processes that need them.
             donate: False keeps the arrays of ``like``: the devices hold two states then.
+            restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: the defaults.
+            options: How the tree is restored. Its ``donate`` and ``single_replica`` do not count: the arguments above
+                do. None: the defaults.
 
         Returns:
             The state and its step. If there is no checkpoint, ``(init(), 0)`` or ``(like, 0)``, and a line in the log.
+            With ``from_``, the state that is there, and 0.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or does not fit. A note on the error says whether the arrays
                 of ``like`` are deleted.
-            CheckpointNotFound: There is no checkpoint, ``like`` has no values, and there is no ``init``.
+            CheckpointNotFound: There is no checkpoint, ``like`` has no values, and there is no ``init``. Or there is no
+                checkpoint of this job, and none at ``from_``.
             InvalidSharding: With these shardings one replica cannot read any array for all.
             SettingsError: The arguments contradict each other, or ``init`` does not return the shardings.
         """
         from gracepoint.checkpoint.loading import start_state
 
         self._began = True
-        asked = start_state.asked(like, init, single_replica, donate=donate)
-        with asked.telling():
-            restored = self._checkpointer.restore(
-                asked.like,
-                timeout_s=_RESTORE_TIMEOUT_S,
-                restore_args=asked.restore_args,
-                options=asked.options,
-                reshard=self._values.reshard,
-            )
-            if restored is not None:
-                self._values.set(restored.host_state, restored.step)
-        if restored is None:
-            log.warning("no checkpoint was restored, training begins at step 0")
-            state = asked.first_state()
-            self._coordinator.report_resumption(None, training=False)
-            return state, 0
-        self._coordinator.step = self._saves.restored_step = restored.step
-        log.info("restored step=%d", restored.step)
-        self._coordinator.report_resumption(restored.step, training=False)
-        return restored.state, restored.step
+        asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
+        start = restore_or_begin(self._checkpointer, asked, from_, self._values)
+        self.restored = start.restored
+        if start.step is not None:
+            self._coordinator.step = self._saves.restored_step = start.step
+        self._coordinator.report_resumption(start.step, training=False)
+        return start.state, start.step or 0
 
     def step(self, step: int, state: Any) -> None:
         """Passes a sync point after a step. Call it after every step, or after every k-th, alike in all processes.
@@ -225,8 +233,8 @@ class Session:
 
         A second call at the step at which it returned True returns True again, and is no other sync point. As the
         state is not known here, the host is not kept from running ahead of its devices: the caller's save waits for
-        them. For the same reason it is not known how long a save takes, so a preemption is acted upon as soon as it is
-        noticed.
+        them. For the same reason it is not known how long a save takes until ``own_save_took`` was called, or a drill
+        was passed. Until then a preemption is acted upon as soon as it is noticed.
 
         Returns:
             True in all processes at the same step. Save that step now, then call ``saved``.
@@ -243,6 +251,24 @@ class Session:
             self._forecaster.passed()
         self._coordinator.step = number
         return self._points.ask()
+
+    def own_save_took(self, duration_s: float, step: int) -> None:
+        """Notes that the training loop has saved a step by its own means, and how long that took.
+
+        With it, a loop that saves by its own means has a forecast: a preemption that leaves more time is acted upon as
+        late as possible, as with ``step``, and not at once. Not collective, but all processes should call it alike.
+
+        Args:
+            duration_s: Seconds that the save took until it was committed.
+            step: The step that is committed.
+
+        Raises:
+            SettingsError: ``duration_s`` is no positive number, or ``step`` is no step's number.
+        """
+        if not 0 < duration_s < math.inf:
+            raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
+        self._saves.own_step = checked(step)
+        self._forecaster.own_save_took(duration_s)
 
     def saved(self, step: int) -> None:
         """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.
@@ -284,6 +310,15 @@ class Session:
             self.close()
         elif not isinstance(error, Preempted):
             self._break_off(f"{type(error).__name__}: {error}")
+
+    @property
+    def notice(self) -> ActiveNotice | None:
+        """The preemption that this process has been told of. None if there is none.
+
+        An evaluation or an upload can look here and be brief. Processes are told at different moments: act alike in all
+        processes only at a sync point. Drills are not told of.
+        """
+        return self._coordinator.notice
 
     # Within sync points.
 

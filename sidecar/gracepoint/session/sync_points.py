@@ -13,6 +13,9 @@ from typing import Any
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.preemption.coordinator import Coordinator
 
+#: A save that took no time by the clock took this many seconds.
+_LEAST_S = 1e-3
+
 
 class SyncPoints:
     """See the module.
@@ -20,16 +23,27 @@ class SyncPoints:
     Args:
         coordinator: Says where all processes stop, and saves there.
         steps_at_risk: Returns the steps since the last committed one. None if no step is known to be committed.
+        on_own_save: Called with the seconds that the training loop took to save, and with the step.
+        clock: Returns monotonic seconds.
 
     Attributes:
         asked: The step at which the training loop was told to save and has not called ``saved``. None otherwise.
         closed: True once there are no sync points any more.
     """
 
-    def __init__(self, coordinator: Coordinator, steps_at_risk: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        steps_at_risk: Callable[[], int | None],
+        on_own_save: Callable[[float, int], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._coordinator = coordinator
         self._arrive = coordinator.arrive
         self._steps_at_risk = steps_at_risk
+        self._on_own_save = on_own_save
+        self._clock = clock
+        self._asked_at_s = 0.0
         self._preempted: Preempted | None = None  # what was raised; raised again if the training loop swallowed it
         self.asked: int | None = None
         self.closed = False
@@ -81,7 +95,7 @@ class SyncPoints:
         except GracepointError as error:
             self.not_saved(error)
             return False
-        self.asked = self._coordinator.step
+        self.asked, self._asked_at_s = self._coordinator.step, self._clock()
         return True
 
     def saved(self, step: Any) -> None:
@@ -96,6 +110,7 @@ class SyncPoints:
             raise SettingsError(
                 f"saved({step}): expected the step at which reached_preemption() is True, found that {found}"
             )
+        self._on_own_save(max(self._clock() - self._asked_at_s, _LEAST_S), self.asked)
         self.asked = None
         self._leave(self._coordinator.saved())
 

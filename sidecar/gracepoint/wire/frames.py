@@ -123,7 +123,8 @@ class Hint(Frame):
     stream.
 
     Attributes:
-        hints: Names of what is new. All replicas give the same sign the same name; the names have no other meaning.
+        hints: Names of the signs that are new. All replicas use the same name for a sign. The names have no other
+            meaning.
         pod_uid: UID of the pod that is told.
         session: Session that is told.
         workload_uid: The JobSet's UID.

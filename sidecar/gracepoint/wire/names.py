@@ -95,5 +95,10 @@ METADATA_CLOUDS = ("gce", "aws", "azure")
 #: Instead of names of clouds: the library finds out in which cloud it runs.
 METADATA_AUTO = "auto"
 
+#: Variables of the stores' own clients that the webhook sets if the policy has an endpoint or a region.
+ENV_S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+ENV_S3_REGION = "AWS_REGION"
+ENV_GCS_ENDPOINT = "TENSORSTORE_GCS_HTTP_URL"
+
 #: Set by the Job controller in every container of an Indexed Job.
 ENV_JOB_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"

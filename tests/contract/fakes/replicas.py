@@ -28,7 +28,7 @@ from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
 from tests.unit.operator.fakes.replica import cluster, subscription
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 WEBHOOK_TOKEN = "told-to-the-api-server-alone"
 
 
@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def core_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self.server.core_loop
+        loop = self.server._loop
         assert loop is not None
         return loop
 

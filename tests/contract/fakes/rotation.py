@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import trustme
 
-from gracepoint.receivers.mailbox import Disruption
+from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import Acknowledgement
@@ -23,29 +23,32 @@ from tests.unit.operator.fakes.objects import NAMESPACE
 from tests.unit.operator.fakes.replica import subscription
 
 
+class _Told(Mailbox):
+    """The library's mailbox, which tells no other process. It keeps the names of preemptions."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self.names: list[str] = []
+
+    def post(self, disruption: Disruption) -> None:
+        self.names.append(disruption.preemption)
+
+
 class Pod:
     """One pod: the library's subscriber, and what it was told."""
 
     def __init__(self, replica: Replica, index: int, ca: str, *, old_library: bool = False) -> None:
         self.connection = replica.channel(f"token-{index}")
         self.connection.trust(ca)
-        self.told: list[str] = []
+        self._mailbox = _Told()
+        self.told = self._mailbox.names
         self.authorities = ca
-        self._lock = threading.Lock()
         who = subscription(index)
         if not old_library:
             who = type(who)(**{**vars(who), "trust": trust_digest(ca)})
         self.subscriber = OperatorSubscriber(
-            self.connection, who, self, self._acknowledge, None, None if old_library else self._trust
+            self.connection, who, self._mailbox, self._acknowledge, None, None if old_library else self._trust
         )
-
-    def post(self, disruption: Disruption) -> None:
-        """As the library's mailbox."""
-        with self._lock:
-            self.told.append(disruption.preemption)
-
-    def retract(self, preemption: str, reason: str) -> None:
-        """As the library's mailbox."""
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
         pass
@@ -102,4 +105,4 @@ def change_authority(folder: Path) -> str:
     certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
-    return authority.cert_pem.bytes().decode()
+    return str(authority.cert_pem.bytes().decode())

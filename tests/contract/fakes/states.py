@@ -166,6 +166,24 @@ def nnx_state() -> Any:
     return nnx.to_pure_dict(nnx.state(nnx.Linear(4, 2, rngs=nnx.Rngs(0))))
 
 
+def nnx_states() -> Any:
+    """The states of a flax nnx model and of its optimizer as nnx has them, with a node around each array."""
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    return {"model": nnx.state(model), "optimizer": nnx.state(nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param))}
+
+
+def boxed_parameters() -> Any:
+    """Parameters in flax's boxes with names of axes: ``Partitioned`` and ``LogicallyPartitioned``."""
+    kernel = linen.initializers.lecun_normal()
+    network = linen.Sequential(
+        [
+            linen.Dense(4, kernel_init=linen.with_partitioning(kernel, ("x", "y"))),
+            linen.Dense(2, kernel_init=linen.with_logical_partitioning(kernel, ("embed", "mlp"))),
+        ]
+    )
+    return network.init(jax.random.key(0), jnp.ones((1, 4)))
+
+
 def optax_states() -> Any:
     params = {"w": spread(4, 2), "b": spread(4)}
     makers: dict[str, optax.GradientTransformation] = {
@@ -175,6 +193,7 @@ def optax_states() -> Any:
         "lion": optax.lion(1e-3),
         "accumulated": optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation(),
         "masked": optax.masked(optax.adam(1e-3), {"w": True, "b": False}),
+        "several": optax.multi_transform({"a": optax.adam(1e-3), "z": optax.set_to_zero()}, {"w": "a", "b": "z"}),
         "injected": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
     }
     return {name: maker.init(params) for name, maker in makers.items()}
@@ -196,5 +215,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "shardings": shardings,
     "flax TrainState": train_state,
     "flax nnx": nnx_state,
+    "flax nnx with its nodes": nnx_states,
+    "boxed parameters": boxed_parameters,
     "optax states": optax_states,
 }

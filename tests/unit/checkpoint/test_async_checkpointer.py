@@ -558,7 +558,7 @@ def test_several_processes_without_a_cluster_are_a_value_error(
     assert names(tmp_path) == []
 
 
-def test_first_process_records_the_whole_duration_whoever_calls_the_callback(tmp_path: Path) -> None:
+def test_first_process_records_the_total_duration_for_any_primary_host(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def listen(event: str, seconds: float, **_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from gracepoint.checkpoint import api
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.steps import commit, lease
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -57,6 +58,26 @@ def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserve
         manager.save(1, small_state())
         manager.save(2, small_state(2))
     assert len(reserved) == 1
+
+
+def test_a_manager_has_its_directory_and_says_whether_a_save_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, real = threading.Event(), commit.finalize
+
+    def late(*arguments: Any, **options: Any) -> bool:
+        assert go.wait(30)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(commit, "finalize", late)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.directory == tmp_path
+        assert not manager.is_saving_in_progress()
+        manager.save(1, small_state())
+        assert manager.is_saving_in_progress()
+        go.set()
+        manager.wait_until_finished()
+        assert not manager.is_saving_in_progress()
 
 
 def test_without_an_interval_every_step_is_due(tmp_path: Path) -> None:

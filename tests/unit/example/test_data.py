@@ -58,7 +58,7 @@ def test_the_state_counts_what_was_consumed_and_not_what_was_read_ahead() -> Non
 
     loader = data.Loader(ROWS, 4, seed=7, place=place)
     next(loader)
-    assert read_ahead.wait(10)
+    assert read_ahead.wait(60)
     assert loader.state()["position"] == 4
     loader.close()
 

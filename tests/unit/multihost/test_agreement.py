@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
 import threading
 import time
 import timeit
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -16,7 +18,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, BarrierFailed
 from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
 from gracepoint.multihost import agreement as agreement_module
-from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract, from_json
+from gracepoint.multihost.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
 from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
 from gracepoint.multihost.store import StoreUnavailable
 from tests.unit.multihost.fakes.gangs import gangs, together
@@ -32,6 +34,8 @@ class Watcher:
         self.until_s = time.monotonic() + left_s
         self.start_at_s = 0.0
         self.looks = 0
+        self.step = 0
+        self.asks = True
         self.fails_at: type[Event] | None = None
         self.changed = threading.Condition()
 
@@ -42,11 +46,14 @@ class Watcher:
             self.events.append(event)
             self.changed.notify_all()
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return self.start_at_s - time.monotonic()
 
     def time_left_s(self) -> float:
         return self.until_s - time.monotonic()
+
+    def position(self) -> tuple[int, bool]:
+        return self.step, self.asks
 
     def looked(self) -> None:
         with self.changed:
@@ -270,11 +277,116 @@ def test_at_the_agreed_point_each_learns_what_the_others_say(make: Callable[...,
     together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
     results = together(
         *(
-            functools.partial(a.confirm, 7, w, deadline=Deadline.after(20, time.monotonic))
+            functools.partial(a.confirm, 7, w, "|".join, deadline=Deadline.after(20, time.monotonic))
             for a, w in zip(gang.agreements, ("a b c", ""), strict=True)
         )
     )
-    assert results == [["a b c", ""]] * 2
+    assert results == ["a b c|"] * 2
+
+
+def _where_all_stop(gang: Gang, *, asks: Sequence[bool] = (False, False), steps: Sequence[int] = (0, 0)) -> None:
+    """Brings processes to the agreed point that are at these steps when the freeze begins."""
+    for watcher, asked, step in zip(gang.watchers, asks, steps, strict=True):
+        watcher.asks, watcher.step = asked, step
+    tell(gang.agreements[0])
+    for watcher in gang.watchers:
+        watcher.wait_for(Settled)
+    together(*(functools.partial(_until_stopped, a) for a in gang.agreements))
+
+
+def test_processes_at_one_step_that_have_nothing_to_choose_need_not_meet(make: Callable[..., Gang]) -> None:
+    gang = make(2)
+    _where_all_stop(gang)
+    for agreement in gang.agreements:  # one after the other
+        assert agreement.confirm(7, "a word", "|".join, deadline=Deadline.after(20, time.monotonic)) is None
+
+
+@pytest.mark.parametrize(
+    ("asks", "steps"),
+    [
+        pytest.param((False, True), (0, 0), id="one has a snapshot"),
+        pytest.param((False, False), (0, 1), id="one is a step ahead at the same sync point"),
+    ],
+)
+def test_processes_meet_if_one_of_them_has_a_reason(
+    make: Callable[..., Gang], asks: Sequence[bool], steps: Sequence[int]
+) -> None:
+    gang = make(2)
+    _where_all_stop(gang, asks=asks, steps=steps)
+    first = functools.partial(gang.agreements[0].confirm, 7, "a", "|".join)
+    second = functools.partial(gang.agreements[1].confirm, 7, "b", "|".join)
+    deadline = Deadline.after(20, time.monotonic)
+    assert together(*(functools.partial(call, deadline=deadline) for call in (first, second))) == ["a|b", "a|b"]
+
+
+def test_what_cannot_be_merged_is_an_error_of_all(make: Callable[..., Gang]) -> None:
+    gang = make(2)
+    _where_all_stop(gang, asks=(True, True))
+
+    def merge(words: list[str]) -> str:
+        raise AgreementError(f"they do not fit: {words}")
+
+    deadline = Deadline.after(20, time.monotonic)
+    results = together(*(functools.partial(a.confirm, 7, "w", merge, deadline=deadline) for a in gang.agreements))
+    assert [(type(result), str(result)) for result in results] == [
+        (AgreementError, "they do not fit: ['w', 'w']"),
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("start_in_s", "written"), [(0.0, [NoticeEntry, Agreed]), (0.2, [NoticeEntry, StartEntry, Agreed])]
+)
+def test_a_freeze_that_begins_at_once_begins_with_the_notice(
+    make: Callable[..., Gang], start_in_s: float, written: list[type[Entry]]
+) -> None:
+    gang = make(2, start_in_s=start_in_s)
+    tell(gang.agreements[0])
+    for watcher in gang.watchers:
+        watcher.wait_for(Settled)
+    assert [type(entry) for entry in entries(gang, object)] == written
+
+
+def test_only_the_first_processes_look_after_a_late_one(make: Callable[..., Gang]) -> None:
+    store = _ListsCounted()
+    late = threading.Event()
+
+    class Late(Watcher):
+        def heard(self, event: Event) -> None:
+            if isinstance(event, Opened):
+                late.wait(20)
+            super().heard(event)
+
+    watchers = [Watcher(), Watcher(), Watcher(), Late()]
+    agreements = [Agreement(store, g, w) for g, w in zip(gangs(4, store), watchers, strict=True)]
+    try:
+        tell(agreements[1])
+        for watcher in watchers[:3]:
+            watcher.wait_until(lambda watcher=watcher: watcher.looks >= 5)  # type: ignore[misc]
+        by_process = [store.lists[f"gracepoint-agreement-time of {index}"] for index in range(4)]
+        late.set()
+        for watcher in watchers:
+            watcher.wait_for(Settled)
+    finally:
+        for agreement in agreements:
+            agreement.close()
+    assert by_process[0] >= 4
+    assert by_process[1] <= 2
+    assert by_process[2:] == [0, 0]
+
+
+class _ListsCounted(InMemoryStore):
+    """Counts lists by the timing thread that asks, in the order in which the threads were started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists: collections.Counter[str] = collections.Counter()
+
+    def list(self, folder: str) -> dict[str, str]:
+        timing = [t for t in threading.enumerate() if t.name == "gracepoint-agreement-time"]
+        me = threading.current_thread()
+        if me in timing:
+            self.lists[f"{me.name} of {timing.index(me)}"] += 1
+        return super().list(folder)
 
 
 def test_what_failed_in_a_drill_fails_no_later_epoch(make: Callable[..., Gang]) -> None:
@@ -362,7 +474,8 @@ def test_vanished_process_is_named_to_all_at_the_timeout(make: Callable[..., Gan
     tell(gang.agreements[0])
     for watcher in gang.watchers[:2]:
         watcher.wait_for(Opened)
-    while len(gang.store.list("epoch/" + str(gang.opened()) + "/frozen")) < 2:
+    arrivals = f"epoch/{gang.opened()}/frozen/0/0"
+    while int(gang.store.try_get(arrivals) or 0) not in (0b0011_0011, 0b0101_0011, 0b0011_0101):
         time.sleep(1e-3)
     for watcher in gang.watchers[:2]:
         watcher.until_s = time.monotonic()
@@ -403,9 +516,8 @@ def test_a_drill_that_comes_to_nothing_lets_all_train_on(make: Callable[..., Gan
 
 def test_the_last_to_publish_may_die_before_it_hands_the_numbers_on() -> None:
     store = _LosingRelease()
-    # All that process 0 left behind for the epoch of bell entry 1: its ordinal, and the count.
-    store.set("epoch/1/frozen/0", "4")
-    store.increment("epoch/1/count")
+    # All that process 0 left behind for the epoch of bell entry 0: it was 4 sync points ahead of the other.
+    store.increment("epoch/0/frozen/0/0", 5 << 1)
     _, gang = gangs(2, store)
     alive = Agreement(store, gang, Watcher())
     try:
@@ -416,10 +528,11 @@ def test_the_last_to_publish_may_die_before_it_hands_the_numbers_on() -> None:
 
 
 class _LosingRelease(InMemoryStore):
-    """Here the count never tells anybody to be the last."""
+    """Here the counter never tells anybody to be the last."""
 
-    def increment(self, key: str) -> int:
-        return super().increment(key) - 1
+    def increment(self, key: str, by: int = 1) -> int:
+        super().increment(key, by)
+        return by
 
 
 def _until_stopped(agreement: Agreement) -> int:
@@ -514,7 +627,7 @@ def test_a_notice_that_no_attempt_could_tell_is_an_error(slept: list[float]) -> 
         agreement.close()
 
 
-def entries(gang: Gang, kind: type[Entry]) -> list[Entry]:
+def entries(gang: Gang, kind: type[object]) -> list[Entry]:
     """What was written on the bell."""
     found = sorted(gang.store.list("bell").items(), key=lambda item: int(item[0]))
     return [entry for entry in (from_json(text) for _, text in found) if isinstance(entry, kind)]
@@ -556,7 +669,7 @@ def test_its_threads_keep_no_process_from_ending(make: Callable[..., Gang]) -> N
     assert [thread.daemon for thread in found] == [True, True]
 
 
-OPEN = Epoch(0, False, frozenset({"spot"}))
+OPEN = Epoch(0, False, frozenset({"spot"}), 0, 0)
 STANDING = {"spot": NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)}
 
 

@@ -282,3 +282,128 @@ def test_every_barrier_leaves_its_key_in_a_log_line_before_and_after(caplog: pyt
 def test_a_process_that_is_not_one_of_the_gang_is_refused(index: int) -> None:
     with pytest.raises(ValueError, match=f"process_index: expected 0 to 2, found {index}"):
         StoreGang(InMemoryStore(), index, 3)
+
+
+class _Counting(InMemoryStore):
+    """Counts the requests of one process."""
+
+    def __init__(self, shared: InMemoryStore) -> None:
+        super().__init__()
+        self._values, self._changed = shared._values, shared._changed
+        self.requests: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.requests.append("set")
+        super().set(key, value)
+
+    def get(self, key: str, *, timeout_s: float) -> str:
+        self.requests.append("get")
+        return super().get(key, timeout_s=timeout_s)
+
+    def increment(self, key: str, by: int = 1) -> int:
+        self.requests.append("increment")
+        return super().increment(key, by)
+
+    def list(self, folder: str) -> dict[str, str]:
+        self.requests.append("list")
+        return super().list(folder)
+
+
+def test_reduce_is_computed_once_and_told_to_all() -> None:
+    computed: list[list[str]] = []
+
+    def merge(values: list[str]) -> str:
+        computed.append(values)
+        return "+".join(values)
+
+    members = gangs(3)
+    results = together(*(functools.partial(g.reduce, "r", f"v{g.process_index}", merge, timeout_s=20) for g in members))
+    assert results == ["v0+v1+v2"] * 3
+    assert computed == [["v0", "v1", "v2"]]
+
+
+def test_error_in_a_reduction_reaches_all_and_is_raised_where_it_happened() -> None:
+    def broken(values: list[str]) -> str:
+        raise OSError("no space")
+
+    results = together(*(functools.partial(g.reduce, "r", "v", broken, timeout_s=20) for g in gangs(3)))
+    assert sorted(type(r).__name__ for r in results) == ["BarrierFailed", "BarrierFailed", "OSError"]
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 1100])
+def test_values_of_many_processes_come_in_order(count: int) -> None:
+    store, told = InMemoryStore(), [str(index % 7) for index in range(count)]
+    members = gangs(count, store)
+    for gang in members[:-1]:
+        with pytest.raises(BarrierTimeout):  # it cannot wait, as all take turns in one thread
+            _Impatient(gang).arrive("g", told[gang.process_index])
+    assert members[-1].gather("g", told[-1], timeout_s=20) == told
+
+
+class _Impatient:
+    """Arrives, and does not wait."""
+
+    def __init__(self, gang: StoreGang) -> None:
+        self._gang = gang
+        gang._wait = self._leave  # type: ignore[method-assign]
+
+    def _leave(self, *arguments: object) -> dict[str, object]:
+        return {"by": 0, "timeout_s": 0.0, "missing": [], "why": "told so"}
+
+    def arrive(self, key: str, value: str) -> None:
+        self._gang.gather(key, value, timeout_s=20)
+
+
+def test_equal_values_are_sent_once() -> None:
+    store = InMemoryStore()
+    members = gangs(4, store)
+    values = ["same", "same", "same", "other"]
+    results = together(
+        *(functools.partial(g.gather, "g", v, timeout_s=20) for g, v in zip(members, values, strict=True))
+    )
+    assert results == [values] * 4
+    assert json.loads(json.loads(store.try_get("g/released") or "")["result"]) == [["same", 3], ["other", 1]]
+
+
+def test_a_process_that_waits_makes_two_requests_and_three_with_a_value() -> None:
+    shared = InMemoryStore()
+    stores = [_Counting(shared) for _ in range(3)]
+    members = [StoreGang(store, index, 3) for index, store in enumerate(stores)]
+    waiting = [threading.Thread(target=g.barrier, args=("b",), kwargs={"timeout_s": 20}) for g in members[:2]]
+    for index, thread in enumerate(waiting):
+        thread.start()
+        while shared.try_get("b/arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
+            pass
+    members[2].barrier("b", timeout_s=20)
+    for thread in waiting:
+        thread.join(20)
+    assert [store.requests for store in stores[:2]] == [["increment", "get"]] * 2
+    assert stores[2].requests == ["increment", "set"]
+    for store in stores:
+        store.requests.clear()
+    waiting = [threading.Thread(target=g.gather, args=("g", "v"), kwargs={"timeout_s": 20}) for g in members[:2]]
+    for index, thread in enumerate(waiting):
+        thread.start()
+        while shared.try_get("g/arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
+            pass
+    members[2].gather("g", "v", timeout_s=20)
+    for thread in waiting:
+        thread.join(20)
+    assert [store.requests for store in stores[:2]] == [["set", "increment", "get"]] * 2
+    assert shared.list("g/word") == {}
+
+
+def test_one_process_says_for_all_who_is_missing() -> None:
+    shared = InMemoryStore()
+    stores = [_Counting(shared) for _ in range(3)]
+    members = [StoreGang(store, index, 4) for index, store in enumerate(stores)]
+    results = together(*(barrier(gang, timeout_s=0.05) for gang in members))
+    assert all(isinstance(r, BarrierTimeout) and r.missing == (3,) for r in results)
+    assert all("process 0 gave up" in str(r) for r in results)
+    assert [store.requests.count("list") for store in stores[1:]] == [0, 0]
+
+
+def test_others_say_who_is_missing_if_the_first_process_does_not() -> None:
+    _, one, _ = gangs(3)
+    with pytest.raises(BarrierTimeout, match="process 1 gave up after 0.05 s, without processes 0, 2 of 3"):
+        one.barrier("b", timeout_s=0.05)

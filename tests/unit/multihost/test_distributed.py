@@ -63,7 +63,7 @@ def test_devices_are_given_by_one_number_or_several(call: Call, devices: Any) ->
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1"])
-def test_an_address_that_other_pods_cannot_reach_is_warned_of(
+def test_loopback_coordinator_in_a_pod_is_logged_as_a_warning(
     call: Call, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_a_pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -19,12 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from gracepoint.multihost import InMemoryStore
+from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Ended, Entry, Finished, NoticeEntry, StartEntry
-from gracepoint.multihost.ledger import Ledger
-from gracepoint.multihost.protocol import Member, Seat, Verdict
+from gracepoint.multihost.ledger import Epoch
+from gracepoint.multihost.protocol import Member, Seat, Verdict, join_marks
 from gracepoint.multihost.store import KeyExists
-from tests.unit.multihost.fakes.model import THREADS, Violation, World
+from tests.unit.multihost.fakes.model import THREADS, SmallMember, Violation, World
 
 MOST = 4
 processes = st.integers(0, MOST - 1)
@@ -36,16 +38,19 @@ remaining = st.sampled_from([0.5, 3.0, 10.0, 30.0])
 class Gang(RuleBasedStateMachine):
     """Events come in between runs of random moves, in which some threads are much slower than others."""
 
-    member: type[Member] = Member
+    member: type[Member] = SmallMember
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World(1)
         self.told: list[str] = []
 
-    @initialize(count=st.integers(1, MOST))
-    def begin(self, count: int) -> None:
+    @initialize(count=st.integers(1, MOST), odd=st.sampled_from([None, None, 0, 1]), asking=st.sets(processes))
+    def begin(self, count: int, odd: int | None, asking: set[int]) -> None:
         self.world = World(count, self.member)
+        if odd is not None:  # this process counts its steps differently
+            self.world.ahead_by[odd % count] += 1
+        self.world.asking = {index for index in asking if index < count} if len(asking) < 2 else set()
 
     @rule(
         random=st.randoms(use_true_random=False),
@@ -128,7 +133,7 @@ class SeatWithoutFreeze(Seat):
         return Verdict.GO_ON if self.agreed is None and not self.finished else super().verdict()
 
 
-class WithoutFreeze(Member):
+class WithoutFreeze(SmallMember):
     """Goes on while the agreed point is not known, as if nothing was wrong."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -136,32 +141,75 @@ class WithoutFreeze(Member):
         self.seat = SeatWithoutFreeze()
 
 
-class LedgerWithoutPlusOne(Ledger):
-    @staticmethod
-    def point(ordinals: Any) -> int:
-        return max(ordinals.values())  # type: ignore[no-any-return]
-
-
-class WithoutPlusOne(Member):
+class WithoutPlusOne(SmallMember):
     """Saves at the point that the furthest process has passed."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.ledger = LedgerWithoutPlusOne()
+    @staticmethod
+    def point(latest: int) -> int:
+        return latest
 
 
-class KeyReused(Member):
+class KeyReused(SmallMember):
     """Publishes in every epoch where it did in the one before."""
 
     def folder(self, epoch: int) -> str:
         return "epoch"
 
 
-@pytest.mark.parametrize("wrong", [WithoutFreeze, WithoutPlusOne, KeyReused])
+class WithoutMarks(SmallMember):
+    """Does not say how far it is ahead."""
+
+    frozen = Arrivals(3, 2, lambda marks: join_marks(mark & 1 | 0b010 for mark in marks))
+
+
+class WithoutAsking(SmallMember):
+    """Does not tell the others who asks for a meeting."""
+
+    frozen = Arrivals(3, 2, lambda marks: join_marks(mark & ~1 for mark in marks))
+
+
+class WithoutSteps(SmallMember):
+    """Does not compare how steps are counted."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        position = self._position
+        self._position = lambda: (self.seat.ordinal, position()[1])
+
+
+class WithoutTheFurthest(SmallMember):
+    """Reads only what the marks say, though a process is further ahead than a mark can say."""
+
+    def _agree(self, epoch: Epoch, mark: int) -> None:
+        super()._agree(epoch, min(mark, self.frozen.most - 2))
+
+
+class DecidesBeforeAll(SmallMember):
+    """Takes its own group of processes for all of them."""
+
+    def _publish(self, epoch: Epoch, *where: Any) -> Iterator[None]:
+        yield from super()._publish(epoch, *where)
+        marks = self.frozen.marks(self._store.list(f"{self.folder(epoch.number)}/frozen"), self._process_count)
+        self._agree(epoch, self.frozen.join(marks))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        WithoutFreeze,
+        WithoutPlusOne,
+        KeyReused,
+        WithoutMarks,
+        WithoutAsking,
+        WithoutSteps,
+        WithoutTheFurthest,
+        DecidesBeforeAll,
+    ],
+)
 def test_machine_finds_a_protocol_with_one_fault(wrong: type[Member]) -> None:
     machine = type("WrongGang", (Gang,), {"member": wrong})
     found = settings(max_examples=400, phases=[Phase.generate], report_multiple_bugs=False, **_COMMON)
-    with pytest.raises((Violation, RuntimeError, KeyExists)):
+    with pytest.raises((Violation, RuntimeError, ValueError, KeyExists)):
         run_state_machine_as_test(machine, settings=found)
 
 
@@ -172,7 +220,7 @@ def heard(*entries: Entry) -> tuple[Member, Bell]:
     """The member of a gang of one that has heard these, and its bell, of which it has read everything."""
     store = InMemoryStore()
     bell = Bell(store)
-    member = Member(store, bell, 0, 1, lambda event: None)
+    member = Member(store, bell, 0, 1, lambda event: None, lambda: (0, False))
     for entry in entries:
         bell.ring(entry)
         while (found := bell.try_next()) is not None:
@@ -193,9 +241,9 @@ DRILL = NoticeEntry(0, "rehearsal", 30.0, "about a rehearsal", drill=True, once=
         pytest.param((NOTICE,), 0.1, False, id="not yet"),
         pytest.param((), -5.0, False, id="no notice"),
         pytest.param((NOTICE, Finished(0)), -5.0, False, id="training has finished"),
-        pytest.param((DRILL, StartEntry(0, 0), NOTICE, Ended(1)), -5.0, True, id="a notice that came in a drill"),
+        pytest.param((DRILL, StartEntry(0, 0, 0, 0), NOTICE, Ended(1)), -5.0, True, id="a notice that came in a drill"),
         pytest.param(
-            (DRILL, StartEntry(0, 0), NOTICE, Finished(0), Ended(1)),
+            (DRILL, StartEntry(0, 0, 0, 0), NOTICE, Finished(0), Ended(1)),
             -5.0,
             False,
             id="a drill in which training finished",

@@ -34,6 +34,7 @@ from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import read_job, read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
+from tests.hypothesis_profiles import examples
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, Body, stamp
 from tests.unit.operator.fakes.replica import report, subscription
@@ -52,8 +53,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-QUICK = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+MANY = settings(
+    deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -129,7 +130,7 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-@QUICK
+@MANY
 @given(data=st.data())
 def test_a_reader_of_objects_raises_nothing_but_unreadable(reader: str, data: st.DataObject) -> None:
     read, kind = READERS[reader]
@@ -138,7 +139,7 @@ def test_a_reader_of_objects_raises_nothing_but_unreadable(reader: str, data: st
 
 
 @pytest.mark.parametrize("on", On)
-@QUICK
+@MANY
 @given(data=st.data())
 def test_the_catalogue_reads_any_object_that_has_a_uid(on: On, data: st.DataObject) -> None:
     kind = {
@@ -156,7 +157,7 @@ def test_the_catalogue_reads_any_object_that_has_a_uid(on: On, data: st.DataObje
         assert not (isinstance(body, dict) and isinstance(body.get("metadata"), dict) and "uid" in body["metadata"])
 
 
-@QUICK
+@MANY
 @given(st.data())
 def test_a_taint_is_read_or_unreadable(data: st.DataObject) -> None:
     try:
@@ -165,7 +166,7 @@ def test_a_taint_is_read_or_unreadable(data: st.DataObject) -> None:
         return
 
 
-@QUICK
+@MANY
 @given(st.data())
 def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.DataObject) -> None:
     scene = Scene()
@@ -212,7 +213,7 @@ MESSAGES: dict[str, Message] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-@QUICK
+@MANY
 @given(data=st.data())
 def test_a_message_is_read_or_refused_in_a_few_words(name: str, data: st.DataObject) -> None:
     message = MESSAGES[name]
@@ -229,7 +230,7 @@ REVIEW: Body = {
 }
 
 
-@QUICK
+@MANY
 @given(st.data())
 def test_a_webhooks_body_is_a_review_or_none(data: st.DataObject) -> None:
     body = data.draw(odd((REVIEW,)))
@@ -240,7 +241,7 @@ def test_a_webhooks_body_is_a_review_or_none(data: st.DataObject) -> None:
     )
 
 
-@QUICK
+@MANY
 @given(st.data())
 def test_impossible_figures_are_refused_and_others_fit_a_record(data: st.DataObject) -> None:
     epoch = PreemptionRecord.of(objects.preemption())
@@ -290,7 +291,7 @@ EVICTION: Body = {
 }
 
 
-@QUICK
+@MANY
 @given(st.data())
 async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.DataObject) -> None:
     for valid in (objects.jobset(), injected_pod(), EVICTION):

@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint import Saved
 from gracepoint.checkpoint.saving.throughput import Throughput
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.deadline_plan import NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
 from gracepoint.multihost.ledger import Broken, Epoch
@@ -54,6 +54,9 @@ class Engine:
     def stop(self, reason: str) -> None:
         self.told.append("stop")
 
+    def refuse(self, step: int, error: Exception) -> None:
+        self.told.append(f"refuse {step}: {error}")
+
 
 class Process:
     """What a coordinator wires together, without receivers and without a watchdog. Training is at step 10."""
@@ -78,7 +81,15 @@ class Process:
         )
         notices = NoticeReader(self.mailbox, index, clock)
         self.observer = PreemptionObserver(
-            group, settings, notices, budget, self.outcome, reporter, process_exit, lambda: None
+            group,
+            settings,
+            notices,
+            budget,
+            self.outcome,
+            reporter,
+            process_exit,
+            lambda: None,
+            lambda: (self.agreement.seat.ordinal, must_choose(self.engine.newest_snapshot)),
         )
         self.agreement = Agreement(store, group, self.observer)
         self.mailbox.listen(NoticePublisher(self.mailbox, self.agreement, index, clock))
@@ -113,13 +124,15 @@ def notice(remaining_s: float) -> Disruption:
     return Disruption(preemption="gpt-1", cause="Spot", signal="taint", remaining_s=remaining_s)
 
 
+def writing(step: int) -> NewestSnapshot:
+    """Of which one of two bytes is written after an hour."""
+    return NewestSnapshot(step=step, state=SnapshotState.WRITING, done_bytes=1, left_bytes=1, elapsed_s=3600.0)
+
+
 def test_earlier_deadline_ends_a_running_wait(pair: list[Process]) -> None:
     here, peer = pair
-    here.mailbox.post(notice(3600))
-    training = threading.Thread(target=peer.train_to_the_agreed_point)
-    training.start()
-    here.train_to_the_agreed_point()
-    training.join()  # it is there, and says nothing
+    peer.engine.newest_snapshot = writing(7)
+    open_epoch(pair)  # the peer is there, and says nothing
     timer = threading.Timer(0.1, here.mailbox.post, (notice(0.0),))
     timer.start()
     with pytest.raises(BarrierCancelled, match="the time was over"):
@@ -189,7 +202,7 @@ def test_steps_since_the_last_checkpoint_are_reported_lost_without_a_save(pair: 
     elif end == "it is stuck":
         here.overdue()
     else:
-        pair[0].observer.heard(Broken(Epoch(0, False, frozenset()), "its disk is full"))
+        pair[0].observer.heard(Broken(Epoch(0, False, frozenset(), 0, 0), "its disk is full"))
     assert here.epoch.progress.steps_lost == 3
 
 
@@ -206,24 +219,55 @@ def test_process_stuck_until_the_deadline_leaves_with_what_was_committed(
     assert "step 7 is committed, 3 steps before step 10" in progress.message
 
 
-def writing(step: int) -> NewestSnapshot:
-    """Of which one of two bytes is written after an hour."""
-    return NewestSnapshot(step=step, state=SnapshotState.WRITING, done_bytes=1, left_bytes=1, elapsed_s=3600.0)
+def save_in_both(pair: list[Process]) -> list[Preempted | None]:
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        return list(threads.map(lambda process: process.saving.save(10, {}, dict), pair))
+
+
+def test_processes_that_have_nothing_to_choose_do_not_wait_for_each_other(pair: list[Process]) -> None:
+    open_epoch(pair)
+    here, peer = pair
+    saved = threading.Event()
+    here.engine.save = lambda *_, **__: saved.set() or Saved(10, 1)  # type: ignore[method-assign,func-returns-value]
+    alone = threading.Thread(target=here.saving.save, args=(10, {}, dict))
+    alone.start()
+    assert saved.wait(20)
+    assert peer.engine.told == []
+    peer.saving.save(10, {}, dict)
+    alone.join(20)
+    for process in pair:
+        assert process.outcome.epoch.progress.choice == "SaveNow"
+
+
+def test_snapshot_that_was_begun_after_the_freeze_makes_way_in_all_processes(pair: list[Process]) -> None:
+    open_epoch(pair)
+    for process in pair:
+        process.engine.newest_snapshot = writing(9)
+    ends = save_in_both(pair)
+    assert [process.engine.told for process in pair] == [["stop", "save 10"]] * 2
+    assert [end is not None and end.saved for end in ends] == [True, True]
+
+
+def test_process_whose_state_cannot_be_had_refuses_the_save_of_the_others(pair: list[Process]) -> None:
+    open_epoch(pair)
+
+    def broken() -> dict[str, Any]:
+        raise ValueError("no data position")
+
+    end = pair[0].saving.save(10, {}, broken)
+    assert end is not None
+    assert not end.saved
+    assert pair[0].engine.told == ["refuse 10: no data position"]
 
 
 def test_both_processes_follow_what_they_chose_from_what_the_slower_one_knows(pair: list[Process]) -> None:
     for process in pair:
         process.forecaster.prepare(100)
-    open_epoch(pair, remaining_s=3000.0)
     quick = dataclasses.replace(writing(7), elapsed_s=0.1)
     for process, newest in zip(pair, (quick, writing(7)), strict=True):
         process.engine.newest_snapshot = newest
-
-    def save(process: Process) -> Preempted | None:
-        return process.saving.save(10, {}, dict)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        ends = list(threads.map(save, pair))
+    open_epoch(pair, remaining_s=3000.0)
+    ends = save_in_both(pair)
     assert [process.engine.told for process in pair] == [["stop", "save 10"]] * 2
     for process, end in zip(pair, ends, strict=True):
         assert end is not None
@@ -233,11 +277,10 @@ def test_both_processes_follow_what_they_chose_from_what_the_slower_one_knows(pa
 
 
 def test_processes_that_cannot_choose_alike_fail_and_say_so(pair: list[Process]) -> None:
-    open_epoch(pair)
     for process, step in zip(pair, (7, 6), strict=True):
         process.engine.newest_snapshot = writing(step)
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        ends = list(threads.map(lambda process: process.saving.save(10, {}, dict), pair))
+    open_epoch(pair)
+    ends = save_in_both(pair)
     for end, process in zip(ends, pair, strict=True):
         assert end is not None
         assert not end.saved

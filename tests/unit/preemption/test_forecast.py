@@ -56,6 +56,19 @@ def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 5.0, 6.0)
 
 
+def test_a_loop_with_own_saves_has_a_forecast_by_the_longest_of_them() -> None:
+    now_s = itertools.count(0.0)
+    forecaster = Forecaster(1, Throughput(), 1.2, lambda: next(now_s))
+    for _ in range(7):
+        forecaster.passed()
+    assert forecaster.figures() is None
+    forecaster.own_save_took(3.0)
+    forecaster.own_save_took(2.0)
+    found = forecaster.figures()
+    assert found is not None
+    assert (found.save_s, found.drain_s, found.needed_at_worst_s) == (3.0, 0.0, 4.0)
+
+
 @pytest.mark.parametrize(
     ("step_s", "in_flight"), [(0.5, 2), (0.99, 2), (1.0, 1), (60.0, 1)], ids=lambda value: f"{value:g}"
 )

@@ -43,9 +43,9 @@ class Gang:
             for reader in self.readers:
                 for event in events:
                     if isinstance(event, Noticed):
-                        reader.stands(event.notice)
+                        reader.received(event.notice)
                     elif isinstance(event, Retracted):
-                        reader.falls(event.notice.origin)
+                        reader.removed(event.notice.origin)
 
     def remaining_s(self) -> list[float]:
         return [mailbox.remaining_s() for mailbox in self.mailboxes]

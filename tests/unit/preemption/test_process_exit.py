@@ -34,7 +34,7 @@ def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for thread in threading.enumerate():  # one that comes late must not shut the tests' own logging down
         if thread.name == "gracepoint-last-words":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -79,7 +79,7 @@ def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
     end, said = End(), threading.Event()
     until_s = time.monotonic() + 0.1
     leaving(InMemoryStore(), 0, 1, end).watch(lambda: until_s - time.monotonic(), 78, on_overdue=said.set)
-    assert end.ended.wait(10)
+    assert end.ended.wait(60)
     assert said.is_set()
     assert end.codes[0][0] == 78
 
@@ -92,7 +92,7 @@ def test_watchdog_ends_a_process_stuck_with_the_log_lock() -> None:
     handler.lock.acquire()
     try:
         leaving(InMemoryStore(), 1, 2, end).watch(lambda: 0.0, 78, on_overdue=lambda: log.error("overdue"))
-        assert end.ended.wait(10)
+        assert end.ended.wait(60)
     finally:
         handler.lock.release()
         log.removeHandler(handler)
@@ -107,7 +107,7 @@ def test_the_watchdog_ends_a_process_though_its_last_word_fails() -> None:
         raise OSError("no word gets out")
 
     leaving(InMemoryStore(), 1, 2, end).watch(lambda: 0.0, 78, on_overdue=fail)
-    assert end.ended.wait(10)
+    assert end.ended.wait(60)
     assert end.codes[0][0] == 78
 
 
@@ -115,7 +115,7 @@ def test_watchdog_exit_code_is_what_its_last_callback_decides() -> None:
     end = End()
     member = leaving(InMemoryStore(), 1, 2, end)
     member.watch(lambda: 0.0, 78, on_overdue=lambda: member.decide(77))
-    assert end.ended.wait(10)
+    assert end.ended.wait(60)
     assert end.codes[0][0] == 77
 
 
@@ -124,16 +124,26 @@ def test_the_watchdog_keeps_to_what_was_decided() -> None:
     member = leaving(InMemoryStore(), 1, 2, end)
     member.decide(77)
     member.watch(lambda: 0.0, 78, on_overdue=said.set)
-    assert end.ended.wait(10)
+    assert end.ended.wait(60)
     assert end.codes[0][0] == 77
     assert not said.is_set()
+
+
+@pytest.mark.parametrize(
+    ("left_s", "given_s"), [(0.0, 5.0), (5.0, 5.0), (30.0, 30.0), (600.0, 60.0), (float("inf"), 60.0)]
+)
+def test_user_code_has_the_time_that_is_left_within_bounds(left_s: float, given_s: float) -> None:
+    now_s = 1000.0
+    member = ProcessExit(InMemoryStore(), 1, 2, clock=lambda: now_s, end=End())
+    member.decide(77, left_s=left_s)
+    assert member._wait_s() == given_s
 
 
 def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gracepoint.preemption.process_exit.FAILED_S", 0.1)
     end = End()
     leaving(InMemoryStore(), 1, 2, end).hurry(1)
-    assert end.ended.wait(10)
+    assert end.ended.wait(60)
     assert end.codes[0][0] == 1
 
 

@@ -107,7 +107,7 @@ class RawServer:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(10)
+        self._thread.join(60)
         for each in self._kept:
             each.close()
 

@@ -6,6 +6,7 @@ On JAX's own coordination service, whose clients need no backend: each "process"
 from __future__ import annotations
 
 import gc
+import math
 import socket
 import threading
 import time
@@ -183,11 +184,14 @@ class Observer:
         with self.changed:
             assert self.changed.wait_for(condition, 60), (self.dealt_with, self.stands)
 
-    def start_in_s(self) -> float:
+    def start_in_s(self, remaining_s: float = math.inf) -> float:
         return float(self.start_s)
 
     def time_left_s(self) -> float:
         return 60.0
+
+    def position(self) -> tuple[int, bool]:
+        return 0, True
 
     def looked(self) -> None:
         pass

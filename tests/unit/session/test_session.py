@@ -420,6 +420,45 @@ def test_drill_of_a_loop_with_own_saves_returns_from_saved(tmp_path: Path, notic
         assert not session.reached_preemption(step + 1)
 
 
+def test_own_saves_of_known_duration_begin_as_late_as_possible(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices, head_start_s=0) as session:
+        for step in range(1, 10):
+            assert not session.reached_preemption(step)
+        session.own_save_took(0.1, 9)
+        notices.post(remaining_s=1000.0)
+        _until(lambda: session.notice is not None)
+        for step in range(10, 200):
+            assert not session.reached_preemption(step)
+        notices.post(remaining_s=3.0)
+        with pytest.raises(Preempted):
+            session.saved(_asked(session, first=200))
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_duration_of_an_own_save_is_a_positive_number(tmp_path: Path, duration_s: float) -> None:
+    with gracepoint.attach(tmp_path) as session, pytest.raises(SettingsError, match="expected seconds above 0"):
+        session.own_save_took(duration_s, 1)
+
+
+def test_a_session_says_which_preemption_is_under_way_and_how_long(tmp_path: Path, notices: Notices) -> None:
+    with gracepoint.attach(tmp_path, receiver=notices) as session:
+        assert session.notice is None
+        notices.post("drill-1", drill=True)
+        assert session.notice is None
+        notices.post(remaining_s=20.0)
+        found = session.notice
+        assert found is not None
+        assert (found.cause, found.signal) == ("Spot", "taint")
+        assert 0 < found.deadline_s <= 20.0
+        notices.mailbox.retract("gpt-1")
+        _until(lambda: session.notice is None)
+        notices.mailbox.retract("drill-1")
+
+
+def _until(true: Callable[[], bool]) -> None:
+    next(step for step in _count(1) if true())
+
+
 def _asked(session: gracepoint.Session, first: int = 1) -> int:
     return next(step for step in _count(first) if session.reached_preemption(step))
 

@@ -67,7 +67,7 @@ _RESERVED = frozenset(
     }
 )
 _ARRAY_METADATA = re.compile(r"process_\d+", re.ASCII)
-_OF_A_PROCESS = re.compile(r"done\.process_\d+\.json|ocdbt\.process_\d+", re.ASCII)
+_OF_A_PROCESS = re.compile(r"done\.process_\d+\.json|ocdbt\.process_\d+(\.[0-9a-f]+)?", re.ASCII)
 
 _HIDDEN = ".gracepoint-"
 _STEP = r"0|[1-9]\d*"

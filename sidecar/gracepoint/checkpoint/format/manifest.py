@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -55,6 +56,8 @@ class DoneRecord:
         begun_ns: Time at which the save began, in nanoseconds since the epoch by this process's clock.
         replaces: Identifies the folder at the target that this save replaces, as ``commit.standing`` returns it. Only
             in process 0's record. None if the save replaces nothing. Older records do not have this field.
+        generations: The generation of each file that lies in the step's folder already, by path. Only in stores that
+            cannot rename; empty in others. Older records do not have this field.
     """
 
     step: int | None
@@ -71,6 +74,7 @@ class DoneRecord:
     host_state: tuple[str, ...]
     begun_ns: int
     replaces: str | None = None
+    generations: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     FORMAT: ClassVar[str] = "gracepoint.done/1"
 
@@ -115,6 +119,63 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
         return cls(**_parse(cls.FORMAT, data, where))
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
+
+    Attributes:
+        attempt: The attempt of the job that claims.
+        ordinal: Number of the save within the attempt.
+        begun_ns: Time at which the save began, in nanoseconds since the epoch by the store's clock.
+        trash: Name of the trash that the step becomes. None if the step is being written.
+        nonce: Makes the contents unique, as some stores tell versions apart by their contents.
+    """
+
+    attempt: str
+    ordinal: int
+    begun_ns: int
+    trash: str | None = None
+    nonce: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+
+    FORMAT: ClassVar[str] = "gracepoint.claim/1"
+
+    @property
+    def note(self) -> str:
+        """What the save leaves with each object that it writes."""
+        return f"{self.attempt} {self.ordinal} {self.begun_ns}"
+
+    @classmethod
+    def noted(cls, note: str) -> Claim | None:
+        """Returns the save that left a note. None if Gracepoint did not leave it."""
+        attempt, _, rest = note.partition(" ")
+        numbers = rest.split(" ")
+        if not attempt or len(numbers) < 2 or not all(number.isdecimal() for number in numbers[:2]):
+            return None
+        return cls(attempt, int(numbers[0]), int(numbers[1]))
+
+    def is_same(self, other: Claim) -> bool:
+        """Returns whether both are of one save."""
+        return (self.attempt, self.ordinal) == (other.attempt, other.ordinal)
+
+    def is_later(self, other: Claim) -> bool:
+        """Returns whether this save began after ``other``."""
+        if self.attempt == other.attempt:
+            return self.ordinal > other.ordinal
+        return self.begun_ns > other.begun_ns
+
+    def to_bytes(self) -> bytes:
+        return _seal(self.FORMAT, dataclasses.asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**_unsealed(cls.FORMAT, data, where))
+
+
+def is_claim(data: bytes) -> bool:
+    """Returns whether ``data`` is a claim of any version, and not a manifest."""
+    return data.startswith(b'{"format": "gracepoint.claim/')
 
 
 def merge(records: Sequence[DoneRecord]) -> Manifest:
@@ -172,6 +233,8 @@ def _expected_files(first: DoneRecord) -> list[str]:
 def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     fields["files"] = {path: [file.bytes, file.crc32] for path, file in value.files.items()}
+    if not fields.get("generations", True):
+        del fields["generations"]
     fields["arrays"] = None if value.arrays is None else [spec.to_json() for spec in value.arrays]
     return fields
 

@@ -43,9 +43,14 @@ def kvstore(folder: StoragePath, path: str = "", *, data_file_bytes: int | None 
     ``data_file_bytes`` is the size at which another data file is begun. None: TensorStore's default. 0: no limit.
     """
     limit = {} if data_file_bytes is None else {"target_data_file_size": data_file_bytes}
-    return limit | {
+    return limit | kvstore_in(folder.kvstore_spec(), path)
+
+
+def kvstore_in(base: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns TensorStore's spec of the tree in the store ``base``, limited to keys that begin with ``path``."""
+    return {
         "driver": "ocdbt",
-        "base": folder.kvstore_spec(),
+        "base": base,
         "path": path,
         # The values that Orbax uses. Metadata is stored in the nodes, and a tree has one node unless it is huge.
         "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
@@ -72,6 +77,36 @@ def merge(item: StoragePath, process_count: int) -> None:
         if not stayed():
             raise FileNotFoundError(errno.ENOENT, "the folder was renamed meanwhile", str(item))
     sync_folders([item, item / "d"])  # even if another process has just merged the tree
+
+
+def merged_apart(item: StoragePath, folders: Iterable[str]) -> dict[str, bytes]:
+    """Merges the trees in ``folders`` of ``item`` into one, which is not written to ``item``.
+
+    Returns:
+        The files of the merged tree by path below ``item``. They refer to the files of the other trees.
+
+    Raises:
+        CheckpointCorrupt: A tree cannot be read.
+        TimeoutError: The merge took longer than ``MERGE_TIMEOUT_S``.
+    """
+    memory = {"driver": "memory", "path": "merged/"}
+
+    def base(path: str) -> dict[str, Any]:
+        layers = [
+            {"base": item.kvstore_spec()},
+            {"prefix": "d/", "strip_prefix": 0, "base": memory},
+            {"exact": MANIFEST, "strip_prefix": 0, "base": memory},
+        ]
+        return {"driver": "kvstack", "layers": layers, "path": path}
+
+    merging = context(memory_key_value_store={})
+    try:
+        _copy_all([kvstore_in(base(f"{folder}/")) for folder in folders], kvstore_in(base("")), merging)
+        merged = ts.KvStore.open(memory, context=merging).result(timeout=MERGE_TIMEOUT_S)
+        keys = merged.list().result(timeout=MERGE_TIMEOUT_S)
+        return {key.decode(): merged.read(key).result(timeout=MERGE_TIMEOUT_S).value for key in keys}
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{item}: the processes' OCDBT trees cannot be merged: {error}") from error
 
 
 def new_folder(item: StoragePath, numbers: Iterable[int]) -> StoragePath:
@@ -120,15 +155,18 @@ def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
     # crash may leave the tree's manifest, which marks the merge as complete, without the files that it refers to.
     (item / "d").make_folder(parents=False)
     sync_folders([item])
-    merging = context()
+    trees = [kvstore(folder) for folder in folders if folder.is_folder()]  # a process that writes no chunk has no tree
+    _copy_all(trees, kvstore(item), context())
+
+
+def _copy_all(trees: Sequence[dict[str, Any]], target: dict[str, Any], merging: ts.Context) -> None:
     transaction = ts.Transaction(atomic=True)
-    merged = ts.KvStore.open(kvstore(item), context=merging).result(timeout=MERGE_TIMEOUT_S)
+    merged = ts.KvStore.open(target, context=merging).result(timeout=MERGE_TIMEOUT_S)
     copying = [
-        ts.KvStore.open(kvstore(folder), context=merging)
+        ts.KvStore.open(tree, context=merging)
         .result(timeout=MERGE_TIMEOUT_S)
         .experimental_copy_range_to(merged.with_transaction(transaction))
-        for folder in folders
-        if folder.is_folder()  # a process that writes no chunk has no tree
+        for tree in trees
     ]
     for copied in copying:
         copied.result(timeout=MERGE_TIMEOUT_S)

@@ -57,7 +57,7 @@ def restore_handled(
         for leaf, _ in wanted:
             _check_files(stored, leaf)
         for handler, positions in by_handler.values():
-            infos = [ParamInfo(wanted[position][0].name, stored.item.for_users()) for position in positions]
+            infos = [ParamInfo(wanted[position][0].name, stored.item.local()) for position in positions]
             values = handler.deserialize(infos, [wanted[position][1] for position in positions])
             found.update(zip(positions, values, strict=True))
 
@@ -77,7 +77,7 @@ def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadl
     def look() -> None:
         assert handlers is not None
         for leaf in leaves:
-            info = ParamInfo(leaf.name, stored.item.for_users())
+            info = ParamInfo(leaf.name, stored.item.local())
             found[leaf.name] = handlers.get(leaf.value_type).metadata([info])[0]
 
     if leaves:

@@ -87,7 +87,7 @@ def as_stored(stored: StoredLeaf) -> LeafRequest:
 
 
 def as_like(name: str, like: Any) -> LeafRequest:
-    """Returns the request that a leaf of ``like`` stands for.
+    """Returns the request that a leaf of ``like`` describes.
 
     Raises:
         CheckpointError: A leaf of this type cannot be restored into.

@@ -117,6 +117,46 @@ def restore_newest(
         logger.info("restore: %s", remark)
     if only is not None:
         listing = _without_others(listing, only, paths)
+    restored = restore_listed(
+        paths,
+        listing,
+        like,
+        gang=gang,
+        key=key,
+        deadline=deadline,
+        restore_args=restore_args,
+        options=options,
+        reshard=reshard,
+        only=only,
+        items=items,
+    )
+    if restored is None:
+        logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
+    return restored
+
+
+def restore_listed(
+    paths: Layout,
+    listing: Listing,
+    like: Any,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    deadline: Deadline,
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+    reshard: Mapping[str, Reshard] | None = None,
+    only: int | None = None,
+    items: ItemsRequest = NO_ITEMS,
+    with_host_state: bool = True,
+    marks_readers: bool = True,
+) -> Restored | None:
+    """Restores the newest step of a listing that all processes can read. Returns None if nothing is listed.
+
+    ``listing`` is what process 0 found, in all processes. ``with_host_state`` is False if the host state is not wanted.
+    ``marks_readers`` says whether the step is marked while it is read, so that retention does not delete it. The other
+    arguments and the errors are those of ``restore_newest``.
+    """
     refused = list(listing.refused)
     for reason in refused:
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
@@ -128,11 +168,21 @@ def restore_newest(
         def read(step: int = step) -> Restored:
             together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
             return read_step(
-                paths, step, like, restore_args, together, deadline, options=options, reshard=reshard or {}, items=items
+                paths,
+                step,
+                like,
+                restore_args,
+                together,
+                deadline,
+                options=options,
+                reshard=reshard or {},
+                items=items,
+                with_host_state=with_host_state,
             )
 
         what = f"step {step} of {paths.root}"
-        with retention.reading(paths, step) if gang.process_index == 0 else contextlib.nullcontext():
+        marks = marks_readers and gang.process_index == 0
+        with retention.reading(paths, step) if marks else contextlib.nullcontext():
             restored, damage = read_together(what, read, gang=gang, key=f"{key}/step/{step}", deadline=deadline)
         if restored is not None:
             if refused:
@@ -148,7 +198,6 @@ def restore_newest(
             f"{paths.root} has checkpoints, but none that can be restored; training from the start would lose them, so "
             f"move them away if that is wanted: {'; '.join(refused)}"
         )
-    logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return None
 
 
@@ -229,6 +278,7 @@ def read_step(
     options: RestoreOptions,
     reshard: Mapping[str, Reshard],
     items: ItemsRequest = NO_ITEMS,
+    with_host_state: bool = True,
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -239,7 +289,9 @@ def read_step(
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
         stored = open_tree(folder, deadline, preferred=paths.item)
-        own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+        own: dict[str, Any] = {}
+        if with_host_state:
+            own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
         beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
     return Restored(state, step, own, stored.manifest is None, items=beside)

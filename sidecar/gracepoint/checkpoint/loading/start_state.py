@@ -13,7 +13,7 @@ from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.leaf_request import ANYWHERE, LeafRequest, as_like
 from gracepoint.checkpoint.loading.single_replica import check_sharding
 from gracepoint.checkpoint.options import (
-    DEFAULT_REPLICA,
+    DEFAULT_RESTORE_OPTIONS,
     RestoreArgs,
     RestoreOptions,
     SingleReplica,
@@ -61,7 +61,15 @@ class Asked:
         return self.like
 
 
-def asked(like: Any, init: Callable[[], Any] | None, single_replica: bool | SingleReplica, *, donate: bool) -> Asked:
+def asked(
+    like: Any,
+    init: Callable[[], Any] | None,
+    single_replica: bool | SingleReplica,
+    *,
+    donate: bool,
+    restore_args: Any = None,
+    options: RestoreOptions | None = None,
+) -> Asked:
     """Checks the arguments of ``Session.restore``, and returns them.
 
     Raises:
@@ -78,9 +86,16 @@ def asked(like: Any, init: Callable[[], Any] | None, single_replica: bool | Sing
     if like is None:
         assert init is not None
         like = form_of(init)
-    replica = DEFAULT_REPLICA if isinstance(single_replica, bool) else single_replica
-    restore_args = by_one_replica(like, replica) if single_replica else None
-    return Asked(like, init, restore_args, RestoreOptions(single_replica=replica, donate=donate))
+    options = DEFAULT_RESTORE_OPTIONS if options is None else options
+    replica = options.single_replica if isinstance(single_replica, bool) else single_replica
+    if single_replica:
+        if restore_args is not None:
+            raise SettingsError(
+                "restore(): expected single_replica= or restore_args=, found both: give the leaves that one replica "
+                "reads SingleReplicaArrayRestoreArgs"
+            )
+        restore_args = by_one_replica(like, replica)
+    return Asked(like, init, restore_args, dataclasses.replace(options, single_replica=replica, donate=donate))
 
 
 def form_of(init: Callable[[], Any]) -> Any:

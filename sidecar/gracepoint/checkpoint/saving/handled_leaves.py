@@ -19,7 +19,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, T
 from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.storage.recorded_files import record_files
 from gracepoint.deadline import Deadline
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import CheckpointRefused, SaveFailed
 
 _LOOK_EVERY_S = 0.1
 
@@ -28,6 +28,11 @@ class HandledLeaves:
     """The handled leaves of one save. There is at least one."""
 
     def __init__(self, temporary: Temporary, paths: Layout, leaves: Sequence[Leaf], handlers: HandlerRegistry) -> None:
+        if not temporary.path.backend.renames:
+            raise CheckpointRefused(
+                f"leaf {leaves[0].name!r} has a type handler, which writes files itself: {temporary.target} is in an "
+                "object store. Save such leaves to a file system, or as arrays"
+            )
         self._temporary = temporary
         self._item = paths.item
         self._folder = temporary.path / paths.item
@@ -48,7 +53,7 @@ class HandledLeaves:
         for handler, leaves in self._by_handler.values():
             futures = handler.serialize(
                 [leaf.data for leaf in leaves],
-                [ParamInfo(leaf.name, self._folder.for_users(), leaf.path) for leaf in leaves],
+                [ParamInfo(leaf.name, self._folder.local(), leaf.path) for leaf in leaves],
                 [args.get(leaf.name, SaveArgs()) for leaf in leaves],
             )
             self._futures += [(handler.typestr, future) for future in futures]
@@ -76,7 +81,7 @@ class HandledLeaves:
         """
         found: dict[str, StoredFile] = {}
         for handler, leaves in self._by_handler.values():
-            handler.finalize(self._folder.for_users())
+            handler.finalize(self._folder.local())
             for leaf in leaves:
                 files = dict(self._files_of(leaf))
                 if not files:

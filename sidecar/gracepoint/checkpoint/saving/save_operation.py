@@ -196,10 +196,12 @@ class SaveOperation:
         folder = self.temporary.path
         try:
             with self.failing_together(), contextlib.ExitStack() as until_recorded:
-                folder.make_folder_durably()
-                stayed = until_recorded.enter_context(folder.staying())
+                writing = until_recorded.enter_context(
+                    commit.writing(self.temporary, self._begun_ns, process_index=self._gang.process_index)
+                )
+                stayed = writing.stayed
                 try:
-                    written = self._writer.write(self._job(folder, source), deadline)
+                    written = self._writer.write(self._job(writing.folder, source), deadline)
                     handled: dict[str, StoredFile] = {}
                     if self._handled:
                         handled = self._handled.record(self._gang, self._handled_key, deadline)
@@ -223,8 +225,9 @@ class SaveOperation:
                     values=written.values,
                     copies=written.copies | self._copies,
                     host_state=self._host_state_names,
-                    begun_ns=self._begun_ns,
+                    begun_ns=writing.begun_ns,
                     replaces=commit.standing(self.temporary.target) if self._replaces else None,
+                    generations=dict(writing.generations),
                 )
                 (folder / layout.done_record(self._gang.process_index)).put(record.to_bytes())
                 on_stage("durable")

@@ -11,51 +11,63 @@ anywhere, and may repeat it:
 * If a folder already exists at ``<step>``, only the gang that has just saved that step replaces it (``replace``), and
   only once the new save is durable. Salvage leaves an existing folder, with two exceptions: the folder is known to be
   damaged, or it is the one that the save found there and was to replace.
+
+Stores that cannot rename (``gs://``, ``s3://``) commit in another way, which ``manifest_commit`` describes. This module
+chooses: its callers need not know.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
 import logging
-import time
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.format.manifest import Manifest, merge
+from gracepoint.checkpoint.steps import manifest_commit
+from gracepoint.checkpoint.steps.records import done_records as done_records
+from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.records import manifest_bytes as manifest_bytes
+from gracepoint.checkpoint.steps.records import manifest_fields as manifest_fields
+from gracepoint.checkpoint.steps.records import read_manifest as read_manifest
+from gracepoint.checkpoint.steps.records import standing as standing
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
-# If a step is restored without arguments, Orbax finds the handler of each item by these names.
-_STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
-_HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 
+@dataclasses.dataclass(frozen=True)
+class Writing:
+    """One process's part of a save, while it is written.
 
-def done_records(folder: StoragePath) -> list[DoneRecord] | None:
-    """Returns the done-records of a save, by process. None if some are missing.
-
-    The commit waits for this call, and a network file system needs at least one round trip for each record. The first
-    record is read alone, because it holds the number of records. The others are read several at a time. The folder is
-    not listed, because a network file system may list a file later than it can be opened.
-
-    Raises:
-        CheckpointCorrupt: A done-record cannot be read.
-        CheckpointTooNew: A newer Gracepoint wrote them.
+    Attributes:
+        folder: The folder that the process's files are written to.
+        stayed: Returns whether it is still the same folder.
+        begun_ns: When the save began, in nanoseconds since the epoch. By the store's clock, if the store cannot rename:
+            there it decides which of two saves is the later one.
+        generations: See ``DoneRecord``. It grows while the files are written.
     """
-    paths = [folder / layout.done_record(0)]
-    only = read_many.read_all(paths)
-    if only is None:
-        return None
-    first = DoneRecord.from_bytes(only[0], str(paths[0]))
-    paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
-    found = read_many.read_all(paths[1:])
-    if found is None:
-        return None
-    return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
+
+    folder: StoragePath
+    stayed: Callable[[], bool]
+    begun_ns: int
+    generations: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
+    """Begins this process's part of a save. ``begun_ns`` is the time by this process's clock."""
+    if not temporary.path.backend.renames:
+        begun_ns = int(temporary.path.now_s() * 1e9)
+        folder, placement = manifest_commit.begin(temporary, begun_ns, marks=process_index == 0)
+        yield Writing(folder, lambda: True, begun_ns, placement.generations)
+        return
+    temporary.path.make_folder_durably()
+    with temporary.path.staying() as stayed:
+        yield Writing(temporary.path, stayed, begun_ns, {})
 
 
 def is_durable(paths: Layout, temporary: Temporary) -> bool:
@@ -84,6 +96,8 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
         CheckpointTooNew: A newer Gracepoint wrote the existing step.
     """
     target = temporary.target
+    if not target.backend.renames:
+        return manifest_commit.finalize(temporary, lambda: replace and _may_be_replaced(target))
     try:
         records = done_records(temporary.path)
         if records is None:
@@ -103,70 +117,18 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
     return True
 
 
+def _may_be_replaced(target: StoragePath) -> bool:
+    """Returns True, unless a newer Gracepoint wrote the step. Then it raises CheckpointTooNew."""
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest_fields(target)
+    return True
+
+
 def is_committed(paths: Layout, temporary: Temporary) -> bool:
     """Returns whether the folder with the final name is this save."""
-    return _is_of(temporary.target, temporary)
-
-
-def _is_of(folder: StoragePath, temporary: Temporary) -> bool:
-    """Returns whether the checkpoint in ``folder`` has the attempt and ordinal of ``temporary``."""
-    try:
-        manifest = manifest_fields(folder)
-    except (CheckpointCorrupt, CheckpointTooNew):
-        return False
-    return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
-        temporary.attempt,
-        temporary.ordinal,
-    )
-
-
-def standing(folder: StoragePath) -> str | None:
-    """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
-
-    Empty if the folder has no manifest, or a damaged one. None if there is no folder, or if a newer Gracepoint wrote
-    it; such a folder is not replaced.
-    """
-    if not folder.is_folder():
-        return None
-    try:
-        manifest = manifest_fields(folder)
-    except CheckpointTooNew:
-        return None
-    except CheckpointCorrupt:
-        return ""
-    return "" if manifest is None else f"{manifest['attempt']}.{manifest['ordinal']}"
-
-
-def read_manifest(folder: StoragePath) -> Manifest | None:
-    """Returns the manifest of a committed step. None if the folder has no manifest.
-
-    Raises:
-        CheckpointCorrupt: The manifest cannot be read.
-        CheckpointTooNew: This version does not know the format of the manifest.
-    """
-    data = manifest_bytes(folder)
-    return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
-
-
-def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
-    """Returns the fields of the manifest as JSON values. None if the folder has no manifest.
-
-    This is much faster than ``read_manifest`` if there are many arrays.
-
-    Raises:
-        CheckpointCorrupt: The manifest cannot be read.
-        CheckpointTooNew: This version does not know the format of the manifest.
-    """
-    data = manifest_bytes(folder)
-    return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
-
-
-def manifest_bytes(folder: StoragePath) -> bytes | None:
-    """Returns the contents of the manifest file. None if the folder has no manifest."""
-    try:
-        return (folder / layout.MANIFEST).read_bytes()
-    except FileNotFoundError:
-        return None
+    if not temporary.target.backend.renames:
+        return manifest_commit.is_committed(temporary)
+    return is_of(temporary.target, temporary)
 
 
 def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
@@ -181,9 +143,14 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
     for probe in probes:
         if probe.last_change_s() < old_s:
             probe.delete_folder() if probe.is_folder() else probe.delete()
+    if not paths.root.backend.renames:
+        manifest_commit.find_condemned(paths)
     for temporary in left:
-        if 0.0 < temporary.path.last_change_s() < old_s and not _is_too_new(temporary):  # 0: committed or deleted
+        if 0.0 < last_change_s(temporary) < old_s and not _is_too_new(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
+            if not paths.root.backend.renames:
+                manifest_commit.give_up(paths, temporary)
+                continue
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
 
@@ -197,8 +164,27 @@ def _is_too_new(temporary: Temporary) -> bool:
     return False
 
 
-def discard(folder: StoragePath, trash: StoragePath) -> None:
-    """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint."""
+def last_change_s(temporary: Temporary) -> float:
+    """Returns when something of an unfinished save last changed, by the store's clock."""
+    if not temporary.path.backend.renames:
+        return manifest_commit.last_change_s(temporary)
+    return temporary.path.last_change_s()
+
+
+def is_unfinished(folder: StoragePath) -> bool:
+    """Returns whether the folder of a step holds a save that nobody has finished. Never, if saves are renamed."""
+    return not folder.backend.renames and manifest_commit.is_unfinished(folder)
+
+
+def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
+    """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint.
+
+    In a store that cannot rename, the step ``folder`` becomes invisible, and its objects are found by ``trash``. There,
+    ``only`` is the checkpoint (see ``standing``) that is discarded. Nothing happens if another one has taken its place.
+    """
+    if not folder.backend.renames:
+        manifest_commit.discard(folder, trash, only)
+        return
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         folder.publish(trash)
     # Without the sync, a crash might undo the rename but not the deletion of files below the new name.
@@ -207,29 +193,20 @@ def discard(folder: StoragePath, trash: StoragePath) -> None:
 
 def empty_trash(paths: Layout) -> None:
     """Deletes all trash. This may take long."""
+    if not paths.root.backend.renames:
+        manifest_commit.empty_trash(paths)
+        return
     for trash in paths.trashed():
         trash.delete_folder()  # another process may delete it at the same time
 
 
 def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
     """Adds the files that a committed step has: Gracepoint's manifest, and Orbax's marker files."""
-    more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
-    if layout.MORE_METADATA in manifest.files:
-        more = json.loads((folder / layout.MORE_METADATA).read_bytes())
-    handlers = {manifest.item: _STATE_HANDLER, layout.HOST_STATE_ITEM: _HOST_STATE_HANDLER, **more["item_handlers"]}
-    metadata = {
-        "item_handlers": handlers if manifest.item else _STATE_HANDLER,
-        "metrics": {},
-        "performance_metrics": {},
-        "init_timestamp_nsecs": manifest.begun_ns,
-        "commit_timestamp_nsecs": time.time_ns(),
-        "custom_metadata": more["custom_metadata"],
-    }
     if manifest.arrays and manifest.arrays[0].format.ocdbt:
         ocdbt.merge(folder / manifest.item, manifest.process_count)
     (folder / layout.MANIFEST).put(manifest.to_bytes())
-    (folder / layout.STEP_METADATA).put(json.dumps(metadata).encode())
-    (folder / layout.COMMIT_SUCCESS).put(f"Checkpoint commit was successful to {target}".encode())
+    (folder / layout.STEP_METADATA).put(orbax_metadata(manifest, folder))
+    (folder / layout.COMMIT_SUCCESS).put(orbax_success(target))
 
 
 def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
@@ -244,7 +221,7 @@ def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
         target.publish(aside)
     except FileNotFoundError:
         return  # another process renamed it
-    if _is_of(aside, temporary):
+    if is_of(aside, temporary):
         aside.publish(target)
     else:
         discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
@@ -269,5 +246,5 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         if target.children():
             aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-            logger.warning("%s is in the way of %s and not ours: moved to %s", target, temporary.what, aside)
+            logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
             target.publish(aside)

@@ -100,6 +100,7 @@ class DirectoryAccess:
             patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), self._clock)
             try:
                 self._paths.root.make_folder_durably()
+                self._paths.root.check_usable()
                 self._lease = lease.claim(
                     self._paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start
                 )

@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -43,6 +44,7 @@ EXPIRES_S = 35.0
 PATIENCE_S = 45.0
 _LOOK_EVERY_S = 0.5
 _END_S = 1.0
+_UNIQUE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +169,7 @@ def claim(
         if not told:
             told = True
             logger.warning("%s; waiting for it to end", _in_use(paths.root, found[0], mine, "uses it"))
-        sleep(_LOOK_EVERY_S)
+        sleep(max(_LOOK_EVERY_S, paths.root.backend.look_every_s))
     if not _written(path, mine, None if found is None else found[1]):
         # Another process has written the lease meanwhile.
         return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
@@ -227,7 +229,9 @@ def _written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
 
     ``found`` is None if there was no lease. The file is not synced, as a lease has no use after a crash of the machine.
     """
-    data = json.dumps(dataclasses.asdict(mine)).encode()
+    # White space that differs each time: some stores take a version's contents for its generation.
+    unique = "".join(secrets.choice(" \t\r\n") for _ in range(_UNIQUE))
+    data = (json.dumps(dataclasses.asdict(mine)) + unique).encode()
     try:
         if found is None:
             path.create(data)

@@ -20,6 +20,8 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTo
 
 #: Seconds without a change after which the writer of a save counts as dead.
 QUIET_S = 5.0
+#: The same for stores in which nothing of a file is seen before all of it is written.
+FLAT_QUIET_S = 15.0
 _POLL_S = 0.1
 _UNFINISHED = ".orbax-checkpoint-tmp"  # part of the name of a folder that Orbax is still writing
 
@@ -61,10 +63,19 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
         deadline=deadline,
         sleep=sleep,
     )
-    steps, refused = _sort_out(paths)
+    steps, refused, unfinished = _sort_out(paths)
+    remarks += unfinished
     if strangers := paths.strangers():
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
+
+
+def complete_listing(paths: Layout) -> Listing:
+    """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
+    if not paths.root.is_folder():
+        return Listing((), (), (f"there is no folder {paths.root}",))
+    steps, refused, unfinished = _sort_out(paths)
+    return Listing(tuple(steps), tuple(refused), tuple(unfinished))
 
 
 def settle(
@@ -97,11 +108,11 @@ def settle(
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
         remarks = recovery.salvage(paths)
-        live = [t for t in live if t.path.is_folder()]
+        live = [t for t in live if t.path.is_folder() and not commit.is_committed(paths, t)]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             return remarks + unknown + late
-        sleep(min(_POLL_S, deadline.remaining_s()))
+        sleep(min(max(_POLL_S, paths.root.backend.look_every_s), deadline.remaining_s()))
 
 
 def complete_steps(paths: Layout) -> list[int]:
@@ -125,6 +136,8 @@ def why_not(paths: Layout, step: int) -> str | None:
         if manifest["step"] != step:
             return f"{folder} holds step {manifest['step']}"
         return None
+    if commit.is_unfinished(folder):
+        return f"{folder} is being written or deleted, or was left so"
     try:
         legacy.check(folder)
         if not folder.children():
@@ -167,22 +180,32 @@ def trees_of_orbax(folder: StoragePath) -> list[str]:
 
 def is_ours(folder: StoragePath, step: int) -> bool:
     """Returns whether ``folder`` is a complete checkpoint of ``step`` that Gracepoint wrote, in a known format."""
+    return ours(folder, step) is not None
+
+
+def ours(folder: StoragePath, step: int) -> str | None:
+    """Returns which checkpoint ``folder`` is (see ``commit.standing``). None if it is none, as ``is_ours`` says."""
     try:
         manifest = commit.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
-        return False
-    return manifest is not None and manifest["step"] == step
+        return None
+    return f"{manifest['attempt']}.{manifest['ordinal']}" if manifest is not None and manifest["step"] == step else None
 
 
-def _sort_out(paths: Layout) -> tuple[list[int], list[str]]:
-    steps, refused = [], []
+def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
+    """Returns the complete steps, reasons against others, and remarks on steps that nobody has finished."""
+    steps: list[int] = []
+    refused: list[str] = []
+    unfinished: list[str] = []
     for step in paths.steps():
         reason = why_not(paths, step)
         if reason is None:
             steps.append(step)
+        elif commit.is_unfinished(paths.step(step)):
+            unfinished.append(reason)
         elif paths.step(step).is_folder():  # otherwise it was deleted meanwhile
             refused.append(reason)
-    return steps, refused
+    return steps, refused, unfinished
 
 
 def _is_live(paths: Layout, temporary: Temporary) -> bool:
@@ -193,8 +216,8 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
         return False  # it can never become complete
     except CheckpointTooNew:
         pass  # a process of the newer version may still be writing it
-    age_s = paths.root.now_s() - temporary.path.last_change_s()
-    return age_s < QUIET_S
+    age_s = paths.root.now_s() - commit.last_change_s(temporary)
+    return age_s < (QUIET_S if paths.root.backend.renames else FLAT_QUIET_S)
 
 
 def finished_by_orbax(folder: StoragePath) -> bool:

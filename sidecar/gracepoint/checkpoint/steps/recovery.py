@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import is_whole, merge
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.format.manifest import DoneRecord, is_whole, merge
+from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
@@ -29,7 +30,7 @@ def salvage(paths: Layout) -> list[str]:
     with missing done-records are left as they are. If this process may only read the directory, all saves are.
     """
     remarks: list[str] = []
-    for aside in paths.set_aside():
+    for aside in paths.set_aside() if paths.root.backend.renames else ():
         with _remarking(aside.path, remarks):
             _put_back(aside)
     durable = []
@@ -43,15 +44,25 @@ def salvage(paths: Layout) -> list[str]:
     # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks):
-            for path, file in merge(records).files.items():
-                check_size(temporary.path / path, file.bytes)
-            if commit.finalize(paths, temporary, replace=False) or _take_its_place(
-                paths, temporary, records[0].replaces
-            ):
+            if not paths.root.backend.renames:
+                if commit.is_committed(paths, temporary):
+                    continue  # its folder has not been deleted yet
+                way = functools.partial(_gives_way, temporary.target, records[0].replaces)
+                committed = manifest_commit.finalize(temporary, way)
+            else:
+                committed = _rename(paths, temporary, records)
+            if committed:
                 logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
             else:
                 remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
     return remarks
+
+
+def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
+    """Commits a durable save by a rename. Returns whether it is committed."""
+    for path, file in merge(records).files.items():
+        check_size(temporary.path / path, file.bytes)
+    return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
 
 
 @contextlib.contextmanager

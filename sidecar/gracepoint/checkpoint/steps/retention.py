@@ -85,7 +85,8 @@ def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str
 
     Folders that Gracepoint did not write, or that are not complete, are left as they are.
     """
-    ours = [step for step in paths.steps() if listing.is_ours(paths.step(step), step)]
+    found = {step: listing.ours(paths.step(step), step) for step in paths.steps()}
+    ours = [step for step, standing in found.items() if standing is not None]
     now_s = paths.root.now_s()
     ages_s = {step: now_s - committed_s for step in ours if (committed_s := _committed_s(paths.step(step)))}
     damaged = frozenset(step for step in ages_s if paths.damage_mark(step).exists())
@@ -94,7 +95,7 @@ def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str
             logger.info("step %d is not deleted yet, as it is being read", step)
             continue
         logger.info("deleting step %d: %s", step, retention)
-        commit.discard(paths.step(step), paths.trash(step, attempt, ordinal))
+        commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step])
 
 
 def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:

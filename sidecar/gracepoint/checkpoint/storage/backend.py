@@ -87,7 +87,17 @@ class Reader(Protocol):
 
 
 class Backend(Protocol):
-    """A store. All keys are complete, which means relative to the top of the store."""
+    """A store. All keys are complete, which means relative to the top of the store.
+
+    Attributes:
+        renames: True if ``publish`` renames folders atomically, ``make_folder`` makes them, and ``staying`` notices
+            when one is gone. Steps are then committed by a rename. False if folders are only prefixes of names. Steps
+            are then committed by their manifest, and only ``create``, ``replace`` and ``put`` write values.
+        look_every_s: Seconds between two looks at what another process may write. Looks at some stores cost money.
+    """
+
+    renames: bool
+    look_every_s: float
 
     def url(self, key: str) -> str:
         """Returns the location in the form that users write and messages show."""
@@ -180,6 +190,13 @@ class Backend(Protocol):
     def delete(self, key: str) -> None:
         """Deletes a value. Does nothing if it does not exist."""
 
+    def check_usable(self, key: str) -> None:
+        """Checks that this process can write and read below a folder, and that conditions on writes hold.
+
+        Raises:
+            OSError: It cannot. The message says why, and what to do.
+        """
+
     # Folders.
 
     def exists(self, key: str) -> bool:
@@ -249,3 +266,56 @@ class Backend(Protocol):
 
     def now_s(self, key: str) -> float:
         """Returns the time by the clock that dates the values in a folder. It may differ from this machine's clock."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """What a store that cannot rename knows of a value.
+
+    Attributes:
+        generation: The version of the value.
+        note: What its writer left with it. Empty if it left nothing.
+    """
+
+    generation: Generation
+    note: str
+
+
+class FlatBackend(Backend, Protocol):
+    """A store whose ``renames`` is False. Its values are visible as a whole and durable when a call returns."""
+
+    def write_if(
+        self,
+        key: str,
+        data: ArrayBytes,
+        checksum: int,
+        only_if: Generation | None,
+        note: str,
+        go_on: Callable[[], None] | None,
+    ) -> Generation:
+        """Writes a value with a note, and returns its generation.
+
+        Args:
+            key: Key of the value.
+            data: Bytes of the value.
+            checksum: Their CRC-32.
+            only_if: The generation that the value must have. None: there must be no value.
+            note: What ``noted`` returns for this value, followed by more.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
+
+        Raises:
+            FileExistsError: ``only_if`` is None, and there is a value.
+            StaleGeneration: The value has another generation.
+        """
+
+    def noted(self, key: str) -> Noted | None:
+        """Returns the generation and the note of a value. None if it does not exist."""
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        """Deletes a value if it has ``generation``, or that is None. Returns False if it has another one."""
+
+    def delete_all(self, entries: Iterable[Entry]) -> None:
+        """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete."""
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        """Calls functions, several at a time, as each mostly waits for the store. Raises the first error."""

@@ -58,11 +58,6 @@ class Buffer:
             self._memory.fill(0)
         return self._memory
 
-    @property
-    def is_ready(self) -> bool:
-        """True if the memory is allocated."""
-        return self._memory is not None
-
     def make_ready(self) -> None:
         """Allocates and touches the memory."""
         _ = self.bytes

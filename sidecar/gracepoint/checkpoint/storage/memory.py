@@ -38,6 +38,9 @@ class MemoryBackend:
         clock: The clock that dates the values, in seconds since the epoch.
     """
 
+    renames = True
+    look_every_s = 0.1
+
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._store = ts.KvStore.open({"driver": "memory"}, context=SHARED).result(timeout=_TIMEOUT_S)
@@ -107,6 +110,9 @@ class MemoryBackend:
     def entry(self, key: str) -> Entry | None:
         found = self._read(key)
         return None if found is None else self._entry(key, key, found)
+
+    def check_usable(self, key: str) -> None:
+        """Does nothing, as every process may use its own memory."""
 
     def delete(self, key: str) -> None:
         self._store.write(key, None).result(timeout=_TIMEOUT_S)

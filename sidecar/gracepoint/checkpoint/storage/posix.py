@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 class PosixBackend:
     """The local file system, and all file systems that are mounted in it."""
 
+    renames = True
+    look_every_s = 0.1
+
     def url(self, key: str) -> str:
         return key
 
@@ -115,6 +118,9 @@ class PosixBackend:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return None if stat.S_ISDIR(found.st_mode) else _entry(key, found)
+
+    def check_usable(self, key: str) -> None:
+        """Does nothing: writes say what is wrong with a file system."""
 
     def delete(self, key: str) -> None:
         Path(key).unlink(missing_ok=True)

@@ -7,19 +7,17 @@ makes one from a location that a user gives. Paths are immutable and have no sta
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
 from gracepoint.checkpoint.storage.posix import POSIX
 from gracepoint.errors import SettingsError
 from gracepoint.machine import LocalPath as LocalPath
-
-if TYPE_CHECKING:
-    pass
 
 #: A location as users give it.
 UserPath = str | os.PathLike[str]
@@ -102,9 +100,17 @@ class StoragePath:
                 return
         raise ValueError(f"{self} is not below {top}")
 
-    def for_users(self) -> LocalPath:
-        """Returns the location in the type that public results use."""
-        return LocalPath(str(self))
+    def for_users(self) -> LocalPath | str:
+        """Returns the location in the type that public results use: a path, or a URI."""
+        return LocalPath(self.key) if self.backend is POSIX else str(self)
+
+    def local(self) -> LocalPath:
+        """Returns the path in the local file system.
+
+        Raises:
+            TypeError: The store is not a file system.
+        """
+        return LocalPath(self.backend.local_path(self.key))
 
     def kvstore_spec(self) -> dict[str, Any]:
         """Returns TensorStore's spec of the values in this folder."""
@@ -187,6 +193,9 @@ class StoragePath:
     def now_s(self) -> float:
         return self.backend.now_s(self.key)
 
+    def check_usable(self) -> None:
+        self.backend.check_usable(self.key)
+
 
 def sync_folders(folders: Iterable[StoragePath]) -> None:
     """Makes the entries of ``folders`` durable. Syncs each folder once."""
@@ -195,28 +204,59 @@ def sync_folders(folders: Iterable[StoragePath]) -> None:
 
 
 def storage_path(path: UserPath | StoragePath) -> StoragePath:
-    """Returns the location that a user gave: an absolute path, a ``file://`` URI, or ``memory://`` in one process.
+    """Returns the location that a user gave: an absolute path, or a URI.
+
+    Known are ``file://``, ``gs://bucket/name``, ``s3://bucket/name``, and ``memory://`` within one process.
 
     Raises:
-        SettingsError: The location is another kind of URI, or is not absolute.
+        SettingsError: The location is another kind of URI, is not absolute, or its extra is not installed.
     """
     if isinstance(path, StoragePath):
         return path
     text = os.fspath(path)
-    local = text
-    if "://" in text:
-        parts = urlsplit(text)
-        if parts.scheme == "memory":
-            from gracepoint.checkpoint.storage.memory import MEMORY  # it needs TensorStore
-
-            return StoragePath(MEMORY, unquote(f"{parts.netloc}{parts.path}").strip("/"))
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+    scheme, found, _ = text.partition("://")
+    if not found:
+        local = Path(text)
+        if not local.is_absolute():
             raise SettingsError(
-                f"checkpoint directory {text!r}: expected a path or a file:///path URI on a file system that "
-                f"all processes share; {parts.scheme}:// is not supported"
+                f"checkpoint directory {text!r}: expected an absolute path, or a URI as gs://bucket/name"
             )
-        local = unquote(parts.path)
-    found = Path(local)
-    if not found.is_absolute():
-        raise SettingsError(f"checkpoint directory {text!r}: expected an absolute path")
-    return StoragePath(POSIX, str(found))
+        return StoragePath(POSIX, str(local))
+    opened = _SCHEMES.get(scheme)
+    if opened is None:
+        raise SettingsError(
+            f"checkpoint directory {text!r}: {scheme}:// is not known; expected an absolute path, or one of "
+            f"{', '.join(f'{known}://' for known in sorted(_SCHEMES))}"
+        )
+    return opened(text)
+
+
+def _file(uri: str) -> StoragePath:
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise SettingsError(f"checkpoint directory {uri!r}: expected file:///path, without a host")
+    return storage_path(unquote(parts.path))
+
+
+def _memory(uri: str) -> StoragePath:
+    from gracepoint.checkpoint.storage.memory import MEMORY  # it needs TensorStore
+
+    parts = urlsplit(uri)
+    return StoragePath(MEMORY, unquote(f"{parts.netloc}{parts.path}").strip("/"))
+
+
+def _bucket(uri: str) -> StoragePath:
+    from gracepoint.checkpoint.storage.objects.open_bucket import open_bucket
+
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise SettingsError(f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found bucket {bucket!r}")
+    if _ODD.search(key):
+        raise SettingsError(f"checkpoint directory {uri!r}: expected no empty part, '.', '..', '?' or '#' in its name")
+    return StoragePath(open_bucket(scheme, bucket), key.rstrip("/"))
+
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
+_ODD = re.compile(r"(^|/)\.{1,2}(/|$)|//|[?#]|^/")
+_SCHEMES: dict[str, Callable[[str], StoragePath]] = {"file": _file, "memory": _memory, "gs": _bucket, "s3": _bucket}

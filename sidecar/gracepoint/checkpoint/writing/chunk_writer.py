@@ -1,7 +1,7 @@
 """Writes one process's files of a save, in parallel and durably.
 
 ``file_writer`` writes chunks whose files hold exactly the bytes of their values. ``tensorstore_writer`` writes chunks
-that are compressed or kept in OCDBT. Both modules describe their threads. Each file has one writer, so no file is
+that are compressed or kept in OCDBT, and ``encoded_writer`` does so in object stores. They describe their threads. Each file has one writer, so no file is
 locked.
 """
 
@@ -19,6 +19,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
@@ -32,6 +33,7 @@ class ChunkWriter:
         self.options = options
         self._express = FileWriter(options)
         self._tensorstore = TensorStoreWriter(options)
+        self._encoded = EncodedWriter(options)
 
     def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
         """Makes the chunks, the arrays' metadata and the small files of ``job`` durable.
@@ -41,16 +43,22 @@ class ChunkWriter:
             ValueError, OSError: A file cannot be written. The message names it.
         """
         started_s = deadline.elapsed_s()
-        is_express = self.options.express and form_of(job).files_hold_values
-        written = (self._express if is_express else self._tensorstore).write(job, deadline)
+        written = self._writer_of(job).write(job, deadline)
         metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, job.folder)
         return written
+
+    def _writer_of(self, job: WriteJob) -> FileWriter | TensorStoreWriter | EncodedWriter:
+        renames, holds_values = job.folder.backend.renames, form_of(job).files_hold_values
+        if holds_values and (self.options.express or not renames):
+            return self._express
+        return self._tensorstore if renames else self._encoded
 
     def warm(self, folder: StoragePath, deadline: Deadline) -> None:
         """Writes and removes a tiny array below ``folder`` with each writer that a save may use.
 
         Then code is loaded, threads run and memory is reserved before the first save.
         """
+        folder.parent.check_usable()
         folder.make_folder()
         spec = ArraySpec("probe", "numpy", (1,), "<f4", (1,))
         job = WriteJob(folder, layout.NO_ITEM, {0: spec}, [0], _Probe(), {})
@@ -58,7 +66,7 @@ class ChunkWriter:
             if self.options.express:
                 self._express.reserve(folder)
                 self._express.write(job, deadline)
-            self._tensorstore.write(job, deadline)
+            (self._tensorstore if folder.backend.renames else self._encoded).write(job, deadline)
         finally:
             folder.delete_folder()
 

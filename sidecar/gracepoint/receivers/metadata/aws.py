@@ -113,7 +113,7 @@ def groups(new_client: Callable[[], MetadataClient], *, grace_period_s: float) -
 
     Args:
         new_client: Makes a client.
-        grace_period_s: Seconds that are assumed to be left if Amazon tells no time.
+        grace_period_s: Seconds that are assumed to be left if Amazon gives no time.
     """
     client = new_client()
     imds = Imds(client)

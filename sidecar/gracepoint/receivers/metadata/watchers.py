@@ -103,7 +103,7 @@ class MetadataWatchers:
         mailbox: Gets the notices.
         host: The name of this machine in the notices.
         in_pod: True if Kubernetes ends the processes of this machine before the machine ends.
-        grace_period_s: Seconds that a pod lives after a SIGTERM. Assumed to be left if a cloud tells no time.
+        grace_period_s: Seconds that a pod lives after a SIGTERM. Assumed as the time left if a cloud gives none.
         base_url: The address of the metadata server.
         wall_clock: Returns the time in seconds since the epoch.
     """

@@ -35,8 +35,8 @@ from gracepoint.checkpoint import (
     default_handlers,
 )
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import restore_tree
 from gracepoint.checkpoint.planning.write_plan import WritePlan
+from gracepoint.checkpoint.reading import parallel_reader
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.unit.checkpoint.fakes.formats import each_format
@@ -205,6 +205,8 @@ def test_memory_is_counted_by_what_this_process_writes_and_reads() -> None:
     values = arrays()
     assert ArrayHandler().memory_size(values) == [(256, 256), (16, 16), (32, 32), (4, 4)]
     assert StringHandler().memory_size(["é"]) == [(2, 2)]
+    assert NumpyHandler().memory_size([np.zeros((3, 2), np.int16), np.zeros(1)]) == [(12, 12), (8, 8)]
+    assert ScalarHandler().memory_size([3, np.float32(0.5)]) == [(8, 8), (4, 4)]
 
 
 def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
@@ -381,19 +383,19 @@ def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch:
     values = [jnp.full((64, 64), i, jnp.float32) for i in range(8)]  # 16 KiB each
     serialize(ArrayHandler(WriteOptions(use_ocdbt=False)), values, infos)
     limits: list[int | None] = []
-    read_all = restore_tree.read_all
+    read_all = parallel_reader.read_all
 
     def noted(requests: Any, source: Any, *, limit_bytes: int | None, deadline: Any) -> int:
         limits.append(limit_bytes)
         return read_all(requests, source, limit_bytes=limit_bytes, deadline=deadline)
 
-    monkeypatch.setattr(restore_tree, "read_all", noted)
+    monkeypatch.setattr("gracepoint.checkpoint.loading.restore_tree.read_all", noted)
     for handler in (ArrayHandler(read_limit_bytes=1 << 15), ArrayHandler(), ArrayHandler(read_limit_bytes=None)):
         assert_same(handler.deserialize(infos), values)
     assert limits == [1 << 15, 4 << 30, None]
 
 
-def test_leaves_in_two_formats_in_one_call_are_refused_by_name(tmp_path: Path) -> None:
+def test_leaves_of_two_formats_in_one_call_raise_an_error_with_the_leaf(tmp_path: Path) -> None:
     infos = infos_of(tmp_path, "a", "b")
     serialize(ArrayHandler(WriteOptions(use_ocdbt=True)), [jnp.zeros(2)], infos[:1])
     serialize(NumpyHandler(WriteOptions(use_ocdbt=False)), [np.zeros(2)], infos[1:])

@@ -123,7 +123,7 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, [2, 2, 2]), (0.5, [1] * 6)])
-def test_a_part_of_the_devices_free_memory_is_used_for_a_batch(
+def test_batches_use_a_fraction_of_the_devices_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, expected: list[int]
 ) -> None:
     like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device

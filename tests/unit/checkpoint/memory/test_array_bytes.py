@@ -13,7 +13,8 @@ import pytest
 from gracepoint.checkpoint.format.array_spec import as_bytes
 from gracepoint.checkpoint.format.manifest import file_of
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes, stored_values
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
+from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, checksum_of
+from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
@@ -70,7 +71,7 @@ def test_values_that_do_not_fit_the_stored_type_are_converted() -> None:
 
 
 def test_a_checksum_needs_no_copy_of_all_values() -> None:
-    values, buffer = counted(BLOCK_BYTES // 4 + 5, 2), Buffer()
+    values, buffer = counted(BLOCK_BYTES // 4 + 5, 2), WatchedBuffer()
     assert checksum_of(ArrayBytes(values, FLOAT32), buffer) == file_of(as_bytes(values)).crc32
-    assert not buffer.is_ready
+    assert not buffer.used
     assert checksum_of(ArrayBytes(values.T, FLOAT32), buffer) == file_of(as_bytes(values.T)).crc32

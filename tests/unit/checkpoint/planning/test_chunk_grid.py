@@ -20,6 +20,7 @@ from gracepoint.checkpoint.options import MIB, SaveArgs, WriteOptions
 from gracepoint.checkpoint.planning import write_plan
 from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
 from gracepoint.errors import CheckpointError, SettingsError
+from tests.hypothesis_profiles import examples
 from tests.unit.checkpoint.fakes.engine import sharding
 
 SHAPES = st.lists(st.integers(1, 60), max_size=4).map(tuple)
@@ -175,7 +176,7 @@ def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any],
         WriteOptions(**options)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     st.lists(SHAPES.filter(lambda shape: 0 < math.prod(shape) < 500), min_size=1, max_size=5),
     st.integers(1, 4),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,7 @@ from gracepoint.errors import SaveFailed
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
-
-
-class Clock:
-    """The real time, and what is added to it."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead_s
+from tests.unit.checkpoint.fakes.moved_clock import MovedClock
 
 
 class Cut(SingleProcess):
@@ -58,7 +48,7 @@ def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
     gave_up = threading.Event()
 
     def run(gang: ProcessGroup) -> Any:
-        clock = Clock()
+        clock = MovedClock()
 
         def on_stage(stage: str) -> None:
             if gang.process_index == 0 and stage == "durable":
@@ -67,7 +57,8 @@ def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
                 assert gave_up.wait(30)
 
         try:
-            return save(engine(tmp_path, gang, clock=clock), 4, small_state(4), on_stage=on_stage)
+            deadline = Deadline.after(30.0, clock)
+            return save(engine(tmp_path, gang, clock=clock), 4, small_state(4), deadline=deadline, on_stage=on_stage)
         finally:
             if gang.process_index == 0:
                 gave_up.set()
@@ -136,7 +127,7 @@ def test_any_number_of_writers_may_write_one_small_file_at_once(tmp_path: Path) 
     start = threading.Barrier(8)
 
     def run() -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             for _ in range(20):
                 storage_path(path).put(b"contents")

@@ -39,6 +39,7 @@ from tests.unit.checkpoint.fakes.engine import (
     small_state,
 )
 from tests.unit.checkpoint.fakes.failures import DyingGang, leave_uncommitted
+from tests.unit.checkpoint.fakes.moved_clock import MovedClock
 
 
 @contextlib.contextmanager
@@ -109,7 +110,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 
     def run() -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             recovery.salvage(Layout(storage_path(tmp_path)))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
@@ -525,12 +526,29 @@ def test_trash_that_another_process_deletes_at_the_same_time_is_no_error(
     commit.empty_trash(Layout(storage_path(tmp_path)))
 
 
+def give_up_when_durable(root: Path, gang: ProcessGroup, died: threading.Event) -> Any:
+    """Saves step 4. When this process's part is durable and the peer has died, the deadline has passed."""
+    clock = MovedClock()
+
+    def on_stage(stage: str) -> None:
+        if stage == "durable":
+            assert died.wait(30)
+            clock.ahead_s = 1000.0
+
+    deadline = Deadline.after(30.0, clock)
+    return save(engine(root, gang, clock=clock), 4, small_state(4), deadline=deadline, on_stage=on_stage)
+
+
 def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path: Path) -> None:
+    died = threading.Event()
+
     def run(gang: ProcessGroup) -> Any:
         if gang.process_index == 1:
-            return save(engine(tmp_path, DyingGang(1)), 4, small_state(4))
-        # Long enough for process 1 to write; the barrier cannot be met.
-        return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=3.0)
+            try:
+                return save(engine(tmp_path, DyingGang(1)), 4, small_state(4))
+            finally:
+                died.set()
+        return give_up_when_durable(tmp_path, gang, died)
 
     survivor, dead = outcomes_in_gang(2, run)
     assert isinstance(dead, SystemExit)
@@ -539,8 +557,11 @@ def test_the_survivor_commits_when_its_peer_died_after_its_done_record(tmp_path:
 
 
 def test_survivor_fails_when_its_peer_died_before_its_done_record(tmp_path: Path) -> None:
+    died = threading.Event()
+    died.set()
+
     def run(gang: ProcessGroup) -> Any:
-        return save(engine(tmp_path, gang), 4, small_state(4), timeout_s=1.0) if gang.process_index == 0 else None
+        return give_up_when_durable(tmp_path, gang, died) if gang.process_index == 0 else None
 
     survivor, _ = outcomes_in_gang(2, run)
     assert isinstance(survivor, SaveFailed)

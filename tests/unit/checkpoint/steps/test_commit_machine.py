@@ -13,11 +13,12 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps.retention import Retention
+from tests.hypothesis_profiles import examples
 from tests.unit.checkpoint.steps.commit_machine import EVENTS, MOMENTS_OF_A_SAVE, CommitMachine
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
 SETTINGS = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
@@ -60,6 +61,7 @@ class LateManifest(CommitMachine):
     backend_type = LateManifestBackend
 
 
+@pytest.mark.long
 def test_a_rename_before_the_manifest_is_synced_is_found() -> None:
     with pytest.raises(AssertionError, match="is lost"):
         run_state_machine_as_test(LateManifest, settings=WRONG)

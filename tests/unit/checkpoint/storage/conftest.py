@@ -16,7 +16,7 @@ from tests.unit.checkpoint.storage.volatile import VolatileBackend
 TMPFS = Path("/dev/shm")
 
 
-@pytest.fixture(params=["posix", "posix-tmpfs", "memory", "volatile"])
+@pytest.fixture(params=["posix", "posix-tmpfs", "memory", "volatile", "gs", "s3"])
 def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
     match request.param:
         case "posix":
@@ -32,7 +32,18 @@ def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]
             found.make_folder()
             yield found
             found.delete_folder()
+        case "gs" | "s3":
+            bucket = request.getfixturevalue(f"{request.param}_bucket")
+            yield storage_path(f"{bucket.uri}/top")
         case _:
             found = StoragePath(VolatileBackend(), "/top")
             found.make_folder()
             yield found
+
+
+@pytest.fixture
+def renaming(top: StoragePath) -> StoragePath:
+    """Returns ``top`` if its store has real folders that it can rename."""
+    if not top.backend.renames:
+        pytest.skip("the store has no folders: a prefix is all that it has")
+    return top

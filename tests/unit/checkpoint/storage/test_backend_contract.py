@@ -97,16 +97,17 @@ def test_a_deleted_value_is_not_replaced(top: StoragePath) -> None:
 def test_of_several_that_replace_one_generation_one_wins(top: StoragePath) -> None:
     value = top / "v"
     generation = value.create(b"at first")
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
 
-        def replace(racer: int, seen: Generation = generation) -> object:
-            return value.replace(str(racer).encode(), seen)
+        def replace(racer: int, seen: Generation = generation, number: int = number) -> object:
+            # Contents that were never there before: some stores take a version's contents for its generation.
+            return value.replace(f"{number}.{racer}".encode(), seen)
 
         found = at_once(replace)
         (winner,) = [racer for racer, result in enumerate(found) if isinstance(result, str)]
         assert all(isinstance(result, str | StaleGeneration) for result in found)
         generation = value.read().generation
-        assert value.read_bytes() == str(winner).encode()
+        assert value.read_bytes() == f"{number}.{winner}".encode()
 
 
 def test_what_is_missing_is_not_found(top: StoragePath) -> None:
@@ -117,10 +118,6 @@ def test_what_is_missing_is_not_found(top: StoragePath) -> None:
         pass
     with pytest.raises(FileNotFoundError):
         missing.children()
-    with pytest.raises(FileNotFoundError):
-        missing.publish(top / "target")
-    with pytest.raises(FileNotFoundError), missing.staying():
-        pass
     assert missing.entry() is None
     assert missing.entries() == []
     assert missing.last_change_s() == 0.0
@@ -128,6 +125,14 @@ def test_what_is_missing_is_not_found(top: StoragePath) -> None:
     assert not missing.is_folder()
     missing.delete()
     missing.delete_folder()
+
+
+def test_a_missing_folder_is_neither_published_nor_stays(renaming: StoragePath) -> None:
+    missing = renaming / "missing"
+    with pytest.raises(FileNotFoundError):
+        missing.publish(renaming / "target")
+    with pytest.raises(FileNotFoundError), missing.staying():
+        pass
 
 
 def test_readers_see_a_value_as_a_whole_while_it_is_put(top: StoragePath) -> None:
@@ -253,18 +258,18 @@ def test_a_folder_is_deleted_with_all_in_it_and_nothing_beside_it(top: StoragePa
     assert not (top / "f").exists()
 
 
-def test_an_empty_folder_is_there(top: StoragePath) -> None:
-    (top / "f" / "g").make_folder()
-    assert (top / "f" / "g").is_folder()
-    assert (top / "f" / "g").children() == []
-    assert (top / "f" / "g").exists()
-    assert (top / "f" / "g").entry() is None
+def test_an_empty_folder_is_there(renaming: StoragePath) -> None:
+    (renaming / "f" / "g").make_folder()
+    assert (renaming / "f" / "g").is_folder()
+    assert (renaming / "f" / "g").children() == []
+    assert (renaming / "f" / "g").exists()
+    assert (renaming / "f" / "g").entry() is None
 
 
-def test_of_several_that_make_a_folder_of_their_own_one_wins(top: StoragePath) -> None:
+def test_of_several_that_make_a_folder_of_their_own_one_wins(renaming: StoragePath) -> None:
     for number in range(ROUNDS):
 
-        def make(_: int, folder: StoragePath = top / f"f{number}") -> None:
+        def make(_: int, folder: StoragePath = renaming / f"f{number}") -> None:
             folder.make_folder(parents=False, exclusive=True)
 
         found = at_once(make)
@@ -274,39 +279,39 @@ def test_of_several_that_make_a_folder_of_their_own_one_wins(top: StoragePath) -
 # --- publish
 
 
-def test_a_published_folder_has_its_values_at_its_new_name_alone(top: StoragePath) -> None:
-    filled(top / "tmp" / "deep", b"x").parent.publish(top / "final")
-    assert contents_of(top) == {f"final/deep/{name}": b"x" for name in "abc"}
-    assert not (top / "tmp").exists()
+def test_a_published_folder_has_its_values_at_its_new_name_alone(renaming: StoragePath) -> None:
+    filled(renaming / "tmp" / "deep", b"x").parent.publish(renaming / "final")
+    assert contents_of(renaming) == {f"final/deep/{name}": b"x" for name in "abc"}
+    assert not (renaming / "tmp").exists()
 
 
-def test_what_is_there_is_not_published_over(top: StoragePath) -> None:
-    filled(top / "tmp", b"new")
-    filled(top / "final", b"old")
+def test_what_is_there_is_not_published_over(renaming: StoragePath) -> None:
+    filled(renaming / "tmp", b"new")
+    filled(renaming / "final", b"old")
     with pytest.raises(FileExistsError):
-        (top / "tmp").publish(top / "final")
-    assert set(contents_of(top / "final").values()) == {b"old"}
-    assert set(contents_of(top / "tmp").values()) == {b"new"}
+        (renaming / "tmp").publish(renaming / "final")
+    assert set(contents_of(renaming / "final").values()) == {b"old"}
+    assert set(contents_of(renaming / "tmp").values()) == {b"new"}
 
 
-def test_an_empty_folder_gives_way(top: StoragePath) -> None:
-    (top / "final").make_folder()
-    filled(top / "tmp", b"new").publish(top / "final")
-    assert set(contents_of(top / "final").values()) == {b"new"}
+def test_an_empty_folder_gives_way(renaming: StoragePath) -> None:
+    (renaming / "final").make_folder()
+    filled(renaming / "tmp", b"new").publish(renaming / "final")
+    assert set(contents_of(renaming / "final").values()) == {b"new"}
 
 
-def test_nothing_is_published_over_a_value(top: StoragePath) -> None:
-    filled(top / "tmp", b"new")
-    (top / "final").put(b"a value of that name")
+def test_nothing_is_published_over_a_value(renaming: StoragePath) -> None:
+    filled(renaming / "tmp", b"new")
+    (renaming / "final").put(b"a value of that name")
     with pytest.raises(FileExistsError):
-        (top / "tmp").publish(top / "final")
-    assert (top / "final").read().data == b"a value of that name"
+        (renaming / "tmp").publish(renaming / "final")
+    assert (renaming / "final").read().data == b"a value of that name"
 
 
-def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(top: StoragePath) -> None:
+def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(renaming: StoragePath) -> None:
     for number in range(ROUNDS):
-        target = top / f"final{number}"
-        sources = [filled(top / f"tmp{number}.{racer}", str(racer).encode()) for racer in range(RACERS)]
+        target = renaming / f"final{number}"
+        sources = [filled(renaming / f"tmp{number}.{racer}", str(racer).encode()) for racer in range(RACERS)]
 
         def publish(racer: int, sources: list[StoragePath] = sources, target: StoragePath = target) -> None:
             sources[racer].publish(target)
@@ -318,47 +323,47 @@ def test_of_several_that_publish_to_one_name_one_wins_as_a_whole(top: StoragePat
         assert [source.is_folder() for source in sources] == [racer != winner for racer in range(RACERS)]
 
 
-def test_of_several_that_publish_one_folder_one_wins(top: StoragePath) -> None:
+def test_of_several_that_publish_one_folder_one_wins(renaming: StoragePath) -> None:
     for number in range(ROUNDS):
-        source = filled(top / f"tmp{number}", b"x")
+        source = filled(renaming / f"tmp{number}", b"x")
 
         def publish(racer: int, source: StoragePath = source, number: int = number) -> None:
-            source.publish(top / f"final{number}.{racer}")
+            source.publish(renaming / f"final{number}.{racer}")
 
         found = at_once(publish)
         (winner,) = [racer for racer, result in enumerate(found) if result is None]
         assert all(result is None or isinstance(result, FileNotFoundError) for result in found)
-        assert contents_of(top / f"final{number}.{winner}") == dict.fromkeys("abc", b"x")
+        assert contents_of(renaming / f"final{number}.{winner}") == dict.fromkeys("abc", b"x")
 
 
-def test_readers_see_all_of_a_published_folder_or_nothing(top: StoragePath) -> None:
+def test_readers_see_all_of_a_published_folder_or_nothing(renaming: StoragePath) -> None:
     ended = threading.Event()
 
     def act(racer: int) -> bool:
         if racer == 0:
             try:
                 for number in range(20):
-                    filled(top / f"tmp{number}", b"x").publish(top / f"final{number}")
+                    filled(renaming / f"tmp{number}", b"x").publish(renaming / f"final{number}")
             finally:
                 ended.set()
             return True
         whole = True
         while not ended.is_set():
             for number in range(20):
-                if (top / f"final{number}" / "a").exists():
-                    whole = whole and all((top / f"final{number}" / name).exists() for name in "bc")
+                if (renaming / f"final{number}" / "a").exists():
+                    whole = whole and all((renaming / f"final{number}" / name).exists() for name in "bc")
         return whole
 
     assert at_once(act, 3) == [True] * 3
 
 
-def test_a_folder_that_was_renamed_or_made_anew_has_not_stayed(top: StoragePath) -> None:
-    folder = filled(top / "f", b"x")
+def test_a_folder_that_was_renamed_or_made_anew_has_not_stayed(renaming: StoragePath) -> None:
+    folder = filled(renaming / "f", b"x")
     with folder.staying() as stayed:
         assert stayed()
         (folder / "d").put(b"x")
         assert stayed()
-        folder.publish(top / "g")
+        folder.publish(renaming / "g")
         assert not stayed()
         filled(folder, b"y")
         assert not stayed()
@@ -368,7 +373,7 @@ def test_a_folder_that_was_renamed_or_made_anew_has_not_stayed(top: StoragePath)
 
 
 def test_the_stores_clock_dates_what_is_written(top: StoragePath) -> None:
-    before_s = top.now_s()
+    before_s = top.now_s() - (0.0 if top.backend.renames else 1.0)  # object stores date to the second
     (top / "f").make_folder()
     (top / "f" / "v").put(b"x")
     after_s = top.now_s()

@@ -11,7 +11,7 @@ import gracepoint.checkpoint
 
 PACKAGE = Path(next(iter(gracepoint.checkpoint.__path__)))
 FILE_MODULES = frozenset({"fcntl", "glob", "io", "mmap", "os", "pathlib", "shutil", "tempfile"})
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "storage")
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if PACKAGE / "storage" not in path.parents)
 
 
 def file_access_in(source: str) -> list[str]:

@@ -44,6 +44,9 @@ class Folder:
 class VolatileBackend:
     """One machine's disk. Every method is one operation, at which ``before`` may raise ``Crash``."""
 
+    renames = True
+    look_every_s = 0.1
+
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self.time_s = 1_000_000.0
@@ -166,6 +169,9 @@ class VolatileBackend:
         with self._operation("entry", key):
             node = self._node(key)
             return _entry(key, node) if isinstance(node, File) else None
+
+    def check_usable(self, key: str) -> None:
+        pass
 
     def delete(self, key: str) -> None:
         with self._operation("delete", key):

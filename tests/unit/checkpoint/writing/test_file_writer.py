@@ -31,12 +31,14 @@ from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.file_writer import THREADS, FileWriter
+from gracepoint.checkpoint.writing.file_writer import FileWriter
+from gracepoint.checkpoint.writing.write_crew import THREADS
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
+from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),
@@ -109,9 +111,9 @@ def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
     for past_alignment in (0, 64):
         data = aligned_empty((past_alignment + BLOCK_BYTES,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
         data[:] = 1
-        buffer = Buffer()
+        buffer = WatchedBuffer()
         direct_io.write_file(str(tmp_path / "file"), as_they_are(data), buffer, lambda: None, direct=True)
-        taken[past_alignment] = buffer.is_ready
+        taken[past_alignment] = buffer.used
     assert taken == {0: False, 64: True}
 
 

@@ -13,11 +13,19 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Event, Noticed, Opened
-from gracepoint.multihost.protocol import Member, Verdict
+from gracepoint.multihost.protocol import Member, Verdict, join_marks
 from gracepoint.multihost.store import InMemoryStore
+
+
+class SmallMember(Member):
+    """A member whose marks and groups are so small that few processes need a tree and few steps the keys."""
+
+    frozen = Arrivals(3, 2, join_marks)
+
 
 Thread = Literal["train", "read", "time"]
 THREADS: tuple[Thread, ...] = ("train", "read", "time")
@@ -50,11 +58,19 @@ class Process:
         self.phase = "between"
         self.events: list[Event] = []
         self.bell = Bell(world.store)
-        self.member = member(world.store, self.bell, index, world.count, self._told)
+        self.member = member(world.store, self.bell, index, world.count, self._told, self.position)
         self._world = world
         self._reading: Iterator[None] | None = None
         self._steps: Iterator[None] | None = None  # of training, where it is in the middle of some
         self._deadlines_s: dict[str, float] = {}
+
+    def position(self) -> tuple[int, bool]:
+        """Its step, and whether it has a snapshot that could be saved instead."""
+        return self.member.seat.ordinal + self._world.ahead_by[self.index], self.index in self._world.asking
+
+    @property
+    def needed_s(self) -> float:
+        return NEEDED_S[self.index % len(NEEDED_S)]
 
     @property
     def alive(self) -> bool:
@@ -95,7 +111,7 @@ class Process:
     def _time(self) -> bool:
         before = self._world.writes()
         left_s = self.time_left_s()
-        self.member.look(left_s - NEEDED_S[self.index % len(NEEDED_S)], left_s)
+        self.member.look(left_s - self.needed_s, left_s)
         return self._world.writes() > before
 
     def _train(self) -> bool:
@@ -178,12 +194,14 @@ class World:
         member: The protocol; a test may give one that is wrong in one thing.
     """
 
-    def __init__(self, count: int, member: type[Member] = Member) -> None:
+    def __init__(self, count: int, member: type[Member] = SmallMember) -> None:
         self.store = InMemoryStore()
         self.count = count
         self.steps: float = math.inf  # sync points of the training, the last one not counted
         self.now_s = 0.0
         self.points: dict[int, Point] = {}
+        self.ahead_by = [0] * count  # by how much the steps of each process are ahead of its sync points
+        self.asking: set[int] = set()  # processes with a snapshot
         self._writes = 0
         self.processes = [Process(self, index, member) for index in range(count)]
 
@@ -194,7 +212,10 @@ class World:
         return self._writes
 
     def tell(self, by: int, origin: str, remaining_s: float, *, drill: bool = False) -> None:
-        self.processes[by].bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, once=True))
+        """A notice; where the process finds that the freeze must begin at once, both in one entry."""
+        teller = self.processes[by]
+        starts_at = teller.member.seat.ordinal if remaining_s <= teller.needed_s else None
+        teller.bell.ring(NoticeEntry(by, origin, remaining_s, "", drill, True, None, starts_at, teller.position()[0]))
 
     def take_back(self, by: int, origin: str) -> None:
         self.processes[by].bell.ring(Retract(by, origin, "taken back"))
@@ -225,6 +246,10 @@ class World:
             seat = process.member.seat
             if seat.epoch is not None and seat.agreed is not None:
                 agreed.setdefault(seat.epoch, set()).add(seat.agreed)
+                if not seat.meets and (self.asking or len(set(self.ahead_by)) > 1):
+                    raise Violation(f"they do not meet, though {self.asking} ask for it, steps: {self.ahead_by}")
+                if seat.meets and not self.asking and len(set(self.ahead_by)) == 1:
+                    raise Violation("they meet, though nobody asked for it")
             if process.phase == "saving" and seat.agreed is not None and seat.ordinal != seat.agreed:
                 raise Violation(f"process {process.index} saves at {seat.ordinal}, agreed was {seat.agreed}")
         for epoch, ordinals in agreed.items():

@@ -10,7 +10,7 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator.decisions import event_notes, preemption_status
+from gracepoint_operator.decisions import connectivity, event_notes, preemption_status
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
@@ -246,4 +246,4 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     }
     assert set(event_notes.STORY) == reasons
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
-    assert listed == reasons
+    assert listed == reasons | {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}

@@ -18,7 +18,7 @@ from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Body, Clock
 
-_WAIT_S = 10.0
+_WAIT_S = 60.0
 
 
 async def until(holds: Callable[[], object], what: str) -> None:

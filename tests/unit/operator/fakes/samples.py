@@ -34,7 +34,9 @@ def policy(name: str = "default", **fields: Any) -> CheckpointPolicy:
 
 
 def replicated_job(name: str = "workers", replicas: int = 2, pods: int = 1, **job: Any) -> Json:
-    container = {"name": "train", "image": "train:1", "command": ["python", "train.py"]}
+    container: Json = {"name": "train", "image": "train:1", "command": ["python", "train.py"]}
+    container["volumeMounts"] = [{"name": "checkpoints", "mountPath": "/checkpoints"}]
+    volumes = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
     return {
         "name": name,
         "replicas": replicas,
@@ -42,7 +44,7 @@ def replicated_job(name: str = "workers", replicas: int = 2, pods: int = 1, **jo
             "spec": {
                 "parallelism": pods,
                 "completions": pods,
-                "template": {"spec": {"containers": [container]}},
+                "template": {"spec": {"containers": [container], "volumes": volumes}},
                 **job,
             }
         },

@@ -42,14 +42,13 @@ async def look(*replicas: Replica) -> None:
         await replica.core.connection_writer.look()
         for other in replicas:
             other.core.feed(kinds.POLICIES, "MODIFIED", other.api.of(kinds.POLICIES)[0])
-    for replica in replicas:
-        version = replica.api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
-        await until(
-            lambda replica=replica, version=version: any(
-                str(policy.metadata["resourceVersion"]) == version for policy in replica.core.cache.policies.values()
-            ),
-            "the watch",
-        )
+    version = replicas[0].api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
+
+    def seen() -> bool:
+        policies = [policy for replica in replicas for policy in replica.core.cache.policies.values()]
+        return all(str(policy.metadata["resourceVersion"]) >= version for policy in policies)
+
+    await until(seen, "the watch")
 
 
 async def said(api: MemoryApi, status: str, reason: str) -> str:
@@ -67,7 +66,7 @@ async def test_all_pods_of_a_gang_are_connected_to_one_of_two_replicas(api: Memo
         assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a", "replica-b"}
 
 
-async def test_a_pod_that_stays_away_is_told_of_on_the_policy_and_its_jobset(api: MemoryApi, clock: Clock) -> None:
+async def test_a_pod_that_stays_away_shows_on_policy_and_jobset(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         subscriber = first.subscribe(0)
         await look(first, second)

@@ -146,7 +146,8 @@ class RefusingApi(MemoryApi):
     async def _call(self, method: str, path: str, **rest: Any) -> client.JsonObject:
         if self.refuses is not None and path == self.refuses.path():
             raise client.Refused(f"{method} {path}: forbidden")
-        return await super()._call(method, path, **rest)
+        answer: client.JsonObject = await super()._call(method, path, **rest)
+        return answer
 
 
 async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(

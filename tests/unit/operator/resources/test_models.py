@@ -57,6 +57,25 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
         pytest.param({"checkpoint": {"directory": "/c/{job}"}}, "checkpoint.directory", id="unknown placeholder"),
         pytest.param({"checkpoint": {"directory": "/c/$(HOME)"}}, "checkpoint.directory", id="a variable"),
         pytest.param({"checkpoint": {"directory": "/c\n"}}, "checkpoint.directory", id="a line break"),
+        *(
+            pytest.param({"checkpoint": {"directory": f"{name}"}}, "checkpoint.directory", id=name)
+            for name in ("az://bucket/c", "https://x/c", "gs:/bucket", "gs://", "s3:///c", "gs://ab", "s3://Bucket/c")
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "s3://bucket/c", "objectStore": {"endpoint": "minio:9000"}}},
+            "checkpoint.objectStore.endpoint",
+            id="an endpoint without a scheme",
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "/c", "objectStore": {"endpoint": "http://minio:9000"}}},
+            "checkpoint\n",
+            id="an endpoint for a path",
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "gs://bucket/c", "objectStore": {"region": "eu-central-1"}}},
+            "checkpoint\n",
+            id="a region for gs://",
+        ),
         pytest.param({"cloudMetadata": ["Auto", "GCE"]}, "cloudMetadata", id="auto and more"),
         pytest.param({"deadline": {"margin": 0.5}}, "deadline.margin", id="margin below 1"),
         pytest.param({"afterSave": {"savedExitCode": 1}}, "afterSave.savedExitCode", id="a shell's code"),
@@ -67,6 +86,18 @@ def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: s
     with pytest.raises(Unreadable) as caught:
         CheckpointPolicy.of(policy(**spec))
     assert f"spec.{field}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "directory", ["/c", "file:///c", "gs://bucket", "gs://bucket/{namespace}/{jobset}", "s3://a.b-c/x/", "s3://abc/"]
+)
+def test_paths_and_uris_of_known_schemes_are_directories(directory: str) -> None:
+    assert CheckpointPolicy.of(policy(checkpoint={"directory": directory})).spec.checkpoint.directory == directory
+
+
+def test_unknown_schemes_are_refused_naming_the_known_ones() -> None:
+    with pytest.raises(Unreadable, match=r"file://, gs:// or s3:// URI .*; found 'az://bucket/c'"):
+        CheckpointPolicy.of(policy(checkpoint={"directory": "az://bucket/c"}))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +161,7 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
     spec = CheckpointPolicySpec.model_validate({"checkpoint": {"directory": "file:///c"}})
     assert spec.to_json()["checkpoint"] == {
         "directory": "file:///c",
+        "objectStore": {"endpoint": "", "region": ""},
         "everySteps": 100,
         "everySeconds": 0,
         "keepLast": 3,

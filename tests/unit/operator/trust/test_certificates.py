@@ -115,7 +115,7 @@ def test_an_expiring_certificate_is_replaced_without_the_overlap(
     assert held.served == leaf
 
 
-def test_a_replica_that_starts_later_takes_the_others_word_for_how_long_it_is_known(
+def test_a_later_replica_takes_the_time_that_others_recorded(
     tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
 ) -> None:
     other = certificates(tmp_path, clock)

@@ -109,7 +109,7 @@ def test_an_operator_that_was_off_for_years_makes_everything_anew() -> None:
     assert not set(later.authorities) & set(state.authorities)
 
 
-def test_a_certificate_that_was_made_in_another_way_is_followed_after_a_month() -> None:
+def test_a_certificate_of_others_is_followed_after_a_month() -> None:
     authority = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
     leaf = pem.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
     state = step(rotation.adopted(leaf, authority.chain), NOW)

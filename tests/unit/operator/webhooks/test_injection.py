@@ -126,6 +126,41 @@ def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:
     assert Env.METADATA not in environment(pod_of(injected(body))["containers"][0])
 
 
+@pytest.mark.parametrize(
+    ("directory", "store", "told"),
+    [
+        pytest.param(
+            "s3://bucket/{jobset}",
+            {"endpoint": "http://minio:9000", "region": "eu-central-1"},
+            {"AWS_ENDPOINT_URL_S3": "http://minio:9000", "AWS_REGION": "eu-central-1"},
+            id="s3",
+        ),
+        pytest.param(
+            "gs://bucket/{jobset}",
+            {"endpoint": "http://gcs:4443"},
+            {"TENSORSTORE_GCS_HTTP_URL": "http://gcs:4443"},
+            id="gs",
+        ),
+        pytest.param("s3://bucket/{jobset}", {}, {}, id="the provider's own"),
+    ],
+)
+def test_the_object_store_of_the_policy_is_told(directory: str, store: Json, told: dict[str, str]) -> None:
+    policy = policy_spec(checkpoint={"directory": directory, "objectStore": store})
+    env = environment(pod_of(injected(jobset(), policy))["containers"][0])
+    assert env[Env.DIRECTORY] == directory.replace("{jobset}", "$(GRACEPOINT_JOBSET_NAME)")
+    clients = ("AWS_ENDPOINT_URL_S3", "AWS_REGION", "TENSORSTORE_GCS_HTTP_URL")
+    assert {name: env[name] for name in clients if name in env} == told
+
+
+def test_the_object_store_of_the_container_wins_over_the_policys() -> None:
+    body = jobset()
+    theirs = [{"name": "AWS_ENDPOINT_URL_S3", "value": "http://ours"}]
+    pod_of(body)["containers"][0]["env"] = theirs
+    policy = policy_spec(checkpoint={"directory": "s3://bucket", "objectStore": {"endpoint": "http://theirs"}})
+    env = environment(pod_of(injected(body, policy))["containers"][0])
+    assert env["AWS_ENDPOINT_URL_S3"] == "http://ours"
+
+
 def test_settings_that_the_container_has_win_over_the_policys() -> None:
     body = jobset()
     own = [{"name": Env.SAVE_EVERY_STEPS, "value": "7"}, {"name": "LR", "value": "1e-3"}]
@@ -146,8 +181,8 @@ def test_identity_address_and_contract_are_always_ours(name: str) -> None:
 
 def test_token_has_the_audience_and_is_mounted_for_the_library() -> None:
     pod = pod_of(injected(jobset()))
-    (volume,) = pod["volumes"]
-    (mount,) = pod["containers"][0]["volumeMounts"]
+    _, volume = pod["volumes"]
+    _, mount = pod["containers"][0]["volumeMounts"]
     token = volume["projected"]["sources"][0]["serviceAccountToken"]
     assert token == {"audience": "gracepoint.dev", "expirationSeconds": 3600, "path": "token"}
     assert mount == {"name": volume["name"], "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}

@@ -129,7 +129,7 @@ def test_the_name_of_the_tokens_volume_is_taken() -> None:
 
 def test_a_token_that_an_older_version_injected_is_renewed() -> None:
     once = made(jobset())
-    token = pod_of(once)["volumes"][0]["projected"]["sources"][0]["serviceAccountToken"]
+    token = pod_of(once)["volumes"][-1]["projected"]["sources"][0]["serviceAccountToken"]
     token["expirationSeconds"] = 600
     assert pod_of(made(once)) == pod_of(made(jobset()))
 

@@ -93,7 +93,7 @@ class OperatorServer:
             stream.end()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def environment(self, index: int, count: int, folder: Path) -> dict[str, str]:
         """What the webhook would write into pod ``index``."""

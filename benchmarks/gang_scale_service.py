@@ -1,0 +1,28 @@
+"""The coordination service of ``benchmarks.gang_scale``, in a process of its own, so that its CPU time can be told.
+
+Argument: how many processes join. Prints its address, and serves until its input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+
+def main() -> None:
+    """Serves."""
+    from jax._src.lib import _jax
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]))
+    print(address, flush=True)
+    sys.stdin.read()
+    del service
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""``python -m gracepoint_operator.self_test``: whether an installation answers as pods and the API server need it.
+
+``helm test`` runs it in a pod of its own. It connects to the Service, checks the certificate against the trusted
+authorities that the operator keeps in its ConfigMap, and asks the channel and the webhooks something that they refuse.
+It prints a line for each check, and ends with 1 if one failed. No threads; each request has a timeout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import ssl
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+from gracepoint.wire.names import PATH_SUBSCRIBE
+
+_TIMEOUT_S = 10.0
+_DAYS_LEFT = 2.0
+
+
+class CheckFailed(Exception):
+    """A check failed. The message says what was found, and what to do."""
+
+
+def check_certificate(url: str, authorities: str) -> str:
+    """Checks that pods can verify the certificate, and that it does not end soon."""
+    with _connected(url, authorities) as connection:
+        found = connection.sock.getpeercert()
+        assert found is not None
+        left_days = (ssl.cert_time_to_seconds(str(found["notAfter"])) - time.time()) / 86400
+    if left_days < _DAYS_LEFT:
+        raise CheckFailed(f"the certificate ends in {left_days:.1f} days; see the alert GracepointCertificateExpires")
+    return f"the certificate is trusted, and valid for {left_days:.0f} days"
+
+
+def check_refusal(url: str, authorities: str, path: str, expected: int, what: str) -> str:
+    """Checks that a request which nobody may make is refused as expected."""
+    with _connected(url, authorities) as connection:
+        connection.request("POST", path, body=b"{}", headers={"Content-Type": "application/json"})
+        status = connection.getresponse().status
+    if status != expected:
+        raise CheckFailed(f"{what}: found HTTP {status}, expected {expected}; is {url} the operator's Service?")
+    return f"{what} answers"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs all checks; returns the exit status."""
+    parser = argparse.ArgumentParser("gracepoint-self-test", description=__doc__)
+    parser.add_argument("--service-url", required=True, help="where pods reach the channel")
+    parser.add_argument(
+        "--webhook-url", help="where the API server reaches the webhooks; without it, they are not asked"
+    )
+    parser.add_argument("--authorities", type=Path, required=True, help="a file with the trusted authorities as PEM")
+    given = parser.parse_args(arguments)
+    try:
+        authorities = given.authorities.read_text()
+    except OSError as error:
+        why = f"the trusted authorities: {error}; has the operator started?"
+        return _said([lambda: _fail(why)])
+    checks = [
+        lambda: check_certificate(given.service_url, authorities),
+        # An empty message. A caller that is no pod is refused after it was read.
+        lambda: check_refusal(given.service_url, authorities, PATH_SUBSCRIBE, 400, "the channel"),
+    ]
+    if given.webhook_url:
+        checks.append(lambda: check_refusal(given.webhook_url, authorities, "/", 404, "the webhooks' port"))
+    return _said(checks)
+
+
+class _connected:  # noqa: N801  used as a function
+    """A connection whose certificate was checked."""
+
+    def __init__(self, url: str, authorities: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self._url = url
+        context = ssl.create_default_context(cadata=authorities)
+        self._connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port or 443, timeout=_TIMEOUT_S, context=context
+        )
+
+    def __enter__(self) -> http.client.HTTPSConnection:
+        try:
+            self._connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise CheckFailed(f"{self._url}: pods do not trust the certificate: {error}") from error
+        except OSError as error:
+            raise CheckFailed(f"{self._url}: {error!r}; check the pods of the operator, and NetworkPolicies") from error
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def _fail(message: str) -> str:
+    raise CheckFailed(message)
+
+
+def _said(checks: list[Callable[[], str]]) -> int:
+    failed = False
+    for check in checks:
+        try:
+            print(f"ok      {check()}")
+        except (CheckFailed, OSError, http.client.HTTPException) as error:
+            failed = True
+            print(f"FAILED  {error}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Warnings for whoever creates a JobSet: what is allowed, and will cost a save. Pure."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import PurePosixPath
+
+from gracepoint.wire.names import Env
+from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
+
+
+def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
+    """Returns the warnings about a JobSet.
+
+    Args:
+        made: The JobSet as it will be stored.
+        policy: Its policy.
+    """
+    members = gang(copy.deepcopy(made), policy.spec.training, Problems())
+    name = str((made.get("metadata") or {}).get("name") or "")
+    return [*_lost_checkpoints(members), *_short_bounds(members, name, policy)]
+
+
+def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:
+    """Warns of a directory that is no part of a volume, or of one that ends with the pod."""
+    found = []
+    for member in members:
+        directory = _directory(member)
+        if directory is None:
+            continue
+        pod = member.template["spec"]
+        volumes = {volume.get("name"): volume for volume in pod.get("volumes") or []}
+        mounts = member.container.get("volumeMounts") or []
+        path = f"{member.path}.template.spec.containers[{member.container['name']}].volumeMounts"
+        covering = [mount for mount in mounts if _covers(str(mount.get("mountPath") or ""), directory)]
+        if not covering:
+            found.append(
+                f"{path}: found no volume at {directory}, where checkpoints are saved; they would be lost with the "
+                "pod. Mount a volume there that all pods share, or correct the policy's spec.checkpoint.directory"
+            )
+            continue
+        # The mount with the longest path is the one that the directory is on.
+        nearest = max(covering, key=lambda mount: len(PurePosixPath(str(mount["mountPath"])).parts))
+        if "emptyDir" in volumes.get(nearest.get("name"), {}):
+            found.append(
+                f"{path}: found the emptyDir {nearest['name']!r} at {nearest['mountPath']}, where checkpoints are "
+                "saved; it is deleted with the pod. Mount a volume there that all pods share"
+            )
+    return sorted(set(found))
+
+
+def _directory(member: TrainingJob) -> str | None:
+    """The fixed part of the directory, up to the first variable. None if it is on no file system, or not known."""
+    for variable in member.container.get("env") or []:
+        if variable.get("name") == Env.DIRECTORY and isinstance(variable.get("value"), str):
+            directory = str(variable["value"]).removeprefix("file://")
+            fixed, variables, _ = directory.partition("$(")
+            if variables:
+                fixed = fixed.rpartition("/")[0] + "/"  # a variable may begin in the middle of a name
+            return fixed if fixed.startswith("/") else None
+    return None
+
+
+def _covers(mount_path: str, directory: str) -> bool:
+    """True if the directory is below the mount. Also if the mount is below its fixed part, as the rest is not known."""
+    mount, place = PurePosixPath(mount_path), PurePosixPath(directory)
+    return mount_path.startswith("/") and (place.is_relative_to(mount) or mount.is_relative_to(place))
+
+
+def _short_bounds(members: list[TrainingJob], name: str, policy: CheckpointPolicy) -> list[str]:
+    """Warns of times that are shorter than an emergency save is predicted to take."""
+    forecasts = policy.status.forecasts or []
+    own = [item for item in forecasts if item.name == name] or forecasts
+    if not own:
+        return []
+    worst: WorkloadForecast = max(own, key=lambda item: item.needed_s)
+    says = f"an emergency save of the JobSet {worst.name} is predicted to take {worst.needed_s:.0f} s"
+    found = []
+    for member in members:
+        grace_s = member.template["spec"].get("terminationGracePeriodSeconds")
+        if isinstance(grace_s, int) and grace_s < worst.needed_s:
+            found.append(
+                f"{member.path}.template.spec.terminationGracePeriodSeconds: found {grace_s}, but {says}. Raise it, or "
+                "use more processes"
+            )
+    hold = policy.spec.eviction_hold
+    if hold.enabled and hold.bound_seconds < worst.needed_s:
+        found.append(
+            f"CheckpointPolicy {policy.name}: spec.evictionHold.boundSeconds: found {hold.bound_seconds:g}, but "
+            f"{says}. Raise it, as evictions wait no longer than that"
+        )
+    return found

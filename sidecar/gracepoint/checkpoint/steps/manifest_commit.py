@@ -1,0 +1,368 @@
+"""Commits and deletes steps in stores that cannot rename: a step is committed when it has a manifest.
+
+The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
+save beside it, and hold the generation of each object. ``placement`` says who may write which object.
+
+To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
+manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow;
+salvage adds them if they are missing. Any number of processes may do so at once, may stop anywhere, and may repeat it.
+
+To **replace** a committed step, a save writes its objects into its own folder first. Once it is durable, it claims the
+step, which takes the place of the old manifest, removes Orbax's mark, moves its objects into place and commits. If the
+process dies meanwhile, the next salvage goes on: the save is durable.
+
+To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step is not
+there. The objects are deleted later, each only if it still is of the listed generation, and the claim last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.steps.placement import Placement, take
+from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
+from gracepoint.checkpoint.storage.backend import Backend, FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import CheckpointCorrupt
+
+logger = logging.getLogger(__name__)
+
+_BEGUN = "begun"
+_TOMBSTONE = "deletes"
+_TRIES = 20
+
+
+def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
+    """Returns the folder that a process of a save writes to, and its placement.
+
+    Args:
+        temporary: The save.
+        begun_ns: When it began, by the store's clock.
+        marks: Whether this process leaves a mark, by which the save is found if it never ends.
+    """
+    store = _store(temporary.target)
+    names: set[str] = set()
+
+    def look() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            names.update(child.name for child in temporary.target.children())
+
+    store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
+    staged = layout.COMMIT_SUCCESS in names
+    if layout.MANIFEST in names:
+        with contextlib.suppress(FileNotFoundError):
+            staged = not is_claim((temporary.target / layout.MANIFEST).read_bytes())
+    claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
+    placement = Placement(temporary, claim, store, staged=staged)
+    return StoragePath(cast(Backend, placement), temporary.target.key), placement
+
+
+def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
+    """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
+
+    Args:
+        temporary: The save.
+        may_replace: Returns whether it replaces another save of the step that is committed.
+
+    Raises:
+        CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
+            save has overwritten them.
+    """
+    records = done_records(temporary.path)
+    if records is None:
+        return is_committed(temporary)
+    try:
+        return _finish(temporary, records, may_replace)
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile, and deleted the save's folder.
+        if is_committed(temporary):
+            return True
+        raise
+
+
+def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Callable[[], bool]) -> bool:
+    manifest = merge(records)
+    claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
+    in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
+    if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
+        if not _take_over(temporary, claim, may_replace):
+            return is_committed(temporary)
+        moved = _move(temporary, claim, staged)
+        if moved is None:
+            return is_committed(temporary)
+        in_place |= moved
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not _merge_trees(temporary, claim, manifest):
+        return is_committed(temporary)
+    return _publish(temporary, claim, manifest, in_place)
+
+
+def is_committed(temporary: Temporary) -> bool:
+    """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
+    if not is_of(temporary.target, temporary):
+        return False
+    if not (temporary.target / layout.COMMIT_SUCCESS).is_value():
+        with contextlib.suppress(OSError):  # a directory that this process may only read
+            _mark(temporary, None)
+    return True
+
+
+def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], bool]) -> bool:
+    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed."""
+    place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
+    for _ in range(_TRIES):
+        marked = success.entry()
+        with contextlib.suppress(FileNotFoundError):
+            found = place.read()
+            if not is_claim(found.data):
+                save = _save_of(found.data, place)
+                if save is not None and save.is_later(claim):
+                    logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
+                    temporary.path.delete_folder()
+                    return False
+                if (save is not None and save.is_same(claim)) or not may_replace():
+                    return False
+                logger.warning("%s is saved again: it is replaced", temporary.what)
+                with contextlib.suppress(StaleGeneration):
+                    place.replace(claim.to_bytes(), found.generation)
+                continue
+            other = Claim.from_bytes(found.data, str(place))
+            if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+                return False
+            if other.is_same(claim):
+                # The mark was there before the claim was seen, so it is not of this save.
+                if marked is not None:
+                    _store(success).delete_version(success.key, marked.generation)
+                return True
+        if take(temporary.target, claim) is None:
+            continue
+    return False
+
+
+def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
+
+
+def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) -> dict[str, Generation] | None:
+    """Moves objects from the save's folder into the step's. Returns their generations.
+
+    Returns None if the step was committed meanwhile.
+    """
+    store = _store(temporary.target)
+    placement = Placement(temporary, claim, store, staged=False)
+    moved: dict[str, Generation | None] = {}
+
+    def move(path: str, file: StoredFile) -> None:
+        noted = store.noted((temporary.target / path).key)
+        by = None if noted is None else Claim.noted(noted.note)
+        if noted is not None and by is not None and by.is_same(claim):
+            moved[path] = noted.generation  # an earlier try has moved it
+            return
+        data = np.empty(file.bytes, np.uint8)
+        read_checked(temporary.path / path, file.bytes, file.crc32, data.data)
+        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, None)
+
+    store.at_once(functools.partial(move, path, file) for path, file in staged.items())
+    if None in moved.values():
+        return None
+    return {path: generation for path, generation in moved.items() if generation is not None}
+
+
+def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool:
+    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
+    below = layout.in_item(manifest.item, "")
+    trees = [
+        path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")
+        for path in manifest.files
+        if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
+    ]
+    item, placement = (
+        temporary.target / manifest.item,
+        Placement(temporary, claim, _store(temporary.target), staged=False),
+    )
+    noted = placement.noted((item / ocdbt.MANIFEST).key)
+    by = None if noted is None else Claim.noted(noted.note)
+    if by is not None and by.is_same(claim):
+        return True  # an earlier try has merged them
+    files = ocdbt.merged_apart(item, trees)
+    for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
+        data = np.frombuffer(files[path], np.uint8)
+        name = layout.in_item(manifest.item, path)
+        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), None) is None:
+            return False
+    return True
+
+
+def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
+    place = temporary.target / layout.MANIFEST
+    for _ in range(_TRIES):
+        listed = {entry.key: entry for entry in temporary.target.entries()}
+        if layout.MANIFEST in listed and is_committed(temporary):
+            return True
+        for path, file in manifest.files.items():
+            entry = listed.get(path)
+            if entry is None or (entry.bytes, entry.generation) != (file.bytes, in_place[path]):
+                raise CheckpointCorrupt(
+                    f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the step "
+                    "has overwritten it, or it was deleted"
+                )
+        try:
+            if layout.MANIFEST not in listed:
+                place.create(manifest.to_bytes())
+            else:
+                found = place.read()
+                if not is_claim(found.data):
+                    return is_committed(temporary)
+                other = Claim.from_bytes(found.data, str(place))
+                if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+                    return False
+                place.replace(manifest.to_bytes(), found.generation)
+        except (FileExistsError, FileNotFoundError, StaleGeneration):
+            continue
+        _mark(temporary, manifest)
+        return True
+    return is_committed(temporary)
+
+
+def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
+    """Adds Orbax's marks to a committed step. Without ``manifest``, the step's own is read."""
+    if manifest is None:
+        manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
+    success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
+    _store(temporary.target).at_once(
+        [
+            functools.partial(
+                (temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest, temporary.target)
+            ),
+            functools.partial((temporary.target / layout.COMMIT_SUCCESS).put, success),
+        ]
+    )
+
+
+def is_unfinished(folder: StoragePath) -> bool:
+    """Returns whether a step is being written or deleted, or what is left of that: nobody has finished it."""
+    try:
+        return is_claim((folder / layout.MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return not (folder / layout.COMMIT_SUCCESS).is_value()
+
+
+def last_change_s(temporary: Temporary) -> float:
+    """Returns when a save last changed something, by the store's clock."""
+    return max(temporary.path.last_change_s(), temporary.target.last_change_s())
+
+
+def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
+    """Makes a step disappear. ``empty_trash`` deletes its objects later.
+
+    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
+    """
+    place = folder / layout.MANIFEST
+    try:
+        found = place.read()
+    except FileNotFoundError:
+        return
+    if is_claim(found.data):
+        return
+    save = _save_of(found.data, place)
+    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
+        return
+    _condemn(folder, trash, found.generation, save)
+
+
+def _condemn(
+    folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None
+) -> None:
+    """Replaces the manifest by a claim that names ``trash``. ``save`` is the save that the manifest is of, if any."""
+    now_ns = int(folder.now_s() * 1e9)
+    claim, place = Claim("deletes", 0, now_ns, trash=trash.name), folder / layout.MANIFEST
+    try:
+        if generation is None:
+            place.create(claim.to_bytes())
+        else:
+            place.replace(claim.to_bytes(), generation)
+    except (FileExistsError, StaleGeneration):
+        return  # another process was faster
+    of_save = "" if save is None else f"{folder.name}.gracepoint-tmp.{save.attempt}.{save.ordinal}"
+    (trash / _TOMBSTONE).put(f"{folder.name}\n{of_save}".encode())
+
+
+def give_up(paths: Layout, temporary: Temporary) -> None:
+    """Deletes what is left of a save that nobody finishes. First makes sure that nobody can commit it."""
+    trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
+    place = temporary.target / layout.MANIFEST
+    try:
+        found = place.read()
+        if is_claim(found.data):
+            other = Claim.from_bytes(found.data, str(place))
+            if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
+                _condemn(temporary.target, trash, found.generation)
+    except FileNotFoundError:
+        if temporary.target.is_folder():
+            _condemn(temporary.target, trash, None)
+    temporary.path.delete_folder()
+
+
+def empty_trash(paths: Layout) -> None:
+    """Deletes the objects of discarded steps, and the folders of saves that are committed."""
+    for temporary in paths.temporaries():
+        if is_committed(temporary):
+            temporary.path.delete_folder()
+    for trash in paths.trashed():
+        with contextlib.suppress(FileNotFoundError):
+            name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
+            _sweep(paths.root / name, trash)
+            if of_save:
+                (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
+            trash.delete_folder()
+
+
+def find_condemned(paths: Layout) -> None:
+    """Makes the trash known again of steps whose deletion ended before it was known."""
+    for step in paths.steps():
+        folder = paths.step(step)
+        with contextlib.suppress(FileNotFoundError):
+            data = (folder / layout.MANIFEST).read_bytes()
+            if is_claim(data):
+                trash = Claim.from_bytes(data, str(folder)).trash
+                if trash is not None:
+                    (paths.root / trash / _TOMBSTONE).put(folder.name.encode())
+
+
+def _sweep(folder: StoragePath, trash: StoragePath) -> None:
+    """Deletes the objects of a step, unless another save has taken it over."""
+    store, place = _store(folder), folder / layout.MANIFEST
+    entries = folder.entries()  # before the claim is read: what a later save writes is not among them
+    try:
+        found = place.read()
+    except FileNotFoundError:
+        return  # another process has swept it
+    if not is_claim(found.data) or Claim.from_bytes(found.data, str(place)).trash != trash.name:
+        return
+    complete = [dataclasses.replace(entry, key=(folder / entry.key).key) for entry in entries]
+    success = (folder / layout.COMMIT_SUCCESS).key
+    store.delete_all(entry for entry in complete if entry.key == success)
+    store.delete_all(entry for entry in complete if entry.key not in (success, place.key))
+    store.delete_version(place.key, found.generation)
+
+
+def _store(path: StoragePath) -> FlatBackend:
+    assert not path.backend.renames
+    return cast(FlatBackend, path.backend)

@@ -1,0 +1,131 @@
+"""Reads and makes the records that a save and a committed step consist of: done-records, manifests, Orbax's marks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Temporary
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, is_claim
+from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+
+logger = logging.getLogger(__name__)
+
+# If a step is restored without arguments, Orbax finds the handler of each item by these names.
+_STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+_HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+
+
+def done_records(folder: StoragePath) -> list[DoneRecord] | None:
+    """Returns the done-records of a save, by process. None if some are missing.
+
+    The commit waits for this call, and a network file system needs at least one round trip for each record. The first
+    record is read alone, because it holds the number of records. The others are read several at a time. The folder is
+    not listed, because a network file system may list a file later than it can be opened.
+
+    Raises:
+        CheckpointCorrupt: A done-record cannot be read.
+        CheckpointTooNew: A newer Gracepoint wrote them.
+    """
+    paths = [folder / layout.done_record(0)]
+    only = read_many.read_all(paths)
+    if only is None:
+        return None
+    first = DoneRecord.from_bytes(only[0], str(paths[0]))
+    paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
+    found = read_many.read_all(paths[1:])
+    if found is None:
+        return None
+    return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
+
+
+def is_of(folder: StoragePath, temporary: Temporary) -> bool:
+    """Returns whether the checkpoint in ``folder`` has the attempt and ordinal of ``temporary``."""
+    try:
+        manifest = manifest_fields(folder)
+    except (CheckpointCorrupt, CheckpointTooNew):
+        return False
+    return manifest is not None and (manifest["attempt"], manifest["ordinal"]) == (
+        temporary.attempt,
+        temporary.ordinal,
+    )
+
+
+def standing(folder: StoragePath) -> str | None:
+    """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
+
+    Empty if the folder has no manifest, or a damaged one. None if there is no folder, or if a newer Gracepoint wrote
+    it; such a folder is not replaced.
+    """
+    if folder.backend.renames and not folder.is_folder():
+        return None
+    try:
+        manifest = manifest_fields(folder)
+    except CheckpointTooNew:
+        return None
+    except CheckpointCorrupt:
+        return ""
+    if manifest is None:
+        # Without renames, a save writes its own objects there. They are not another checkpoint.
+        return "" if folder.backend.renames else None
+    return f"{manifest['attempt']}.{manifest['ordinal']}"
+
+
+def read_manifest(folder: StoragePath) -> Manifest | None:
+    """Returns the manifest of a committed step. None if the folder has no manifest.
+
+    Raises:
+        CheckpointCorrupt: The manifest cannot be read.
+        CheckpointTooNew: This version does not know the format of the manifest.
+    """
+    data = manifest_bytes(folder)
+    return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
+
+
+def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
+    """Returns the fields of the manifest as JSON values. None if the folder has no manifest.
+
+    This is much faster than ``read_manifest`` if there are many arrays.
+
+    Raises:
+        CheckpointCorrupt: The manifest cannot be read.
+        CheckpointTooNew: This version does not know the format of the manifest.
+    """
+    data = manifest_bytes(folder)
+    return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
+
+
+def manifest_bytes(folder: StoragePath) -> bytes | None:
+    """Returns the contents of the manifest file. None if the folder has no manifest."""
+    try:
+        data = (folder / layout.MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return None
+    return None if is_claim(data) else data
+
+
+def orbax_metadata(manifest: Manifest, folder: StoragePath) -> bytes:
+    """Returns the contents of Orbax's metadata of a step in ``folder`` that is committed now."""
+    more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
+    if layout.MORE_METADATA in manifest.files:
+        more = json.loads((folder / layout.MORE_METADATA).read_bytes())
+    handlers = {manifest.item: _STATE_HANDLER, layout.HOST_STATE_ITEM: _HOST_STATE_HANDLER, **more["item_handlers"]}
+    metadata = {
+        "item_handlers": handlers if manifest.item else _STATE_HANDLER,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": manifest.begun_ns,
+        "commit_timestamp_nsecs": time.time_ns(),
+        "custom_metadata": more["custom_metadata"],
+    }
+    return json.dumps(metadata).encode()
+
+
+def orbax_success(target: StoragePath) -> bytes:
+    """Returns the contents of Orbax's mark of a finished checkpoint."""
+    return f"Checkpoint commit was successful to {target}".encode()

@@ -1,0 +1,208 @@
+"""What an object store's API offers, as one request each. ``gcs`` and ``s3`` implement it.
+
+This module also turns error replies into exceptions, which is alike for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import errno
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gracepoint.checkpoint.storage.backend import Entry, Generation
+from gracepoint.checkpoint.storage.objects.connection import Body, Connections, Exchange
+from gracepoint.checkpoint.storage.objects.persistence import Transient
+
+#: Condition of a write: the object must not exist.
+ABSENT = Generation("")
+#: Name of the metadata field in which a writer leaves a note.
+NOTE = "gracepoint"
+
+GoOn = Callable[[], None]
+_SHOWN = 300
+
+
+class ConditionFailed(OSError):
+    """The object is not of the generation that a request asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """An object that exists.
+
+    Attributes:
+        bytes: Its size.
+        generation: Its version.
+        changed_s: Time of the write, in seconds since the epoch by the store's clock.
+        note: What its writer noted with it. Empty if it noted nothing.
+    """
+
+    bytes: int
+    generation: Generation
+    changed_s: float
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        entries: Objects, with their complete names.
+        folders: Common prefixes up to the delimiter, with it.
+        token: What continues the listing. None at its end.
+    """
+
+    entries: Sequence[Entry]
+    folders: Sequence[str]
+    token: str | None
+
+
+class ObjectApi(Protocol):
+    """The requests to one bucket. Each raises ``Transient`` or ``Unreachable`` if it may be made again.
+
+    Attributes:
+        connections: The connections to the store.
+        clock: The clock of the store.
+        largest_bytes: Largest size of an object that one request may write.
+    """
+
+    connections: Connections
+    clock: StoreClock
+    largest_bytes: int
+
+    def url(self, key: str) -> str:
+        """Returns the URI of an object or folder."""
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        """Returns TensorStore's spec of all objects whose names begin with ``key``."""
+
+    def put(
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int, go_on: GoOn
+    ) -> Generation:
+        """Writes an object. Returns its generation.
+
+        ``only_if`` is the generation that it must have, or ``ABSENT``. None: there is no condition.
+
+        Raises:
+            ConditionFailed: The object has another generation.
+        """
+
+    def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
+        """Asks for a range of an object, or for all of it if ``first`` is 0 and ``stop`` is None.
+
+        The caller reads the bytes from ``exchange``. The note is not filled in.
+
+        Raises:
+            FileNotFoundError: The object does not exist.
+            ConditionFailed: The object has another generation.
+        """
+
+    def head(self, exchange: Exchange, key: str) -> Found | None:
+        """Returns what the store knows of an object. None if it does not exist."""
+
+    def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
+        """Lists the objects whose names begin with ``prefix``; if not ``flat``, up to the next slash."""
+
+    def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
+        """Deletes an object, if it has ``generation`` or that is None. Does nothing if it does not exist.
+
+        Raises:
+            ConditionFailed: The object has another generation.
+        """
+
+
+class StoreClock:
+    """The store's clock, as its replies tell it, to a second. Any thread uses it.
+
+    If this machine's clock agrees with all replies, it is used, as it is finer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._least_s, self._most_s = float("-inf"), float("inf")  # how far the store's clock is ahead
+
+    def told(self, date: str | None, sent_s: float) -> None:
+        """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by this machine's clock."""
+        if date is None:
+            return
+        try:
+            told_s = email.utils.parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return
+        least_s, most_s = told_s - time.time(), told_s + 1.0 - sent_s
+        with self._lock:
+            self._least_s, self._most_s = max(self._least_s, least_s), min(self._most_s, most_s)
+            if self._least_s > self._most_s:  # one of the clocks was set
+                self._least_s, self._most_s = least_s, most_s
+
+    @property
+    def is_known(self) -> bool:
+        """True once a reply told the time."""
+        return self._most_s != float("inf")
+
+    def now_s(self) -> float:
+        """Returns seconds since the epoch."""
+        with self._lock:
+            return time.time() + min(max(0.0, self._least_s), self._most_s)
+
+
+def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
+    """Returns the error for a reply that is not a success.
+
+    Args:
+        what: The method and the URI, for the message.
+        exchange: The exchange, whose head has been received.
+        code: The store's own code for the error. Empty if it gave none.
+        message: The store's explanation.
+    """
+    status = exchange.status
+    said = f"{what}: {status} {code} {message[:_SHOWN]}".strip()
+    if status == 412:
+        return ConditionFailed(errno.ESTALE, said)
+    if code == "NoSuchBucket":
+        return OSError(errno.ENODEV, f"{said}. The bucket does not exist: create it, or correct its name")
+    if status == 404 and code in _MISSING:
+        return FileNotFoundError(errno.ENOENT, said)
+    if code == "RequestTimeTooSkewed":
+        return PermissionError(errno.EACCES, f"{said}. This machine's clock is wrong: set it, for example with NTP")
+    if code in _QUOTA or status == 507:
+        return OSError(errno.EDQUOT, f"{said}. The quota is used up: raise it, or delete old checkpoints")
+    if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
+        return Transient(said, _after_s(exchange))
+    if status in (401, 403, 404):
+        return PermissionError(
+            errno.EACCES, f"{said}. Check this process's credentials, and that they may read, create, list and delete"
+        )
+    return OSError(errno.EIO, said)
+
+
+_QUOTA = frozenset({"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"})
+_MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
+_AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
+_LONGEST_AFTER_S = 10.0
+
+
+def _after_s(exchange: Exchange) -> float:
+    try:
+        return min(max(0.0, float(exchange.headers.get("retry-after", "0"))), _LONGEST_AFTER_S)
+    except ValueError:
+        return 0.0
+
+
+def total_bytes(exchange: Exchange) -> int:
+    """Returns the size of the whole object, from the head of a reply to ``get``."""
+    _, slash, total = exchange.headers.get("content-range", "").rpartition("/")
+    return int(total if slash and total != "*" else exchange.headers.get("content-length", "0"))
+
+
+def changed_s(exchange: Exchange) -> float:
+    """Returns the time in the header ``Last-Modified``."""
+    try:
+        return email.utils.parsedate_to_datetime(exchange.headers.get("last-modified", "")).timestamp()
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,350 @@
+"""Checkpoints in an object store. There are no directories, renames, links or locks; there are conditional requests.
+
+A write is visible and durable as a whole when its reply has arrived. If the reply is lost, the request is made again.
+The store may then answer that the condition does not hold, as the first request has changed the object. So each write
+leaves a note of its own with the object, and a write whose condition failed reads that note. If it is its own, it has won.
+
+A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
+``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps/manifest_commit``).
+
+Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``several``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
+from gracepoint.checkpoint.storage.objects import several
+from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
+from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
+from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
+from gracepoint.checkpoint.storage.objects.persistence import PATIENCE_S, Persistence
+
+_LISTED_AT_ONCE = 1000
+_AT_ONCE = 16
+
+
+class ObjectBackend:
+    """One bucket of an object store.
+
+    Args:
+        api: The requests to the bucket.
+        hedges: Whether slow requests are made a second time.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+    """
+
+    renames = False
+    look_every_s = 2.0
+
+    def __init__(self, api: ObjectApi, *, hedges: bool = True, patience_s: float = PATIENCE_S) -> None:
+        self._api = api
+        self._persistence = Persistence(lambda: Exchange(api.connections), hedges=hedges, patience_s=patience_s)
+
+    def url(self, key: str) -> str:
+        return self._api.url(key)
+
+    def local_path(self, key: str) -> str:
+        raise TypeError(f"{self.url(key)} is not in a file system: expected a local path")
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        return self._api.kvstore_spec(key)
+
+    # One value.
+
+    def create(self, key: str, data: bytes) -> Generation:
+        return self.write(key, Bytes(data), crc32(data), ABSENT)
+
+    def read(self, key: str) -> Value:
+        def act(exchange: Exchange) -> Value:
+            found = self._api.get(exchange, key, 0, None, None)
+            return Value(exchange.read(), found.generation)
+
+        with self._named(key):
+            return self._persistence.run(f"GET {self.url(key)}", act, kind="read")
+
+    def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
+        try:
+            return self.write(key, Bytes(data), crc32(data), generation)
+        except FileNotFoundError:
+            raise StaleGeneration(errno.ESTALE, "the object was deleted meanwhile", self.url(key)) from None
+
+    def put(self, key: str, data: bytes) -> None:
+        self.write(key, Bytes(data), crc32(data), None)
+
+    def touch(self, key: str) -> None:
+        self.put(key, b"")
+
+    def write_large(
+        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+    ) -> int:
+        checksum = checksum_of(data, buffer)
+        self.write(key, _ArrayBody(data), checksum, None, go_on=go_on)
+        return checksum
+
+    def write(
+        self,
+        key: str,
+        body: Body,
+        checksum: int,
+        only_if: Generation | None,
+        *,
+        says: str = "",
+        go_on: GoOn | None = None,
+    ) -> Generation:
+        """Writes an object, and returns its generation.
+
+        Args:
+            key: The object.
+            body: Its bytes.
+            checksum: Their CRC-32.
+            only_if: The generation that the object must have, or ``ABSENT``. None: there is no condition.
+            says: Begin of the note that is left with the object.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
+
+        Raises:
+            FileExistsError: ``only_if`` is ``ABSENT``, and the object exists.
+            StaleGeneration: The object has another generation.
+        """
+        if len(body) > self._api.largest_bytes:
+            raise OSError(
+                errno.EFBIG,
+                f"{len(body)} bytes are too many for one object, expected at most {self._api.largest_bytes}: choose a "
+                "smaller target_chunk_bytes, or shard the array",
+                self.url(key),
+            )
+        note = f"{says} {secrets.token_hex(8)}".strip()
+
+        def act(exchange: Exchange) -> Generation:
+            return self._api.put(exchange, key, body, only_if, note, checksum, go_on or _go_on)
+
+        try:
+            return self._persistence.run(
+                f"PUT {self.url(key)}",
+                act,
+                kind="write",
+                size_bytes=len(body),
+                go_on=go_on or _go_on,
+                patient=go_on is not None,
+            )
+        except ConditionFailed as error:
+            found = self.found(key)
+            if found is not None and found.note == note:
+                return found.generation
+            if only_if == ABSENT:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
+            raise StaleGeneration(
+                errno.ESTALE, "the object was replaced or deleted meanwhile", self.url(key)
+            ) from error
+
+    def write_if(
+        self,
+        key: str,
+        data: ArrayBytes,
+        checksum: int,
+        only_if: Generation | None,
+        note: str,
+        go_on: GoOn | None,
+    ) -> Generation:
+        condition = ABSENT if only_if is None else only_if
+        return self.write(key, _ArrayBody(data), checksum, condition, says=note, go_on=go_on)
+
+    def noted(self, key: str) -> Noted | None:
+        found = self.found(key)
+        return None if found is None else Noted(found.generation, found.note)
+
+    def has_direct_io(self, key: str) -> bool:
+        return False
+
+    def volume(self, key: str) -> int:
+        return -1
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[ObjectReader]:
+        reader = ObjectReader(self._api, self._persistence, key)
+        try:
+            with self._named(key):
+                reader.begin()
+            yield reader
+        finally:
+            reader.close()
+
+    def entry(self, key: str) -> Entry | None:
+        found = self.found(key)
+        return None if found is None else Entry(key, found.bytes, found.generation, found.changed_s)
+
+    def found(self, key: str) -> Found | None:
+        """Returns what the store knows of an object, with its note. None if it does not exist."""
+        if not key:
+            return None
+        return self._persistence.run(
+            f"HEAD {self.url(key)}", lambda exchange: self._api.head(exchange, key), kind="head"
+        )
+
+    def delete(self, key: str) -> None:
+        self.delete_version(key, None)
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        """Deletes an object if it is of ``generation``, or None. Returns False if it is of another one."""
+        try:
+            self._persistence.run(
+                f"DELETE {self.url(key)}",
+                lambda exchange: self._api.delete(exchange, key, generation),
+                kind="delete",
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    # Folders.
+
+    def exists(self, key: str) -> bool:
+        return self.found(key) is not None or self.is_folder(key)
+
+    def is_folder(self, key: str) -> bool:
+        return any(True for _ in self._pages(_prefix(key), flat=True, limit=1))
+
+    def is_link(self, key: str) -> bool:
+        return False
+
+    def children(self, key: str) -> list[Child]:
+        prefix = _prefix(key)
+        found = [
+            child
+            for entries, folders in self._pages(prefix, flat=False)
+            for child in (
+                *(Child(entry.key.removeprefix(prefix), is_folder=False) for entry in entries if entry.key != prefix),
+                *(Child(folder.removeprefix(prefix).rstrip("/"), is_folder=True) for folder in folders),
+            )
+        ]
+        if not found and not self.is_folder(key):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
+        return found
+
+    def entries(self, key: str) -> list[Entry]:
+        prefix = _prefix(key)
+        return [
+            Entry(entry.key.removeprefix(prefix), entry.bytes, entry.generation, entry.changed_s)
+            for entries, _ in self._pages(prefix, flat=True)
+            for entry in entries
+            if not entry.key.endswith("/")  # what consoles make to show an empty folder
+        ]
+
+    def last_change_s(self, key: str) -> float:
+        found = [] if (entry := self.entry(key)) is None else [entry]
+        return max((entry.changed_s for entry in (*found, *self.entries(key))), default=0.0)
+
+    def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
+        if exclusive:
+            raise TypeError(f"{self.url(key)}: an object store has no folders that one caller could make")
+
+    def make_folder_durably(self, key: str) -> None:
+        """Does nothing, as a prefix needs no object."""
+
+    def delete_folder(self, key: str) -> None:
+        with contextlib.suppress(OSError):
+            self.delete_all(
+                Entry(f"{_prefix(key)}{entry.key}", 0, entry.generation, 0.0) for entry in self.entries(key)
+            )
+
+    def delete_all(self, entries: Iterable[Entry]) -> None:
+        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation) for entry in entries)
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        several.run(list(acts), threads=_AT_ONCE)
+
+    def publish(self, source: str, target: str) -> None:
+        raise TypeError(f"{self.url(source)}: an object store cannot rename")
+
+    @contextlib.contextmanager
+    def staying(self, key: str) -> Iterator[Callable[[], bool]]:
+        yield lambda: True  # nothing is ever renamed
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Does nothing, as an object is durable when the store has answered."""
+
+    def now_s(self, key: str) -> float:
+        if not self._api.clock.is_known:
+            self.is_folder(key)
+        return self._api.clock.now_s()
+
+    def check_usable(self, key: str) -> None:
+        probe = f"{_prefix(key)}.gracepoint-probe.{secrets.token_hex(8)}"
+        made = self.create(probe, b"probe")
+        try:
+            if self.read(probe).data != b"probe":
+                raise OSError(errno.EIO, "an object was read with other contents than it was written with")
+            try:
+                self.create(probe, b"other")
+            except FileExistsError:
+                return
+            raise OSError(
+                errno.ENOTSUP,
+                f"{self.url(key)}: the store ignores the condition that an object must not exist, so two jobs could "
+                "overwrite each other's checkpoints. Use a store with conditional writes",
+            )
+        finally:
+            with contextlib.suppress(OSError):
+                self.delete_version(probe, made)
+                self.delete_version(probe, None)
+
+    def _pages(
+        self, prefix: str, *, flat: bool, limit: int | None = None
+    ) -> Iterator[tuple[tuple[Entry, ...], tuple[str, ...]]]:
+        """Yields the parts of a listing that are not empty; the first only, if there is a limit."""
+        token: str | None = None
+        while True:
+
+            def act(exchange: Exchange, token: str | None = token) -> Any:
+                return self._api.list(exchange, prefix, flat=flat, token=token, limit=limit or _LISTED_AT_ONCE)
+
+            page = self._persistence.run(f"LIST {self.url(prefix)}", act, kind="list")
+            if page.entries or page.folders:
+                yield tuple(page.entries), tuple(page.folders)
+            token = page.token
+            if token is None or limit is not None:
+                return
+
+    @contextlib.contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key)) from error
+
+
+class _ArrayBody:
+    """The bytes of an array. If they are not in place, each sender copies them block by block."""
+
+    def __init__(self, data: ArrayBytes) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def blocks(self) -> Iterable[memoryview]:
+        if self._data.in_place is not None:
+            yield from Bytes(self._data.in_place.data).blocks()
+            return
+        buffer = Buffer().bytes
+        for offset in range(0, len(self._data), BLOCK_BYTES):
+            block = buffer[: min(BLOCK_BYTES, len(self._data) - offset)]
+            self._data.copy(offset, block)
+            yield from Bytes(block.data).blocks()
+
+
+def _prefix(key: str) -> str:
+    return f"{key}/" if key else ""
+
+
+def _go_on() -> None:
+    pass

@@ -1,0 +1,43 @@
+"""Opens buckets by their URI's scheme. One bucket with one set of settings is one back end, for the whole process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from gracepoint.checkpoint.storage.objects.api import ObjectApi
+from gracepoint.checkpoint.storage.objects.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
+from gracepoint.checkpoint.storage.objects.s3 import S3Api
+
+_APIS: dict[str, Callable[[str], ObjectApi]] = {"gs": GcsApi, "s3": S3Api}
+# Another value of these is another server, or another user.
+_SETTINGS = (
+    "STORAGE_EMULATOR_HOST",
+    "TENSORSTORE_GCS_HTTP_URL",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_AUTH_TOKEN_FOR_TESTING",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_PROFILE",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+)
+_lock = threading.Lock()
+_opened: dict[tuple[str | None, ...], ObjectBackend] = {}
+
+
+def open_bucket(scheme: str, bucket: str) -> ObjectBackend:
+    """Returns the back end of a bucket. Makes no request.
+
+    Raises:
+        SettingsError: A setting is missing, or the extra of the scheme is not installed.
+    """
+    settings = (scheme, bucket, *(os.environ.get(name) for name in _SETTINGS))
+    with _lock:
+        if settings not in _opened:
+            _opened[settings] = ObjectBackend(_APIS[scheme](bucket))
+        return _opened[settings]

@@ -1,0 +1,331 @@
+"""Requests that go on until they succeed: repeated after errors that pass, and hedged against a slow connection.
+
+A request that gets no reply for longer than most requests took is **hedged**: a second thread makes the same request on
+another connection, and the first reply counts. The other request is aborted. All requests of this package can be
+made twice: they are conditional, or they have the same result each time.
+
+The calling thread makes the first request. A thread for the hedge ("gracepoint: hedged request", a daemon) lives as
+long as its request. One thread for all stores ("gracepoint: hedges", a daemon) starts the hedges when they are due. It
+starts with the first request and ends with the process.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import heapq
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+PATIENCE_S = 60.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 5.0
+_LOOK_EVERY_S = 0.1
+# Before anything is known of a store, a request is hedged after this time, and the time for its bytes at this speed.
+_HEDGE_FIRST_S = 2.0
+_HEDGE_FIRST_BYTES_PER_S = 5e6
+_HEDGE_SOONEST_S = 0.3
+_HEDGES_AT_ONCE = 4
+_REMEMBERED = 128
+_KNOWN_FROM = 16
+_PERCENTILE = 0.95
+_HEDGE_FACTOR = 1.5
+
+
+class Transient(OSError):
+    """The store did not carry the request out, and may do so later.
+
+    Attributes:
+        after_s: Seconds to wait at least, as the store says. 0 if it does not say.
+    """
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(errno.EAGAIN, message)
+        self.after_s = after_s
+
+
+class Pace:
+    """How long the requests of one kind took lately. Any thread uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._took = collections.deque[float](maxlen=_REMEMBERED)  # seconds, each divided by ``_scale``
+
+    def note(self, size_bytes: int, took_s: float) -> None:
+        """Records a request of ``size_bytes`` that succeeded."""
+        with self._lock:
+            self._took.append(took_s / _scale(size_bytes))
+
+    def hedge_after_s(self, size_bytes: int) -> float:
+        """Returns after how many seconds a request of ``size_bytes`` is slower than most."""
+        with self._lock:
+            known = sorted(self._took) if len(self._took) >= _KNOWN_FROM else None
+        if known is None:
+            return _HEDGE_FIRST_S + size_bytes / _HEDGE_FIRST_BYTES_PER_S
+        slow_s = known[int(_PERCENTILE * (len(known) - 1))] * _scale(size_bytes)
+        return max(_HEDGE_SOONEST_S, slow_s * _HEDGE_FACTOR)
+
+
+def _scale(size_bytes: int) -> float:
+    # A request takes a round trip, and time for its bytes. A MiB takes about as long as a round trip.
+    return 1.0 + size_bytes / (1 << 20)
+
+
+class Persistence:
+    """Makes the requests of one store.
+
+    Args:
+        new_exchange: Returns a new exchange with the store.
+        hedges: Whether slow requests are made a second time.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+    """
+
+    def __init__(
+        self, new_exchange: Callable[[], Exchange], *, hedges: bool = True, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._new_exchange = new_exchange
+        self._hedges = hedges
+        self.patience_s = patience_s
+        self._paces = collections.defaultdict[str, Pace](Pace)
+        self._slots = threading.BoundedSemaphore(_HEDGES_AT_ONCE)
+
+    def run(
+        self,
+        what: str,
+        act: Callable[[Exchange], T],
+        *,
+        kind: str,
+        size_bytes: int = 0,
+        go_on: Callable[[], None] = lambda: None,
+        patient: bool = False,
+        hedge: bool = True,
+    ) -> T:
+        """Calls ``act`` with a new exchange until it succeeds. Returns its result.
+
+        Args:
+            what: What is done, for messages.
+            act: Makes one request. Any thread may run it, and two threads at once.
+            kind: Requests of one kind take about equally long for equally many bytes.
+            size_bytes: Bytes that the request sends or gets.
+            go_on: Called before each request and while waiting. An error that it raises ends the call.
+            patient: Whether there is no timeout for all repetitions, as ``go_on`` ends the call.
+            hedge: Whether the request is made a second time if it is slow.
+
+        Raises:
+            TimeoutError: The request did not succeed in time. The message has its last error.
+            OSError: Another error of ``act``.
+        """
+        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        pace = self._paces[kind]
+        for tries in itertools.count(1):
+            go_on()
+            tried_s = time.monotonic()
+            try:
+                found = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, go_on)
+            except (Transient, Unreachable) as error:
+                wait_s = max(random.uniform(0, pause_s), error.after_s if isinstance(error, Transient) else 0.0)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                elapsed_s = time.monotonic() - began_s
+                if not patient and elapsed_s + wait_s > self.patience_s:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"{what}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}"
+                    ) from error
+                logger.debug("%s: request %d failed, the next in %.2f s: %s", what, tries, wait_s, error)
+                _wait(wait_s, go_on)
+            else:
+                pace.note(size_bytes, time.monotonic() - tried_s)
+                return found
+        raise AssertionError
+
+    def keep(self, what: str, act: Callable[[Exchange], Exchange]) -> Exchange:
+        """Does as ``run``, and leaves the exchange open, so that the caller can read the reply. It is not hedged.
+
+        Raises:
+            TimeoutError: The request did not succeed in time.
+            OSError: Another error of ``act``.
+        """
+
+        def unclosed(_: Exchange) -> Exchange:
+            exchange = self._new_exchange()
+            try:
+                return act(exchange)
+            except BaseException:
+                exchange.close()
+                raise
+
+        return self.run(what, unclosed, kind="stream", hedge=False)
+
+    def _raced(self, act: Callable[[Exchange], T], hedge_after_s: float | None, go_on: Callable[[], None]) -> T:
+        first = self._new_exchange()
+        if hedge_after_s is None:
+            with first:
+                return act(first)
+        race = _Race[T](first)
+        alarm = _ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race))
+        try:
+            with first:
+                found = act(first)
+        except (Transient, Unreachable) as error:
+            alarm.cancel()
+            return race.outcome_of_second(error, go_on)
+        except BaseException:
+            alarm.cancel()
+            race.end()
+            raise
+        alarm.cancel()
+        race.end()
+        return found
+
+    def _hedge(self, act: Callable[[Exchange], T], race: _Race[T]) -> None:
+        if not self._slots.acquire(blocking=False):
+            return
+        second = self._new_exchange()
+        if not race.begin_second(second):
+            self._slots.release()
+            return
+
+        def run() -> None:
+            try:
+                with second:
+                    race.second_won(act(second))
+            except BaseException as error:  # noqa: BLE001 - raised by the calling thread, if that fails, too
+                race.second_failed(error)
+            finally:
+                self._slots.release()
+
+        try:
+            threading.Thread(target=run, name="gracepoint: hedged request", daemon=True).start()
+        except RuntimeError as error:
+            self._slots.release()
+            race.second_failed(error)
+
+
+class _Race(Generic[T]):
+    """Two equal requests. The caller's thread makes the first, and a thread of its own the second."""
+
+    def __init__(self, first: Exchange) -> None:
+        self._first = first
+        self._second: Exchange | None = None
+        self._ended = False  # the first request succeeded, or raised an error that counts
+        self._won = self._lost = False
+        self._value: T
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()  # protects everything above
+
+    def begin_second(self, second: Exchange) -> bool:
+        with self._changed:
+            if self._ended:
+                return False
+            self._second = second
+            return True
+
+    def second_won(self, value: T) -> None:
+        with self._changed:
+            self._value, self._won = value, True
+            self._changed.notify_all()
+            if not self._ended:
+                self._first.abort()
+
+    def second_failed(self, error: BaseException) -> None:
+        with self._changed:
+            self._error, self._lost = error, True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            if self._second is not None and not (self._won or self._lost):
+                self._second.abort()
+
+    def outcome_of_second(self, error: OSError, go_on: Callable[[], None]) -> T:
+        """Waits for the second request, if there is one. Raises ``error`` if that does not help."""
+        with self._changed:
+            if self._second is None:
+                self._ended = True
+                raise error
+            # The second request ends by itself: its sends and reads have timeouts.
+            while not self._changed.wait_for(lambda: self._won or self._lost, _LOOK_EVERY_S):
+                go_on()
+            self._ended = True
+            if self._won:
+                return self._value
+            if self._error is not None and not isinstance(self._error, Transient | Unreachable):
+                raise self._error
+            raise error
+
+
+class _Alarm:
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.act = _nothing  # frees what the request would have sent
+
+
+class _Alarms:
+    """Calls functions at their times, in one thread. They must return at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, _Alarm]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def at(self, at_s: float, act: Callable[[], None]) -> _Alarm:
+        alarm = _Alarm(act)
+        with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="gracepoint: hedges", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # the interpreter is about to end: requests are not hedged
+                    logger.debug("no thread for hedges: %s", error)
+                    self._thread = None
+                    return alarm
+            heapq.heappush(self._due, (at_s, next(self._numbers), alarm))
+            if self._due[0][2] is alarm:
+                self._changed.notify()
+        return alarm
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._due and self._due[0][2].cancelled:
+                    heapq.heappop(self._due)
+                if not self._due:
+                    self._changed.wait()
+                    continue
+                left_s = self._due[0][0] - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(left_s)
+                    continue
+                alarm = heapq.heappop(self._due)[2]
+            alarm.act()
+
+
+_ALARMS = _Alarms()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _wait(seconds: float, go_on: Callable[[], None]) -> None:
+    until_s = time.monotonic() + seconds
+    while (left_s := until_s - time.monotonic()) > 0:
+        go_on()
+        time.sleep(min(left_s, _LOOK_EVERY_S))

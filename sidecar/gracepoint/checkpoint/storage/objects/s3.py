@@ -1,0 +1,234 @@
+"""S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
+
+``botocore`` finds and renews credentials: environment variables, IRSA, pod identity, the metadata server, and its files.
+``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` name another server. Its buckets are then parts of the path, unless
+``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` is ``true``. ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` names the region.
+
+This module has no threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import errno
+import hashlib
+import hmac
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from gracepoint.checkpoint.storage.backend import Entry, Generation
+from gracepoint.checkpoint.storage.objects import api
+from gracepoint.checkpoint.storage.objects.api import Found, GoOn, Page, StoreClock
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request, connections_to
+from gracepoint.errors import SettingsError
+
+# The checksum of the body is signed in its stead.
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+_NOTE = f"x-amz-meta-{api.NOTE}"
+
+
+class S3Api:
+    """One bucket."""
+
+    largest_bytes = 5 << 30
+
+    def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._bucket = bucket
+        self._credentials = _Credentials(environ)
+        self._endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        self._region = (
+            environ.get("AWS_REGION")
+            or environ.get("AWS_DEFAULT_REGION")
+            or self._credentials.region()
+            or ("us-east-1" if self._endpoint else None)
+        )
+        if self._region is None:
+            raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
+        url = (self._endpoint or f"https://s3.{self._region}.amazonaws.com").rstrip("/")
+        in_host = not self._endpoint or environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() == "true"
+        self._base = "" if in_host and "." not in bucket else f"/{bucket}"
+        if not self._base:
+            scheme, _, rest = url.partition("://")
+            url = f"{scheme}://{bucket}.{rest}"
+        self.connections = connections_to(url)
+        self.clock = StoreClock()
+
+    def url(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket, "path": key, "aws_region": self._region}
+        if self._endpoint:
+            spec["endpoint"] = self._endpoint.rstrip("/")
+        if "AWS_ACCESS_KEY_ID" in os.environ:
+            spec["aws_credentials"] = {"type": "environment"}
+        return spec
+
+    def put(
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int, go_on: GoOn
+    ) -> Generation:
+        checksum = base64.b64encode(crc32.to_bytes(4, "big")).decode()
+        headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", _NOTE: note}
+        if only_if is not None:
+            headers |= {"If-Match": f'"{only_if}"'} if only_if else {"If-None-Match": "*"}
+        self._send(exchange, "PUT", key, {}, headers, body, go_on)
+        exchange.read()
+        return _tag(exchange.headers.get("etag", ""))
+
+    def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
+        headers = {}
+        if first or stop is not None:
+            headers["Range"] = f"bytes={first}-{'' if stop is None else stop - 1}"
+        if generation is not None:
+            headers["If-Match"] = f'"{generation}"'
+        self._send(exchange, "GET", key, {}, headers)
+        tag = _tag(exchange.headers.get("etag", ""))
+        return Found(api.total_bytes(exchange), tag, api.changed_s(exchange), "")
+
+    def head(self, exchange: Exchange, key: str) -> Found | None:
+        try:
+            self._send(exchange, "HEAD", key, {}, {})
+        except FileNotFoundError:
+            return None
+        exchange.read()
+        tag, note = _tag(exchange.headers.get("etag", "")), exchange.headers.get(_NOTE, "")
+        return Found(int(exchange.headers.get("content-length", "0")), tag, api.changed_s(exchange), note)
+
+    def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
+        if not flat:
+            query["delimiter"] = "/"
+        if token is not None:
+            query["continuation-token"] = token
+        self._send(exchange, "GET", "", query, {})
+        root = ElementTree.fromstring(exchange.read())
+        entries = [
+            Entry(_text(item, "Key"), int(_text(item, "Size")), _tag(_text(item, "ETag")), _seconds(item))
+            for item in _all(root, "Contents")
+        ]
+        folders = [_text(item, "Prefix") for item in _all(root, "CommonPrefixes")]
+        goes_on = _text(root, "IsTruncated") == "true"
+        return Page(entries, folders, _text(root, "NextContinuationToken") if goes_on else None)
+
+    def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
+        try:
+            self._send(exchange, "DELETE", key, {}, {} if generation is None else {"If-Match": f'"{generation}"'})
+        except FileNotFoundError:
+            return
+        exchange.read()
+
+    def _send(
+        self,
+        exchange: Exchange,
+        method: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: Body | None = None,
+        go_on: GoOn = lambda: None,
+    ) -> None:
+        path = f"{self._base}/{quote(key, safe='/-_.~')}"
+        encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
+        signed = self._signed(method, path, encoded, headers)
+        sent_s = time.time()
+        exchange.send(Request(method, f"{path}?{encoded}" if encoded else path, signed, body), go_on)
+        self.clock.told(exchange.headers.get("date"), sent_s)
+        if exchange.status >= 300:
+            code, message = _error(exchange.read())
+            raise api.refused(f"{method} {self.url(key)}", exchange, code, message)
+
+    def _signed(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Returns the headers with a signature, version 4."""
+        access_key, secret_key, token = self._credentials.now()
+        now = datetime.datetime.now(datetime.UTC)
+        day, stamp = f"{now:%Y%m%d}", f"{now:%Y%m%dT%H%M%SZ}"
+        sent = {**headers, "x-amz-date": stamp, "x-amz-content-sha256": _UNSIGNED}
+        if token:
+            sent["x-amz-security-token"] = token
+        signing = sorted([("host", self.connections.host), *((name.lower(), sent[name].strip()) for name in sent)])
+        names = ";".join(name for name, _ in signing)
+        lines = "".join(f"{name}:{value}\n" for name, value in signing)
+        request = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{_UNSIGNED}"
+        scope = f"{day}/{self._region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        key = f"AWS4{secret_key}".encode()
+        for part in (day, str(self._region), "s3", "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        signature = hmac.digest(key, text.encode(), "sha256").hex()
+        sent["Authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
+        return sent
+
+
+class _Credentials:
+    """The credentials, as botocore finds them. It renews them itself."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._found: Any = None
+
+    def region(self) -> str | None:
+        """Returns the region that botocore's own settings name. None: they name none."""
+        found = self._opened().get_config_variable("region")
+        return None if found is None else str(found)
+
+    def now(self) -> tuple[str, str, str | None]:
+        """Returns access key, secret key and session token."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._opened().get_credentials()
+            if self._found is None:
+                raise PermissionError(
+                    errno.EACCES,
+                    "s3://: no credentials were found. On EKS, give the pod's service account a role (IRSA or pod "
+                    "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                )
+            try:
+                frozen = self._found.get_frozen_credentials()
+            except Exception as error:
+                raise PermissionError(errno.EACCES, f"s3://: the credentials could not be renewed: {error}") from error
+        return frozen.access_key, frozen.secret_key, frozen.token
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            try:
+                import botocore.session
+            except ImportError as error:
+                raise SettingsError(
+                    f"s3:// needs the extra 's3', for credentials: pip install 'gracepoint[s3]' ({error})"
+                ) from error
+            self._session = botocore.session.Session()
+        return self._session
+
+
+def _tag(text: str) -> Generation:
+    return Generation(text.removeprefix("W/").strip('"'))
+
+
+def _all(node: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [child for child in node if child.tag.rpartition("}")[2] == name]
+
+
+def _text(node: ElementTree.Element, name: str) -> str:
+    return next((child.text or "" for child in _all(node, name)), "")
+
+
+def _seconds(item: ElementTree.Element) -> float:
+    return datetime.datetime.fromisoformat(_text(item, "LastModified")).timestamp()
+
+
+def _error(data: bytes) -> tuple[str, str]:
+    try:
+        root = ElementTree.fromstring(data)
+    except ElementTree.ParseError:
+        return "", data[:200].decode(errors="replace")
+    return _text(root, "Code"), _text(root, "Message")

@@ -1,0 +1,38 @@
+"""Calls several functions at once, each of which mostly waits for the store.
+
+The calling thread and additional threads each take the next function. The additional threads end with the call. They
+are daemons: if the store hangs, the process can still exit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+
+def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
+    """Calls all of ``acts``. Raises the first error, after which no more functions are called."""
+    numbers = itertools.count()  # each call takes one number, in any thread
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors and (number := next(numbers)) < len(acts):
+            try:
+                acts[number]()
+            except BaseException as error:  # noqa: BLE001 - raised by the calling thread
+                errors.append(error)
+
+    helpers = []
+    for number in range(1, min(len(acts), threads)):
+        helper = threading.Thread(target=work, name=f"gracepoint: requests {number}", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the system has no more threads: the others do the work
+            break
+        helpers.append(helper)
+    work()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,86 @@
+"""Where training begins: at a checkpoint of this job, at one of another run, or at a new state."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from gracepoint.session.host_states import HostStates
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.loading.start_state import Asked
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.storage.storage_path import UserPath
+
+log = logging.getLogger(__name__)
+
+_RESTORE_TIMEOUT_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoredFrom:
+    """The checkpoint that ``Session.restore`` has restored.
+
+    Attributes:
+        directory: The directory that it is in.
+        step: Its step there.
+        own: True if this job saved it. False if it came from ``from_``.
+    """
+
+    directory: str
+    step: int
+    own: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where training begins.
+
+    Attributes:
+        state: The train state.
+        step: The step of this job that was restored. None if this job begins anew.
+        restored: Where the state came from. None if it is a new state.
+    """
+
+    state: Any
+    step: int | None
+    restored: RestoredFrom | None
+
+
+def restore_or_begin(checkpointer: StepCheckpointer, asked: Asked, base: UserPath | None, values: HostStates) -> Start:
+    """Restores the newest step of this job, or else of another run, or else makes the first state. Collective.
+
+    Args:
+        checkpointer: The checkpoint engine of this job.
+        asked: The arguments of ``Session.restore``.
+        base: The directory of the other run. None: there is none.
+        values: The host states, which are set if a step of this job is restored.
+
+    Raises:
+        As ``Session.restore``.
+    """
+    with asked.telling():
+        restored = checkpointer.restore(
+            asked.like,
+            timeout_s=_RESTORE_TIMEOUT_S,
+            restore_args=asked.restore_args,
+            options=asked.options,
+            reshard=values.reshard,
+        )
+        if restored is not None:
+            values.set(restored.host_state, restored.step)
+            log.info("restored step=%d", restored.step)
+            return Start(restored.state, restored.step, RestoredFrom(checkpointer.directory, restored.step, own=True))
+        if base is not None:
+            found = checkpointer.restore_base(
+                base,
+                asked.like,
+                timeout_s=_RESTORE_TIMEOUT_S,
+                restore_args=asked.restore_args,
+                options=asked.options,
+            )
+            log.warning("training begins at step 0 with the state of another run from=%s step=%d", base, found.step)
+            return Start(found.state, None, RestoredFrom(str(base), found.step, own=False))
+    log.warning("no checkpoint was restored, training begins at step 0")
+    return Start(asked.first_state(), None, None)

@@ -1,0 +1,102 @@
+"""The alerts and the dashboard that the chart brings: what they ask for exists."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+
+from gracepoint_operator.observability.metrics import Metrics
+from tests.chart.conftest import CHART, Render
+from tests.chart.objects import Json, of_kind, one
+
+ALERTS: list[Json] = [
+    rule for group in yaml.safe_load((CHART / "files/alerts.yaml").read_text()) for rule in group["rules"]
+]
+DASHBOARD: Json = json.loads((CHART / "files/dashboard.json").read_text())
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def panels() -> Iterator[Json]:
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] != "row":
+            yield panel
+
+
+def exported() -> dict[str, set[str]]:
+    """The series of the operator: name -> labels, without those that the scrape adds."""
+    found: dict[str, set[str]] = {}
+    for family in Metrics().registry.collect():
+        kind = family.type
+        names = {
+            "counter": [f"{family.name}_total"],
+            "gauge": [family.name],
+            "histogram": [f"{family.name}_{part}" for part in ("bucket", "sum", "count")],
+        }[kind]
+        found |= {name: {"le"} if name.endswith("_bucket") else set() for name in names}
+    return found
+
+
+def checked(expression: str) -> set[str]:
+    """Parses an expression. Returns the names of the metrics that it asks for."""
+    plain = expression.replace("$__rate_interval", "5m")
+    promql_parser.parse(plain)
+    return set(re.findall(r"\bgracepoint_\w+", plain))
+
+
+EXPRESSIONS = [
+    *(pytest.param(rule["expr"], id=rule["alert"]) for rule in ALERTS),
+    *(pytest.param(t["expr"], id=f"{p['title']} {t['refId']}") for p in panels() for t in p["targets"]),
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_expression_is_promql_about_metrics_that_are_exported(expression: str) -> None:
+    names = checked(expression)
+    assert names
+    assert names <= exported().keys()
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    shown = {name for panel in panels() for target in panel["targets"] for name in checked(target["expr"])}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported()}
+    assert families == {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
+
+
+def test_the_panels_of_the_dashboard_neither_overlap_nor_leave_its_width() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
+def test_every_alert_says_what_to_do(rule: Json) -> None:
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"]["summary"]
+    assert f"### {rule['alert']}\n" in PAGE.read_text(), "docs/operations.md says what to do"
+
+
+def test_the_page_of_alerts_names_no_other() -> None:
+    named = set(re.findall(r"^### (Gracepoint\w+)$", PAGE.read_text(), re.M))
+    assert named == {rule["alert"] for rule in ALERTS}
+
+
+def test_alerts_and_dashboard_are_installed_if_asked_for(render: Render) -> None:
+    assert not of_kind(render(), "PrometheusRule")
+    rules = one(render("prometheusRule.enabled=true", "prometheusRule.labels.release=p"), "PrometheusRule")
+    assert rules["metadata"]["labels"]["release"] == "p"
+    assert [rule for group in rules["spec"]["groups"] for rule in group["rules"]] == ALERTS
+    found = of_kind(render("dashboard.enabled=true"), "ConfigMap")
+    (made,) = [o for o in found if "dashboard" in o["metadata"]["name"]]
+    assert json.loads(made["data"]["gracepoint.json"]) == DASHBOARD
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"

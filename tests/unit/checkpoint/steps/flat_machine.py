@@ -1,0 +1,152 @@
+"""The state machine of ``commit_machine`` on a store that cannot rename, with writers that sleep and lose replies."""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar, cast
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.array_spec import tree_digest
+from gracepoint.checkpoint.format.layout import Temporary
+from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.errors import CheckpointCorrupt, SaveFailed
+from tests.unit.checkpoint.steps.commit_machine import Allowed, CommitMachine, Dies
+from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.storage.volatile import VolatileBackend
+
+#: "sleeps": the process sleeps while the next attempt starts and saves the same step, and then goes on.
+EVENTS = ("nothing", "dies", "dies after its request", "another starts", "another looks", "sleeps")
+#: More than the requests of a save of two processes that replaces another one.
+MOMENTS_OF_A_SAVE = 45
+MOMENTS = st.integers(min_value=0, max_value=MOMENTS_OF_A_SAVE - 1)
+
+
+class NotCommitted(Exception):
+    """The save was refused."""
+
+
+class FlatMachine(CommitMachine):
+    """See the module."""
+
+    backend_type: ClassVar[type[VolatileBackend]] = cast(type[VolatileBackend], FlatStore)
+    #: The step that another attempt saved while this process slept.
+    overtaken: int | None = None
+    _saving: tuple[int, int] | None = None
+
+    @rule(step=st.integers(0, 3), processes=st.integers(1, 2), event=st.sampled_from(EVENTS), moment=MOMENTS)
+    def save(self, step: int, processes: int, event: str, moment: int) -> None:
+        self.overtaken = None
+        self._saving = step, processes
+        ordinal = next(self.ordinals)
+        temporary = self.paths.temporary(step, self.attempt, ordinal)
+        contents = f"{step}:{ordinal}"
+        try:
+            ended = self._while(event, moment, lambda: self._save(temporary, contents, processes, ordinal))
+        except (NotCommitted, SaveFailed, CheckpointCorrupt):
+            assert self.overtaken == step, "a save failed that nobody overtook"
+            ended = False
+        self._saving = None
+        if ended and self.overtaken is None:
+            self.model[step] = Allowed({contents}, required=True)
+        self._check_after(ended)
+
+    @rule(keep=st.integers(1, 3), event=st.sampled_from(EVENTS[:-1]), moment=MOMENTS)
+    def retain(self, keep: int, event: str, moment: int) -> None:
+        super().retain(keep, event, moment)
+
+    @rule(event=st.sampled_from(EVENTS[:-1]), moment=MOMENTS)
+    def start(self, event: str, moment: int) -> None:
+        super().start(event, moment)
+
+    def _save(self, temporary: Temporary, contents: str, processes: int, ordinal: int) -> None:
+        step = temporary.step
+        assert step is not None
+        for process in range(processes):
+            with commit.writing(temporary, 0, process_index=process) as writing:
+                files = {}
+                # The second file's name depends on the number of processes, as with another sharding.
+                for path in (layout.host_state_file(process), f"default/w/{process}.{processes}"):
+                    data = f"{contents}:{process}".encode()
+                    place = writing.folder / path
+                    values = np.frombuffer(data, np.uint8)
+                    place.backend.write_large(
+                        place.key, ArrayBytes(values, values.dtype), Buffer(), self._go_on, direct=False
+                    )
+                    files[path] = file_of(data)
+                record = DoneRecord(
+                    step=temporary.step,
+                    item=self.paths.item,
+                    attempt=temporary.attempt,
+                    ordinal=ordinal,
+                    process_index=process,
+                    process_count=processes,
+                    digest=tree_digest(()),
+                    arrays=() if process == 0 else None,
+                    files=files,
+                    values={},
+                    copies={},
+                    host_state=(),
+                    begun_ns=writing.begun_ns,
+                    replaces=commit.standing(temporary.target) if process == 0 else None,
+                    generations=dict(writing.generations),
+                )
+                if process == processes - 1:
+                    self._may_be_durable(step, contents, required=False)  # the request may be the last thing it does
+                (temporary.path / layout.done_record(process)).put(record.to_bytes())
+        self._may_be_durable(step, contents, required=True)
+        if not commit.finalize(self.paths, temporary, replace=True):
+            raise NotCommitted
+
+    def _go_on(self) -> None:
+        """A writer calls it again and again."""
+
+    def _may_be_durable(self, step: int, contents: str, *, required: bool) -> None:
+        if self.overtaken != step:
+            before = self.model.get(step, Allowed(set(), required=False))
+            self.model[step] = Allowed(before.contents | {contents}, required=before.required or required)
+
+    def _while(self, event: str, moment: int, act: object) -> bool:
+        if event != "dies after its request":
+            return super()._while(event, moment, act)  # type: ignore[arg-type]
+        numbers = itertools.count()
+        store = cast(FlatStore, self.backend)
+
+        def after(operation: str, key: str) -> None:
+            if next(numbers) == moment:
+                store.after = _nothing
+                raise Dies
+
+        store.after = after
+        try:
+            act()  # type: ignore[operator]
+        except Dies:
+            return False
+        finally:
+            store.after = _nothing
+        return True
+
+    def _happen(self, event: str) -> None:
+        if event != "sleeps" or self._saving is None:
+            super()._happen(event)
+            return
+        step, processes = self._saving
+        sleeper = self.attempt
+        self._start()
+        ordinal = next(self.ordinals)
+        contents = f"{step}:{ordinal}"
+        self.overtaken = None
+        self._save(self.paths.temporary(step, self.attempt, ordinal), contents, 3 - processes, ordinal)
+        self.model[step] = Allowed({contents}, required=True)
+        self.overtaken = step
+        self.attempt = sleeper
+
+
+def _nothing(operation: str, key: str) -> None:
+    pass

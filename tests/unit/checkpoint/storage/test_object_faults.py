@@ -1,0 +1,227 @@
+"""What the client of object stores makes of faults: lost replies, stalls, refusals, errors that users must mend."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint import CheckpointManager
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.objects import api
+from gracepoint.checkpoint.storage.objects.connection import Connections, Exchange
+from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.errors import CheckpointError, SaveFailed
+from tests.object_stores.fault_proxy import FaultProxy
+from tests.object_stores.faults import Fault, How, Rule
+from tests.object_stores.fixtures import set_environment
+from tests.object_stores.servers import Bucket, Server
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state
+from tests.unit.checkpoint.steps.bucket_machine import backend_of
+
+WRITES = ("write",)
+
+
+@pytest.fixture(params=["gs", "s3"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    assert isinstance(found, Server)
+    return found
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(server.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def far(server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket that clients reach through the proxy."""
+    return set_environment(server.bucket(url=proxy.url), monkeypatch)
+
+
+@pytest.fixture
+def top(far: Bucket) -> StoragePath:
+    return StoragePath(backend_of(far, patience_s=5.0, hedges=True), "top")
+
+
+@pytest.mark.parametrize("how", [How.LOST_REPLY, How.CUT_REPLY, How.CUT_REQUEST, How.REFUSE])
+def test_a_writer_that_won_knows_it_whatever_becomes_of_the_reply(
+    top: StoragePath, proxy: FaultProxy, how: How
+) -> None:
+    with proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+        first = (top / "v").create(b"1")
+    assert (top / "v").read().generation == first
+    with proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+        second = (top / "v").replace(b"2", first)
+    assert (top / "v").read().generation == second != first
+    assert (top / "v").read().data == b"2"
+    with pytest.raises(FileExistsError), proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+        (top / "v").create(b"3")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_an_error_that_passes_is_tried_again(top: StoragePath, proxy: FaultProxy, status: int) -> None:
+    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+        (top / "v").create(b"1")
+    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+        assert (top / "v").read().data == b"1"
+    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+        assert [entry.key for entry in top.entries()] == ["v"]
+
+
+def test_an_error_that_stays_says_what_was_tried(top: StoragePath, proxy: FaultProxy) -> None:
+    with (
+        pytest.raises(TimeoutError, match=r"PUT .*/top/v: \d+ requests in .* s failed, the last with: .*503"),
+        proxy.rules(Rule(Fault(How.ANSWER))),
+    ):
+        (top / "v").create(b"1")
+
+
+@pytest.mark.parametrize("how", [How.STALL_REQUEST, How.STALL_REPLY, How.SLOW_REPLY])
+def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, proxy: FaultProxy, how: How) -> None:
+    data = np.arange(100_000, dtype=np.uint8)
+    for number in range(20):  # what writes take is learned
+        (top / f"v{number}").put(b"x")
+    began_s = time.monotonic()
+    with proxy.rules(Rule(Fault(how, seconds=30.0), kinds=WRITES, times=1)):
+        top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
+    assert time.monotonic() - began_s < 8.0
+    assert (top / "w").read_bytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY])
+def test_a_read_goes_on_where_it_was_cut(top: StoragePath, proxy: FaultProxy, how: How) -> None:
+    data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8)
+    top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
+    out = bytearray(len(data))
+    with proxy.rules(Rule(Fault(how, after_bytes=1_000_000), kinds=("read",), times=2)), (top / "w").open() as reader:
+        assert reader.read_into(memoryview(out), 0) == len(data)
+    assert bytes(out) == data.tobytes()
+
+
+def test_what_is_replaced_while_it_is_read_is_not_mixed(top: StoragePath) -> None:
+    (top / "v").put(b"a" * 2_000_000)
+    with (top / "v").open() as reader:
+        out = memoryview(bytearray(1_000_000))
+        reader.read_into(out, 0)
+        (top / "v").put(b"b" * 2_000_000)
+        with pytest.raises(OSError, match=r"replaced while it was read|No such file|404"):
+            reader.read_into(out, 500_000)
+
+
+def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, proxy: FaultProxy) -> None:
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root)
+    save(checkpointer, 1, small_state())
+    with proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default.*w", times=1)):
+        save(checkpointer, 2, small_state(2.0), timeout_s=20)
+    checkpointer.close(5)
+    restored = restore(root, small_state())
+    assert restored is not None
+    assert restored.step == 2
+    assert_same(restored.state, small_state(2.0))
+
+
+def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
+    far: Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "FLAT_QUIET_S", 0.5)
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root)
+    save(checkpointer, 1, small_state())
+    began_s = time.monotonic()
+    with (
+        pytest.raises(SaveFailed),
+        proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default")),
+    ):
+        save(checkpointer, 2, small_state(2.0), timeout_s=2)
+    assert time.monotonic() - began_s < 2 + 1.5
+    checkpointer.close(5)
+    restored = restore(root, small_state())
+    assert restored is not None
+    assert restored.step == 1
+
+
+def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy) -> None:
+    root: Any = f"{far.uri}/run"
+    with proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=WRITES, path="_GRACEPOINT", times=1)):
+        save(engine(root), 1, small_state())
+    restored = restore(root, small_state())
+    assert restored is not None
+    assert restored.step == 1
+
+
+def own_threads() -> int:
+    return sum(thread.name.startswith("gracepoint") for thread in threading.enumerate())
+
+
+def test_nothing_is_left_of_many_saves(far: Bucket, proxy: FaultProxy) -> None:
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root, keep_last=2)
+    for step in range(4):
+        checkpointer.save_in_background(step, small_state(), {})
+    before = own_threads()
+    for step in range(4, 30):
+        checkpointer.save_in_background(step, small_state(), {})
+    checkpointer.close(30)
+    assert own_threads() <= before
+    assert proxy.connections <= 80
+    near = storage_path(root)
+    assert {key for entry in near.entries() if (key := entry.key)[:3] not in ("28/", "29/")} == set()
+
+
+# --- what users must mend is said at the start
+
+
+def begin(root: str) -> None:
+    with CheckpointManager(root) as manager:
+        manager.save(1, small_state())
+
+
+def test_a_missing_bucket_is_said(bucket: Bucket) -> None:
+    with pytest.raises((CheckpointError, OSError), match="bucket does not exist"):
+        begin(f"{bucket.scheme}://no-such-bucket-{bucket.name}/run")
+
+
+def test_wrong_keys_are_said(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with pytest.raises((CheckpointError, OSError), match="Check this process's credentials"):
+        begin(f"{s3_bucket.uri}/run")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(403, "Check this process's credentials"), (401, "credentials"), (507, "quota is used up")]
+)
+def test_a_refusal_is_said(far: Bucket, proxy: FaultProxy, status: int, says: str) -> None:
+    with (
+        pytest.raises((CheckpointError, OSError), match=says),
+        proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=WRITES)),
+    ):
+        begin(f"{far.uri}/run")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        (403, "RequestTimeTooSkewed", "clock is wrong"),
+        (403, "quotaExceeded", "quota is used up"),
+        (404, "NoSuchBucket", "does not exist"),
+        (403, "AccessDenied", "credentials"),
+    ],
+)
+def test_codes_of_stores_are_explained(status: int, code: str, says: str) -> None:
+    exchange = Exchange(Connections("http://127.0.0.1:1"))
+    exchange.status = status
+    assert says in str(api.refused("PUT s3://bucket/key", exchange, code, "message"))
+    exchange.status = 409
+    assert isinstance(api.refused("PUT s3://bucket/key", exchange, "ConditionalRequestConflict", ""), Transient)

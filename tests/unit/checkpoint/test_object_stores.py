@@ -1,0 +1,96 @@
+"""The engine on real object stores: every format, one and two processes, verification, retention, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gracepoint.__main__ import main
+from gracepoint.checkpoint import all_steps, verification
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.errors import SettingsError
+from gracepoint.process_group import ProcessGroup
+from tests.object_stores.servers import Bucket
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save, small_state
+from tests.unit.checkpoint.fakes.formats import each_format
+
+
+@each_format
+def test_what_was_saved_is_restored_and_verified(bucket: Bucket, options: WriteOptions) -> None:
+    root: Any = f"{bucket.uri}/run"
+    state = rich_state()
+    save(engine(root, options=options), 3, state, {"data": {"position": 7}})
+    restored = restore(root, state)
+    assert restored is not None
+    assert (restored.step, restored.host_state) == (3, {"data": {"position": 7}})
+    assert_same(restored.state, state)
+    assert main(["verify", f"{bucket.uri}/run"]) == 0
+
+
+@each_format
+def test_two_processes_save_and_restore_together(bucket: Bucket, options: WriteOptions) -> None:
+    root: Any = f"{bucket.uri}/run"
+
+    def run(gang: ProcessGroup) -> None:
+        save(engine(root, gang, options=options), 5, small_state(2.0), {"rank": gang.process_index})
+
+    in_gang(2, run)
+
+    def back(gang: ProcessGroup) -> Any:
+        restored = restore(root, small_state(), gang=gang)
+        assert restored is not None
+        assert restored.host_state == {"rank": gang.process_index}
+        return restored.state
+
+    for found in in_gang(2, back):
+        assert_same(found, small_state(2.0))
+
+
+def test_a_step_that_is_saved_again_is_replaced(bucket: Bucket) -> None:
+    root: Any = f"{bucket.uri}/run"
+    save(engine(root), 5, small_state(1.0))
+    save(engine(root, attempt="job-1-b"), 5, small_state(2.0))
+    restored = restore(root, small_state(), attempt="job-2-c")
+    assert restored is not None
+    assert_same(restored.state, small_state(2.0))
+    assert main(["verify", f"{root}/5"]) == 0
+
+
+def test_retention_leaves_nothing_behind(bucket: Bucket) -> None:
+    root: Any = f"{bucket.uri}/run"
+    checkpointer = engine(root, keep_last=2)
+    for step in range(6):
+        checkpointer.save_in_background(step, small_state(step), {})
+    checkpointer.close(30)
+    assert all_steps(root) == [4, 5]
+    assert {entry.key.partition("/")[0] for entry in storage_path(root).entries()} == {"4", "5"}
+
+
+def test_damage_is_found(bucket: Bucket) -> None:
+    root: Any = f"{bucket.uri}/run"
+    save(engine(root), 5, small_state())
+    chunk = storage_path(f"{root}/5/default/b/0")
+    chunk.put(bytes(len(chunk.read_bytes())))
+    report = verification.verify(f"{root}/5")
+    assert [damage.array for damage in report.damage] == ["b"]
+    assert str(report.path) == f"{root}/5"
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        (
+            "az://bucket/run",
+            "az:// is not known; expected an absolute path, or one of file://, gs://, memory://, s3://",
+        ),
+        ("gs://", "found bucket ''"),
+        ("s3://B_d/run", "found bucket 'B_d'"),
+        ("gs://bucket/a//b", "no empty part"),
+        ("gs://bucket/../b", "no empty part"),
+    ],
+)
+def test_a_wrong_uri_is_refused(uri: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        storage_path(uri)

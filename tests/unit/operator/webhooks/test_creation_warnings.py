@@ -1,0 +1,120 @@
+"""What whoever creates a JobSet is warned of."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.webhooks import inject_jobset
+from gracepoint_operator.webhooks.creation_warnings import warnings
+from gracepoint_operator.webhooks.release_contract import Patched, release_contract
+from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
+
+
+def policy(
+    directory: str = "/checkpoints/{namespace}/{jobset}", needs: dict[str, float] | None = None
+) -> CheckpointPolicy:
+    forecasts = [
+        {
+            "name": name,
+            "uid": f"uid-{name}",
+            "drainSeconds": 0.0,
+            "saveSeconds": seconds,
+            "margin": 1.0,
+            "time": "2026-03-01T12:00:00Z",
+        }
+        for name, seconds in (needs or {}).items()
+    ]
+    return CheckpointPolicy.of(
+        {
+            "apiVersion": "gracepoint.dev/v1alpha1",
+            "kind": "CheckpointPolicy",
+            "metadata": {"name": "default", "namespace": "team"},
+            "spec": policy_spec(checkpoint={"directory": directory}).to_json(),
+            "status": {"forecasts": forecasts},
+        }
+    )
+
+
+def of(body: Json, under: CheckpointPolicy) -> list[str]:
+    kept = release_contract(body, under.spec)
+    assert isinstance(kept, Patched)
+    return warnings(inject_jobset(kept.object, under.name, under.spec, SETTINGS), under)
+
+
+@pytest.mark.parametrize(
+    ("directory", "mount", "warned"),
+    [
+        pytest.param("/checkpoints/{jobset}", "/checkpoints", False, id="mounted"),
+        pytest.param("/checkpoints/{jobset}", "/checkpoints/", False, id="with a slash"),
+        pytest.param("/data/ckpt/{jobset}", "/data", False, id="mounted above"),
+        pytest.param("/data/{namespace}/ckpt", "/data/team", False, id="mounted at what a variable may be"),
+        pytest.param("/data/ckpt-{jobset}/x", "/data/ckpt-llm", False, id="a variable within a name"),
+        pytest.param("/checkpoints/{jobset}", "/check", True, id="a name that begins alike"),
+        pytest.param("/elsewhere/{jobset}", "/checkpoints", True, id="another directory"),
+    ],
+)
+def test_a_directory_that_no_volume_covers_is_warned_of(directory: str, mount: str, warned: bool) -> None:
+    body = jobset()
+    pod_of(body)["containers"][0]["volumeMounts"][0]["mountPath"] = mount
+    found = of(body, policy(directory))
+    assert len(found) == warned, found
+    for text in found:
+        assert (
+            "spec.replicatedJobs[0].template.spec.template.spec.containers[train].volumeMounts: found no volume" in text
+        )
+
+
+def test_checkpoints_in_an_empty_dir_are_warned_of() -> None:
+    body = jobset()
+    pod_of(body)["volumes"] = [{"name": "checkpoints", "emptyDir": {}}]
+    (found,) = of(body, policy())
+    assert "found the emptyDir 'checkpoints' at /checkpoints" in found
+
+
+def test_the_nearest_mount_counts() -> None:
+    body = jobset()
+    pod_of(body)["volumes"].append({"name": "scratch", "emptyDir": {}})
+    pod_of(body)["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/"})
+    assert of(body, policy()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        pytest.param("/scratch", ["found no volume at /scratch"], id="a path"),
+        pytest.param("file:///checkpoints/x", [], id="a URI of a file"),
+        pytest.param("gs://bucket/x", [], id="an object store"),
+    ],
+)
+def test_the_directory_that_the_container_sets_counts(value: str, words: list[str]) -> None:
+    body = jobset()
+    pod_of(body)["containers"][0]["env"] = [{"name": "GRACEPOINT_DIRECTORY", "value": value}]
+    found = of(body, policy())
+    assert len(found) == len(words)
+    for text, word in zip(found, words, strict=True):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        pytest.param({}, [], id="no forecast"),
+        pytest.param({"llm": 40.0}, [], id="it fits"),
+        pytest.param({"llm": 90.0}, ["boundSeconds: found 60"], id="longer than evictions wait"),
+        pytest.param(
+            {"llm": 200.0},
+            ["terminationGracePeriodSeconds: found 120, but an emergency save of the JobSet llm", "boundSeconds"],
+            id="longer than the grace period, too",
+        ),
+        pytest.param({"llm": 40.0, "large": 200.0}, [], id="another JobSet of the policy is larger"),
+        pytest.param(
+            {"large": 90.0}, ["of the JobSet large is predicted to take 90 s"], id="only another one is known"
+        ),
+    ],
+)
+def test_times_below_the_forecast_are_warned_of(needs: dict[str, float], words: list[str]) -> None:
+    found = of(jobset(), policy(needs=needs))
+    assert len(found) == len(words), found
+    for text, word in zip(found, words, strict=True):
+        assert word in text
