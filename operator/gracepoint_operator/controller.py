@@ -303,9 +303,11 @@ class Controller:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.ready:
-                joined, self.notifier.joined = self.notifier.joined, set()
                 self._decisions.add_due()
-                self._decisions.add(self._decider.held_back | joined)
+                self._decisions.add(self._decider.held_back)
+                joined, self.notifier.joined = self.notifier.joined, set()
+                for workload_uid in joined:
+                    self._decider.tell_hints(workload_uid)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:

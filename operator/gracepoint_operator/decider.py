@@ -94,6 +94,10 @@ class Decider:
         decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
         return next_decision_at(decided, now)
 
+    def tell_hints(self, uid: str) -> None:
+        """Tells new subscribers of a workload the hints that they have missed."""
+        self._hint_notifier.tell(self._cache.gang(uid))
+
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
         late = self._cache.latest_epochs(rate_limit.WINDOW_S)
         return rate_limit.holds_back(

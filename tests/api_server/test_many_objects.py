@@ -102,16 +102,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with open_api_server(folder, etcd_flags=operator_scale_etcd.FLAGS, fill=fill) as made:
         made.define(_ROOT / "crds", parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
         for plural, number in (("jobsets", SIZE.jobsets), ("checkpointpolicies", 1), ("preemptions", SIZE.records)):
-            served = functools.partial(_number_of, made, plural)
-            wait_until(
-                f"all {plural} to be served", lambda served=served, number=number: served() >= number, timeout_s=30
-            )
+            served = functools.partial(_serves, made, plural, number)
+            wait_until(f"{number} {plural} to be served", served, timeout_s=30)
         yield made
 
 
-def _number_of(server: ApiServer, plural: str) -> int:
+def _serves(server: ApiServer, plural: str, number: int) -> bool:
     found = server.kubectl("get", plural, "--all-namespaces", "--output=name", check=False)
-    return len(found.stdout.splitlines())
+    return len(found.stdout.splitlines()) >= number
 
 
 @pytest.fixture

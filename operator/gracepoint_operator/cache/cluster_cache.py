@@ -58,7 +58,7 @@ class ClusterCache:
         self._signal_index = SignalIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
-        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.kinds}  # UID -> place
+        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:

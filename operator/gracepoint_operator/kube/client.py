@@ -138,7 +138,7 @@ class KubeClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
-        return await self._call("GET", kind.path(namespace, name))
+        return cast(JsonObject, await self._call("GET", kind.path(namespace, name)))
 
     async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> ObjectList:
         """Returns every object of the kind in the cluster, or in one namespace. For kinds with few objects."""
@@ -196,7 +196,7 @@ class KubeClient:
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:
-            return await self._call("POST", kind.path(namespace), body=body)
+            return cast(JsonObject, await self._call("POST", kind.path(namespace), body=body))
         except Conflict as error:
             raise AlreadyExists(str(error)) from error
 
@@ -215,12 +215,12 @@ class KubeClient:
     async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the object itself, without its status."""
         path = kind.path(namespace, name)
-        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))
 
     async def merge_status(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the status. If ``body`` has ``metadata.resourceVersion``, only that version is changed."""
         path = kind.path(namespace, name, "status")
-        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))
 
     async def apply_status(
         self, kind: Kind, namespace: str, name: str, body: JsonObject, *, manager: str
@@ -228,7 +228,7 @@ class KubeClient:
         """Server-side applies the status fields that ``manager`` owns."""
         path = kind.path(namespace, name, "status")
         query = {"fieldManager": manager, "force": "true"}
-        return await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH))
 
     async def review_token(self, token: str, audience: str) -> JsonObject:
         """Returns the status of a TokenReview: whose token it is, or why it is not valid."""

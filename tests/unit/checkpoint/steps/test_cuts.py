@@ -127,7 +127,9 @@ def test_of_committers_that_race_one_wins(server: Server, proxy: FaultProxy) -> 
                     machine._save(temporary, f"{step}:{attempt}", 1, ordinal)
         start, found = threading.Barrier(4), dict[int, bool]()
 
-        def race(racer: int, step: int = step, ordinals: list[int] = ordinals, start: threading.Barrier = start) -> None:
+        def race(
+            racer: int, step: int = step, ordinals: list[int] = ordinals, start: threading.Barrier = start
+        ) -> None:
             attempt = ("job-a", "job-b")[racer % 2]
             temporary = machine.paths.temporary(step, attempt, ordinals[racer % 2])
             start.wait(10)
