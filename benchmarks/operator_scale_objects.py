@@ -268,7 +268,8 @@ def _record(gang: Gang, name: str, epoch: int, at: float) -> Json:
         told_pods=lines,
         acknowledged_pods=lines,
     )
-    stages = ("noticeSent", "firstAck", "lastAck", "frozen", "agreed", "drained", "written", "durable", "committed")
+    saved = ("noticeSent", "firstAck", "lastAck", "frozen", "agreed", "drained", "written", "durable", "committed")
+    stages = (*saved, "exited", "podsBack", "restored", "training")
     status = PreemptionStatus(
         phase=Phase.COMMITTED,
         message="step 4000 is committed, 0 completed steps are lost",
@@ -279,6 +280,7 @@ def _record(gang: Gang, name: str, epoch: int, at: float) -> Json:
         choice="SaveNow",
         choice_reason="a save takes 21.4 s with its margin, and 60.0 s are left until the deadline",
         steps_lost=0,
+        restored_step=4_000,
         seconds_to_spare=40.0,
         acknowledgements=Acknowledgements(expected=gang.count, received=gang.count),
         timings=[
