@@ -17,7 +17,7 @@ CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check test test-unit test-contract test-fast test-cluster mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts test test-unit test-contract test-fast test-cluster mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ test-cluster: parts ## The cluster tests alone.
 
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
+
+cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour).
+	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py
 
 demo: parts ## A real cluster trains, loses a node, and goes on from the very step (STORAGE=gs or s3: in an object store).
 	$(PY) -m demo $(if $(STORAGE),--storage=$(STORAGE))

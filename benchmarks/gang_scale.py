@@ -131,7 +131,7 @@ class Seen:
 
     def after_s(self, stage: str, part: float) -> float:
         """Returns the seconds after the notice in which this part of the processes had reached a stage."""
-        found = sorted(getattr(times, stage) - self.told_s for times in self.times)
+        found: list[float] = sorted(getattr(times, stage) - self.told_s for times in self.times)
         return found[min(len(found) - 1, int(part * len(found)))]
 
     def requests(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.trust import pem
@@ -21,6 +22,7 @@ from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
 from tests.testcluster.api_server import ApiServer
+from tests.testcluster.shell import wait_until
 
 CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 NAMESPACE = "gp-system"
@@ -46,7 +48,21 @@ class Release:
         self._run("upgrade", "--install", "gp", str(CHART), "--create-namespace", *arguments)
 
     def uninstall(self) -> None:
+        """Removes the release, and waits until the API server calls its webhooks no more: other tests follow."""
         self._run("uninstall", "gp", "--ignore-not-found")
+        self.server.kubectl("delete", "secret", "gp-gracepoint-tls", f"--namespace={NAMESPACE}", "--ignore-not-found")
+        labelled = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "probe", "namespace": "default", "labels": {LABEL_POLICY: "none"}},
+            "spec": {"replicatedJobs": []},
+        }
+
+        def accepted() -> bool:
+            arguments = ("create", "--dry-run=server", "--filename=-")
+            return self.server.kubectl(*arguments, stdin=json.dumps(labelled), check=False).returncode == 0
+
+        wait_until("a labelled JobSet to be accepted without the webhook", accepted, timeout_s=30)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         answer = self.server.kubectl("get", kind, name, f"--namespace={NAMESPACE}", "--output=json")
@@ -86,7 +102,6 @@ def release(server: ApiServer, tmp_path: Path) -> Iterator[Release]:
     made = Release(server, tmp_path)
     yield made
     made.uninstall()
-    server.kubectl("delete", "secret", "gp-gracepoint-tls", f"--namespace={NAMESPACE}", "--ignore-not-found")
 
 
 def test_an_upgrade_leaves_certificate_trust_and_token_alone(release: Release) -> None:

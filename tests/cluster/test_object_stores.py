@@ -13,7 +13,7 @@ from gracepoint.wire.messages import Phase
 from tests.cluster.conftest import NAMESPACE, training_run
 from tests.testcluster.api import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 MIDDLE = 20
 

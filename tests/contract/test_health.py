@@ -21,7 +21,6 @@ from tests.unit.operator.fakes.api import MemoryApi
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "EVERY_S", 0.1)
-    monkeypatch.setattr(canary, "_WITHIN_S", 0.5)
 
 
 def probe(replica: Replica, path: str) -> tuple[int, str]:
@@ -74,6 +73,7 @@ def test_nobody_else_can_be_the_canary(start: Callable[..., Replica], api: Memor
 def test_a_stuck_channel_makes_the_replica_not_ready_then_not_alive(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(canary, "_WITHIN_S", 0.5)
     replica = start(api, canary=True)
     until(lambda: sample(replica, "gracepoint_canary_seconds_count") >= 1, "a notice")
     monkeypatch.setattr(health, "SILENT_S", 1.0)

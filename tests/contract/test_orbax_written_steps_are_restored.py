@@ -16,23 +16,10 @@ import pytest
 
 from gracepoint.checkpoint import api
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
+from tests.contract.fakes.orbax_saves import FORMS, save_with_orbax
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, sharding, small_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-
-FORMS: dict[str, dict[str, Any]] = {
-    "default (OCDBT, zstd)": {},
-    "OCDBT, zarr3": {"use_ocdbt": True, "use_zarr3": True},
-    "zarr2 files, zstd": {"use_ocdbt": False},
-    "zarr2 files, uncompressed": {"use_ocdbt": False, "use_compression": False},
-    "zarr3 files": {"use_ocdbt": False, "use_zarr3": True},
-}
-
-
-def save_with_orbax(root: Path, step: int, state: Any, **form: Any) -> None:
-    with ocp.CheckpointManager(root, item_handlers=ocp.PyTreeCheckpointHandler(**form)) as manager:
-        manager.save(step, args=ocp.args.PyTreeSave(state))
-        manager.wait_until_finished()
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -69,7 +69,11 @@ def _judge(tests: list[str]) -> None:
         os.dup2(output, 2)
         import pytest
 
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", *tests])
+        # ``conftest`` has imported Hypothesis before pytest could rewrite its assertions.
+        quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        code = pytest.main(
+            ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", *quiet, *tests]
+        )
         sys.stdout.flush()
     finally:
         os._exit(code)

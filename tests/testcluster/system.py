@@ -48,7 +48,7 @@ _PROGRAMS = (
     Need("setsid", "util-linux"),
     Need("mount", "mount"),
 )
-_OTHER_TESTS = (Need("strace", "strace"),)
+_OTHER_TESTS = (Need("strace", "strace"), Need("fusermount3", "fuse3"))
 """What tests without a cluster need; no reason for a cluster not to run."""
 _GO_HINT = "install Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version itself"
 

@@ -54,7 +54,7 @@ def test_every_behaviour_has_a_test_or_is_different_for_a_reason(page: str) -> N
             assert named_tests(item), item
 
 
-def test_the_page_about_several_processes_names_a_test_for_each_of_its_promises() -> None:
+def test_the_page_about_several_processes_names_a_test_for_each_promise() -> None:
     promises = (DOCS / "multihost.md").read_text(encoding="utf-8").partition("## The tests of each sentence")[2]
     found = re.findall(r"^- .*(?:\n  \S.*)*", promises, re.M)
     assert len(found) > 20

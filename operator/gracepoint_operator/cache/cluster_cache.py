@@ -17,7 +17,7 @@ from typing import Any
 from gracepoint_operator import signals
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.gang_objects import GangObjects
-from gracepoint_operator.cache.object_reader import ObjectReader, ObjectReading
+from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
 from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
@@ -54,7 +54,7 @@ class ClusterCache:
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
         self.first_seen = FirstSeen(clock)
-        self.reader = ObjectReader(rows)
+        self.reader = CacheReader(rows)
         self._signal_index = SignalIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()

@@ -55,7 +55,7 @@ class ObjectReading:
         return (self.namespace, self.name)
 
 
-class ObjectReader:
+class CacheReader:
     """Reads objects.
 
     Args:

@@ -75,7 +75,7 @@ class _Room(Enum):
     WAITS = 3
 
 
-class Connections:
+class ChannelConnections:
     """Accepts, limits and closes connections. It must be created and used on one event loop.
 
     Args:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import ConnectionLimits, Connections
+from gracepoint_operator.channel.connections import ChannelConnections, ConnectionLimits
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.observability.logs import about
@@ -139,7 +139,7 @@ class ChannelThread:
                 keepalive_timeout=self._limits.request_s,
             )
             make = _server_of(runner)
-            connections = Connections(make, self._context, self._limits, self._metrics.count_connection_closed)
+            connections = ChannelConnections(make, self._context, self._limits, self._metrics.count_connection_closed)
             self._channel.add_routes(app, lambda request: connections.keep(request.protocol))
             app.on_shutdown.append(self._release_subscribers)
             await runner.setup()

@@ -6,6 +6,7 @@ they change and when it connects.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
 
@@ -46,8 +47,7 @@ class TrustNotifier:
         for subscriber in subscribers:
             if self._digest and subscriber.trusts not in (None, self._digest):
                 subscriber.trusts = self._digest
-                frame = Trust(authorities=self._authorities)
-                subscriber.send(Outgoing(lambda frame=frame: frame))
+                subscriber.send(Outgoing(functools.partial(Trust, authorities=self._authorities)))
                 told += 1
         if told:
             log.info("pods told which authorities to trust", extra=about(pods=told, digest=self._digest))

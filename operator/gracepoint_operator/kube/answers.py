@@ -37,7 +37,7 @@ class ObjectList:
 
 
 @dataclasses.dataclass(frozen=True)
-class Page(Generic[_T]):
+class ListPage(Generic[_T]):
     """A part of a list.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import kubernetes.client
 import kubernetes.config
 
-from gracepoint_operator.kube.answers import Credentials, ObjectList, Page
+from gracepoint_operator.kube.answers import Credentials, ListPage, ObjectList
 from gracepoint_operator.kube.errors import (
     AlreadyExists,
     Conflict,
@@ -157,7 +157,7 @@ class KubeClient:
         label_selector: str | None = None,
         namespace: str | None = None,
         metadata_only: bool = False,
-    ) -> AsyncIterator[Page[_T]]:
+    ) -> AsyncIterator[ListPage[_T]]:
         """Lists the objects of the kind in the cluster, or in one namespace, page by page. The pages are consistent.
 
         Args:
@@ -174,9 +174,9 @@ class KubeClient:
         if label_selector:
             query["labelSelector"] = label_selector
 
-        def read_all(answer: JsonObject, size: int) -> tuple[Page[_T], int]:
+        def read_all(answer: JsonObject, size: int) -> tuple[ListPage[_T], int]:
             items = [read(item) for item in answer.get("items") or ()]
-            return Page(items, answer.get("metadata") or {}), size
+            return ListPage(items, answer.get("metadata") or {}), size
 
         while True:
             page, size = await self._call(

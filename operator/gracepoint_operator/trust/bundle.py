@@ -43,8 +43,8 @@ class Bundle:
 
     @property
     def pem(self) -> str:
-        """All certificates as PEM."""
-        return pem.joined(item.certificate for item in self.items)
+        """All certificates as PEM, in an order that is the same in all replicas."""
+        return pem.joined(sorted((item.certificate for item in self.items), key=lambda item: item.fingerprint))
 
     @property
     def digest(self) -> str:

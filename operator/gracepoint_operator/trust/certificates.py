@@ -154,7 +154,8 @@ class Certificates:
 
     def trust(self, known: Bundle) -> None:
         """Adds what the replicas have trusted before."""
-        self._set_bundle(self.bundle.joined(known))
+        # In one step, so that an authority which is due to be dropped is not told again.
+        self._set_bundle(self.bundle.joined(known).updated(self._found, self._clock(), self.overlap_s))
 
     def advance(self) -> None:
         """Does what is due by the time alone: serves a certificate that had to wait, drops an authority."""

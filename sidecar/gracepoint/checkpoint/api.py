@@ -26,7 +26,7 @@ def save(
     """Saves ``tree`` at ``path``, and returns when it is committed. Collective.
 
     Args:
-        path: Absolute path or ``file://`` URI on a file system that all processes share.
+        path: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
         tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
         force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
         save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
@@ -67,7 +67,7 @@ def all_steps(directory: UserPath) -> list[int]:
     Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it.
 
     Raises:
-        SettingsError: ``directory`` is not an absolute path or a ``file://`` URI.
+        SettingsError: ``directory`` is neither an absolute path nor a known kind of URI.
     """
     return listing.complete_steps(Layout(storage_path(directory)))
 

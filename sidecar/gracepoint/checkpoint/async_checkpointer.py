@@ -170,7 +170,7 @@ class AsyncCheckpointer:
         the save is committed. One rename makes the whole checkpoint visible.
 
         Args:
-            path: Absolute path or ``file://`` URI on a file system that all processes share.
+            path: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
             tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
             force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.

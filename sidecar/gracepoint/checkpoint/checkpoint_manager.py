@@ -67,7 +67,7 @@ class CheckpointManager:
         """Touches neither files nor JAX's backend.
 
         Args:
-            directory: Absolute path or ``file://`` URI on a file system that all processes share.
+            directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
             save_every_steps: Steps that are multiples of it are due. 0: no step is due for that reason. None: 0 if
                 ``save_every_s`` is set, else 1.
             save_every_s: Seconds after the last save at which a step is due. 0: no step is due for that reason.

@@ -79,7 +79,7 @@ class StepCheckpointer:
         """Touches no file yet.
 
         Args:
-            directory: Absolute path or ``file://`` URI on a file system that all processes share.
+            directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
             gang: The processes that save together.
             attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
                 '_'.

@@ -59,7 +59,7 @@ class Figures:
         return self.wait_s + self.needed_s
 
 
-class Pace:
+class TrainingPace:
     """How long a step takes: the median of the latest ones, as saves and evaluations in between make outliers.
 
     The training thread calls ``passed``. Any thread may read the rest.
@@ -115,7 +115,7 @@ def limit(step_s: float) -> int:
     return 1 if step_s >= LONG_STEP_S else LIMIT
 
 
-def figures(pace: Pace, state_bytes: int, process_count: int, throughput: ThroughputSource) -> Figures:
+def figures(pace: TrainingPace, state_bytes: int, process_count: int, throughput: ThroughputSource) -> Figures:
     """Predicts an emergency save from the pace of training and from the saves so far."""
     bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
     save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
@@ -123,7 +123,7 @@ def figures(pace: Pace, state_bytes: int, process_count: int, throughput: Throug
     return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (limit(step_s) + 1) * step_s, save_s)
 
 
-def own_figures(pace: Pace, save_s: float) -> Figures:
+def own_figures(pace: TrainingPace, save_s: float) -> Figures:
     """Predicts a save by the training loop's own means, of which only the duration is known.
 
     Args:
@@ -154,7 +154,7 @@ class Forecaster:
         self._throughput = throughput
         self.margin = margin
         self._clock = clock
-        self._pace = Pace()
+        self._pace = TrainingPace()
         self._state_bytes: int | None = None
         self._own_saves_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
         self._last_save: object = None

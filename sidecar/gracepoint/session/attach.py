@@ -49,7 +49,8 @@ def attach(
     initialised already, and initialises JAX's backend.
 
     Args:
-        directory: Path or ``file://`` URI below which the steps are kept, on storage that all processes share.
+        directory: Path or URI (``gs://bucket/name``, ...) below which the steps are kept, on storage that all
+            processes share.
         save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
             0: no saves by number of steps.
         save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
@@ -138,7 +139,7 @@ def _directory(settings: Settings, process_count: int) -> str:
         return settings.directory if is_uri else str(Path(settings.directory).absolute())
     if process_count > 1:
         raise SettingsError(
-            f"{Env.DIRECTORY}: expected a path or file:// URI on storage that all {process_count} processes share, "
+            f"{Env.DIRECTORY}: expected a path or a URI on storage that all {process_count} processes share, "
             f"found none. Set it in the policy, or call attach(directory)"
         )
     where = str(Path.cwd() / LOCAL_DIRECTORY)

@@ -60,7 +60,7 @@ def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserve
     assert len(reserved) == 1
 
 
-def test_a_manager_has_its_directory_and_says_whether_a_save_is_under_way(
+def test_manager_has_its_directory_and_says_whether_a_save_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, real = threading.Event(), commit.finalize

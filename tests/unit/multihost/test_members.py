@@ -50,7 +50,7 @@ def test_process_indices_that_do_not_fit_are_an_error_of_all() -> None:
         assert "expected the process indices 0 to 2 once each, found [0, 1, 1]" in str(found)
 
 
-def test_names_of_many_processes_are_read_in_blocks_when_they_are_asked_for() -> None:
+def test_names_of_many_processes_are_read_in_blocks_when_asked_for() -> None:
     class Counting(InMemoryStore):
         asked = 0
 

@@ -15,7 +15,7 @@ TESTS = ["tests/unit/operator/decisions/test_retention.py"]
 
 
 @pytest.mark.long
-def test_a_change_of_a_decision_is_detected_in_a_copy_of_the_tree() -> None:
+def test_a_changed_decision_is_detected_in_a_copy_of_the_tree() -> None:
     source, told = (ROOT / FILE).read_text(), list[Outcome]()
     broken = next(mutant for mutant in mutants(source) if mutant.before.startswith("return"))
     with trials(ROOT, jobs=1) as work:

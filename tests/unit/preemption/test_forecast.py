@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 
-from gracepoint.preemption.forecast import LIMIT, Forecaster, Pace, figures
+from gracepoint.preemption.forecast import LIMIT, Forecaster, TrainingPace, figures
 
 
 def test_pace_is_the_median_so_that_a_save_does_not_count() -> None:
-    pace = Pace()
+    pace = TrainingPace()
     for now_s in (0, 1, 2, 12, 13):
         pace.passed(now_s)
         assert not pace.known
@@ -27,7 +27,7 @@ class Throughput:
 
 
 def test_longest_step_leaves_out_the_first_ones() -> None:
-    pace = Pace()
+    pace = TrainingPace()
     for now_s in (0, 60, 61, 62, 63, 64):
         pace.passed(now_s)
     assert pace.longest_s == 1
@@ -56,7 +56,7 @@ def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 5.0, 6.0)
 
 
-def test_a_loop_with_own_saves_has_a_forecast_by_the_longest_of_them() -> None:
+def test_loop_with_own_saves_has_a_forecast_by_the_longest_one() -> None:
     now_s = itertools.count(0.0)
     forecaster = Forecaster(1, Throughput(), 1.2, lambda: next(now_s))
     for _ in range(7):
@@ -86,7 +86,7 @@ def test_one_long_step_is_in_flight_and_the_forecast_says_so(step_s: float, in_f
 
 
 def test_steps_in_flight_change_with_the_pace_and_not_with_one_step() -> None:
-    pace, now_s, found = Pace(), 0.0, []
+    pace, now_s, found = TrainingPace(), 0.0, []
     for took_s in [30.0] + [0.1] * 10 + [30.0] + [0.1] * 10 + [5.0] * 10 + [0.1] * 10:
         now_s += took_s
         pace.passed(now_s)
@@ -97,8 +97,8 @@ def test_steps_in_flight_change_with_the_pace_and_not_with_one_step() -> None:
 
 
 def test_forecast_uses_emergency_saves_else_background_saves() -> None:
-    assert figures(Pace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
-    assert figures(Pace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
+    assert figures(TrainingPace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
+    assert figures(TrainingPace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
 
 
 def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
@@ -115,4 +115,4 @@ def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
 
 
 def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
-    assert figures(Pace(), 400_000_000, 2, Throughput()).save_s == pytest.approx(1.0 + 2.0)
+    assert figures(TrainingPace(), 400_000_000, 2, Throughput()).save_s == pytest.approx(1.0 + 2.0)

@@ -75,6 +75,15 @@ class Notices:
 
 
 @pytest.fixture
+def exit_handlers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What the interpreter would call at its end; the session's own is the last."""
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(atexit, "unregister", handlers.remove)
+    return handlers
+
+
+@pytest.fixture
 def notices() -> Notices:
     return Notices()
 
@@ -192,14 +201,12 @@ def _break_collective(self: RunAhead, state: object, limit: int) -> None:
 
 
 def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = gracepoint.attach(tmp_path)
     session.step(1, state_of(1))
     os.kill(os.getpid(), signal.SIGTERM)
-    deadline_s = time.monotonic() + 30
-    while not session._coordinator.in_epoch and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    wait_until(lambda: "the freeze begins" in caplog.text)
     monkeypatch.setattr(RunAhead, "throttle", _break_collective)
     with pytest.raises(Preempted) as caught:
         session.step(2, state_of(2))
@@ -482,7 +489,7 @@ def test_leaving_the_agreed_point_without_saved_is_a_failure(
 
 
 def test_error_during_own_save_exits_with_the_unsaved_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices, exit_handlers: list[Callable[[], None]]
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
@@ -490,10 +497,9 @@ def test_error_during_own_save_exits_with_the_unsaved_code(
         notices.post()
         _asked(session)
         raise OSError("disk full")
-    session._at_exit()
+    exit_handlers[-1]()
     assert codes == [78]
     session._coordinator._exit.cancel()
-    atexit.unregister(session._at_exit)
 
 
 def test_saved_is_for_what_was_asked(tmp_path: Path, notices: Notices) -> None:
@@ -528,7 +534,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.background.wait_until_finished(30)
+    wait_until(lambda: (tmp_path / str(step)).is_dir())
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -544,7 +550,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
 
     def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
         notices.post(remaining_s=20.0)
-        wait_until(lambda: session._coordinator.in_epoch)
+        wait_until(lambda: "the freeze begins" in caplog.text)
         return is_due(interval, number)
 
     monkeypatch.setattr(SaveInterval, "is_due", preempted_meanwhile)
@@ -563,7 +569,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    session._checkpointer.executor.background.wait_until_finished(30)
+    wait_until(lambda: (tmp_path / str(step)).is_dir())
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -576,7 +582,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     session.step(step + 2, state_of(step + 2))
     assert "a periodic save failed; a preemption is under way" in caplog.text
     notices.post(remaining_s=10.0)
-    wait_until(lambda: session._coordinator.in_epoch)
+    wait_until(lambda: "the freeze begins" in caplog.text)
     monkeypatch.setattr(ChunkWriter, "write", write)
     assert train_until_preempted(session, first=step + 3).saved
 
@@ -597,12 +603,12 @@ def test_impossible_deadline_is_reported_at_the_start_and_the_end(
 
 
 def test_a_forked_child_that_ends_leaves_the_session_to_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exit_handlers: list[Callable[[], None]]
 ) -> None:
     with gracepoint.attach(tmp_path) as session:
         with monkeypatch.context() as in_child:
             in_child.setattr(os, "getpid", lambda: -1)
-            session._at_exit()
+            exit_handlers[-1]()
         session.step(1, state_of(1))
 
 
@@ -622,7 +628,7 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        session._checkpointer.executor.background.wait_until_finished(30)
+        wait_until(lambda: (tmp_path / "1").is_dir())
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()

@@ -32,7 +32,7 @@ def listed(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_the_first_start_has_the_newest_state_of_the_other_run_at_step_0(base: Path, tmp_path: Path) -> None:
+def test_first_start_has_the_other_runs_newest_state_at_step_0(base: Path, tmp_path: Path) -> None:
     before = listed(base)
     with gracepoint.attach(tmp_path / "own", save_every_steps=1) as session:
         state, step = session.restore(like=state_of(0), from_=base)
@@ -81,7 +81,7 @@ def test_a_damaged_step_of_the_base_is_passed_over_and_not_marked(base: Path, tm
     assert listed(base) == before
 
 
-def test_a_save_that_is_not_committed_in_the_base_stays_as_it_is(base: Path, tmp_path: Path) -> None:
+def test_uncommitted_save_in_the_base_stays_as_it_is(base: Path, tmp_path: Path) -> None:
     (base / "4").rename(base / "4.gracepoint-tmp.other.1")
     before = listed(base)
     with gracepoint.attach(tmp_path / "own") as session:
@@ -98,9 +98,7 @@ def test_a_save_that_is_not_committed_in_the_base_stays_as_it_is(base: Path, tmp
         ("empty/3", "found no complete checkpoint"),
     ],
 )
-def test_a_base_without_a_checkpoint_is_an_error_and_not_a_start_from_nothing(
-    folder: str, message: str, tmp_path: Path
-) -> None:
+def test_base_without_a_checkpoint_is_an_error_and_no_fresh_start(folder: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with gracepoint.attach(tmp_path / "own") as session, pytest.raises(gracepoint.CheckpointNotFound, match=message):
         session.restore(like=state_of(0), from_=tmp_path / folder)

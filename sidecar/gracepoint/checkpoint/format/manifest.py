@@ -123,7 +123,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
+    """Stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
 
     Attributes:
         attempt: The attempt of the job that claims.

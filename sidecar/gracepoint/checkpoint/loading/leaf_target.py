@@ -25,7 +25,7 @@ from gracepoint.checkpoint.loading.leaf_request import (
     describe_leaf,
     dtype_name,
 )
-from gracepoint.checkpoint.loading.placement import OnDefaultDevice, OnDevices, OnHost, Placement
+from gracepoint.checkpoint.loading.placement import LeafPlacement, OnDefaultDevice, OnDevices, OnHost
 from gracepoint.checkpoint.loading.single_replica import OnOneReplica, check_sharding, replica_of
 from gracepoint.checkpoint.options import (
     DEFAULT_REPLICA,
@@ -55,7 +55,7 @@ class LeafTarget:
 
     stored: StoredLeaf
     dtype: np.dtype[Any] | None = None
-    placement: Placement | None = None
+    placement: LeafPlacement | None = None
     finish: Callable[[Any], Any] = lambda value: value
     from_file: bool = False
 
@@ -114,7 +114,7 @@ def target_of(
     dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
     if wanted.restore_type is not jax.Array:
         return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
-    placement: Placement
+    placement: LeafPlacement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
         placement = _on_one_replica(stored, wanted, shape, single_replica, args)
@@ -176,7 +176,7 @@ def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: Re
 
 def _on_devices(
     stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], dtype: np.dtype[Any] | None
-) -> tuple[Placement, bool]:
+) -> tuple[LeafPlacement, bool]:
     assert stored.spec is not None
     where = f"leaf {stored.name!r}"
     if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:

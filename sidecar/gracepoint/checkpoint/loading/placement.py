@@ -15,7 +15,7 @@ from gracepoint.checkpoint.planning.write_plan import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 
 
-class Placement(Protocol):
+class LeafPlacement(Protocol):
     """The placement of one array."""
 
     @property

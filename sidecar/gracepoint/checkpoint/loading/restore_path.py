@@ -42,7 +42,7 @@ _MARKS = (layout.MANIFEST, layout.TREE_METADATA, layout.STEP_METADATA, layout.CO
 
 
 def paths_of(path: UserPath) -> Layout:
-    """Returns the paths of saves to ``path``, an absolute path or ``file://`` URI.
+    """Returns the paths of saves to ``path``, an absolute path or a URI.
 
     Raises:
         SettingsError: ``path`` is neither of these, or does not name a folder.

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import Manifest, merge
-from gracepoint.checkpoint.steps import manifest_commit
+from gracepoint.checkpoint.steps import manifest_commit, manifest_deletion
 from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
 from gracepoint.checkpoint.steps.records import manifest_bytes as manifest_bytes
@@ -144,12 +144,12 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
         if probe.last_change_s() < old_s:
             probe.delete_folder() if probe.is_folder() else probe.delete()
     if not paths.root.backend.renames:
-        manifest_commit.find_condemned(paths)
+        manifest_deletion.find_condemned(paths)
     for temporary in left:
         if 0.0 < last_change_s(temporary) < old_s and not _is_too_new(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             if not paths.root.backend.renames:
-                manifest_commit.give_up(paths, temporary)
+                manifest_deletion.give_up(paths, temporary)
                 continue
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
@@ -183,7 +183,7 @@ def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None)
     ``only`` is the checkpoint (see ``standing``) that is discarded. Nothing happens if another one has taken its place.
     """
     if not folder.backend.renames:
-        manifest_commit.discard(folder, trash, only)
+        manifest_deletion.discard(folder, trash, only)
         return
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         folder.publish(trash)
@@ -194,7 +194,7 @@ def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None)
 def empty_trash(paths: Layout) -> None:
     """Deletes all trash. This may take long."""
     if not paths.root.backend.renames:
-        manifest_commit.empty_trash(paths)
+        manifest_deletion.empty_trash(paths)
         return
     for trash in paths.trashed():
         trash.delete_folder()  # another process may delete it at the same time

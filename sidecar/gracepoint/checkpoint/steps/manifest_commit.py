@@ -10,15 +10,11 @@ salvage adds them if they are missing. Any number of processes may do so at once
 To **replace** a committed step, a save writes its objects into its own folder first. Once it is durable, it claims the
 step, which takes the place of the old manifest, removes Orbax's mark, moves its objects into place and commits. If the
 process dies meanwhile, the next salvage goes on: the save is durable.
-
-To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step is not
-there. The objects are deleted later, each only if it still is of the listed generation, and the claim last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -27,21 +23,21 @@ from typing import cast
 import numpy as np
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
-from gracepoint.checkpoint.storage.backend import Backend, FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
 
 logger = logging.getLogger(__name__)
 
 _BEGUN = "begun"
-_TOMBSTONE = "deletes"
 _TRIES = 20
 
 
@@ -53,7 +49,7 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
         begun_ns: When it began, by the store's clock.
         marks: Whether this process leaves a mark, by which the save is found if it never ends.
     """
-    store = _store(temporary.target)
+    store = store_of(temporary.target)
     names: set[str] = set()
 
     def look() -> None:
@@ -127,7 +123,7 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         with contextlib.suppress(FileNotFoundError):
             found = place.read()
             if not is_claim(found.data):
-                save = _save_of(found.data, place)
+                save = save_of(found.data, place)
                 if save is not None and save.is_later(claim):
                     logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
                     temporary.path.delete_folder()
@@ -144,14 +140,14 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
             if other.is_same(claim):
                 # The mark was there before the claim was seen, so it is not of this save.
                 if marked is not None:
-                    _store(success).delete_version(success.key, marked.generation)
+                    store_of(success).delete_version(success.key, marked.generation)
                 return True
         if take(temporary.target, claim) is None:
             continue
     return False
 
 
-def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
     """Returns the save that a manifest is of. None if the manifest is damaged."""
     try:
         fields = Manifest.fields_in(manifest, str(where))
@@ -165,7 +161,7 @@ def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) 
 
     Returns None if the step was committed meanwhile.
     """
-    store = _store(temporary.target)
+    store = store_of(temporary.target)
     placement = Placement(temporary, claim, store, staged=False)
     moved: dict[str, Generation | None] = {}
 
@@ -195,7 +191,7 @@ def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool
     ]
     item, placement = (
         temporary.target / manifest.item,
-        Placement(temporary, claim, _store(temporary.target), staged=False),
+        Placement(temporary, claim, store_of(temporary.target), staged=False),
     )
     noted = placement.noted((item / ocdbt.MANIFEST).key)
     by = None if noted is None else Claim.noted(noted.note)
@@ -220,8 +216,8 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
             entry = listed.get(path)
             if entry is None or (entry.bytes, entry.generation) != (file.bytes, in_place[path]):
                 raise CheckpointCorrupt(
-                    f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the step "
-                    "has overwritten it, or it was deleted"
+                    f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the "
+                    "step has overwritten it, or it was deleted"
                 )
         try:
             if layout.MANIFEST not in listed:
@@ -246,7 +242,7 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     if manifest is None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
     success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
-    _store(temporary.target).at_once(
+    store_of(temporary.target).at_once(
         [
             functools.partial(
                 (temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest, temporary.target)
@@ -269,100 +265,7 @@ def last_change_s(temporary: Temporary) -> float:
     return max(temporary.path.last_change_s(), temporary.target.last_change_s())
 
 
-def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
-    """Makes a step disappear. ``empty_trash`` deletes its objects later.
-
-    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
-    """
-    place = folder / layout.MANIFEST
-    try:
-        found = place.read()
-    except FileNotFoundError:
-        return
-    if is_claim(found.data):
-        return
-    save = _save_of(found.data, place)
-    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
-        return
-    _condemn(folder, trash, found.generation, save)
-
-
-def _condemn(
-    folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None
-) -> None:
-    """Replaces the manifest by a claim that names ``trash``. ``save`` is the save that the manifest is of, if any."""
-    now_ns = int(folder.now_s() * 1e9)
-    claim, place = Claim("deletes", 0, now_ns, trash=trash.name), folder / layout.MANIFEST
-    try:
-        if generation is None:
-            place.create(claim.to_bytes())
-        else:
-            place.replace(claim.to_bytes(), generation)
-    except (FileExistsError, StaleGeneration):
-        return  # another process was faster
-    of_save = "" if save is None else f"{folder.name}.gracepoint-tmp.{save.attempt}.{save.ordinal}"
-    (trash / _TOMBSTONE).put(f"{folder.name}\n{of_save}".encode())
-
-
-def give_up(paths: Layout, temporary: Temporary) -> None:
-    """Deletes what is left of a save that nobody finishes. First makes sure that nobody can commit it."""
-    trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
-    place = temporary.target / layout.MANIFEST
-    try:
-        found = place.read()
-        if is_claim(found.data):
-            other = Claim.from_bytes(found.data, str(place))
-            if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
-                _condemn(temporary.target, trash, found.generation)
-    except FileNotFoundError:
-        if temporary.target.is_folder():
-            _condemn(temporary.target, trash, None)
-    temporary.path.delete_folder()
-
-
-def empty_trash(paths: Layout) -> None:
-    """Deletes the objects of discarded steps, and the folders of saves that are committed."""
-    for temporary in paths.temporaries():
-        if is_committed(temporary):
-            temporary.path.delete_folder()
-    for trash in paths.trashed():
-        with contextlib.suppress(FileNotFoundError):
-            name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
-            _sweep(paths.root / name, trash)
-            if of_save:
-                (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
-            trash.delete_folder()
-
-
-def find_condemned(paths: Layout) -> None:
-    """Makes the trash known again of steps whose deletion ended before it was known."""
-    for step in paths.steps():
-        folder = paths.step(step)
-        with contextlib.suppress(FileNotFoundError):
-            data = (folder / layout.MANIFEST).read_bytes()
-            if is_claim(data):
-                trash = Claim.from_bytes(data, str(folder)).trash
-                if trash is not None:
-                    (paths.root / trash / _TOMBSTONE).put(folder.name.encode())
-
-
-def _sweep(folder: StoragePath, trash: StoragePath) -> None:
-    """Deletes the objects of a step, unless another save has taken it over."""
-    store, place = _store(folder), folder / layout.MANIFEST
-    entries = folder.entries()  # before the claim is read: what a later save writes is not among them
-    try:
-        found = place.read()
-    except FileNotFoundError:
-        return  # another process has swept it
-    if not is_claim(found.data) or Claim.from_bytes(found.data, str(place)).trash != trash.name:
-        return
-    complete = [dataclasses.replace(entry, key=(folder / entry.key).key) for entry in entries]
-    success = (folder / layout.COMMIT_SUCCESS).key
-    store.delete_all(entry for entry in complete if entry.key == success)
-    store.delete_all(entry for entry in complete if entry.key not in (success, place.key))
-    store.delete_version(place.key, found.generation)
-
-
-def _store(path: StoragePath) -> FlatBackend:
+def store_of(path: StoragePath) -> FlatBackend:
+    """Returns the store of ``path``, which cannot rename."""
     assert not path.backend.renames
     return cast(FlatBackend, path.backend)

@@ -6,8 +6,8 @@ created and replaced with conditions. It is absent, a **claim**, or a manifest, 
 * Nobody overwrites an object of a step that has a manifest.
 * An object of an earlier save without a manifest may be overwritten, but only by a save that has claimed the step. As
   the claim takes the place of the manifest, the earlier save can no longer be committed.
-* A claim is taken over only by a later save. Each object has a note that names the save that wrote it. A save that finds
-  an object or a claim of a later save gives up.
+* A claim is taken over only by a later save. Each object has a note that names the save that wrote it. A save that
+  finds an object or a claim of a later save gives up.
 * The note is read before the claim, and the object is replaced only if it is still of the generation that the note
   had. So an overwritten object is always older than the claim, and a process that wakes up late changes nothing.
 
@@ -27,8 +27,9 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import Claim, is_claim
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 
@@ -117,7 +118,9 @@ class Placement:
             if other is None:
                 raise SaveFailed(f"{where} is in the way, and Gracepoint did not write it: delete it, or move it away")
             if other.is_later(self._claim):
-                raise SaveFailed(f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one")
+                raise SaveFailed(
+                    f"{where} is of a later save, by attempt {other.attempt}, which goes on without this one"
+                )
             if not self.own():
                 return None
             found = noted.generation

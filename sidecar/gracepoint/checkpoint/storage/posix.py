@@ -19,6 +19,7 @@ from typing import Any
 
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.mounts import check_mount
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class PosixBackend:
         return None if stat.S_ISDIR(found.st_mode) else _entry(key, found)
 
     def check_usable(self, key: str) -> None:
-        """Does nothing: writes say what is wrong with a file system."""
+        check_mount(key)
 
     def delete(self, key: str) -> None:
         Path(key).unlink(missing_ok=True)

@@ -103,7 +103,7 @@ def assert_same(found: State, expected: State) -> None:
 
 
 def engine(
-    root: Path, gang: ProcessGroup | None = None, *, attempt: str = "job-0-a", **options: Any
+    root: Path | str, gang: ProcessGroup | None = None, *, attempt: str = "job-0-a", **options: Any
 ) -> StepCheckpointer:
     return StepCheckpointer(str(root), gang=gang or SingleProcess(), attempt=attempt, **options)
 
@@ -123,7 +123,9 @@ def save(
     return checkpointer.save(step, state, host_state or {}, deadline=deadline, on_stage=on_stage)
 
 
-def restore(root: Path, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None) -> Restored | None:
+def restore(
+    root: Path | str, like: State, *, attempt: str = "job-1-b", gang: ProcessGroup | None = None
+) -> Restored | None:
     """Restores in a new engine, as the next start does."""
     checkpointer = engine(root, gang, attempt=attempt)
     restored = checkpointer.restore(like, timeout_s=300)

@@ -395,7 +395,7 @@ def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch:
     assert limits == [1 << 15, 4 << 30, None]
 
 
-def test_leaves_of_two_formats_in_one_call_raise_an_error_with_the_leaf(tmp_path: Path) -> None:
+def test_leaves_of_two_formats_in_one_call_raise_naming_the_leaf(tmp_path: Path) -> None:
     infos = infos_of(tmp_path, "a", "b")
     serialize(ArrayHandler(WriteOptions(use_ocdbt=True)), [jnp.zeros(2)], infos[:1])
     serialize(NumpyHandler(WriteOptions(use_ocdbt=False)), [np.zeros(2)], infos[1:])

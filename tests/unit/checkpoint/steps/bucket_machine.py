@@ -47,7 +47,7 @@ class BucketMachine(FlatMachine):
         super().__init__()
         bucket = server.bucket()
         self.proxy = proxy
-        self._near = backend_of(bucket)
+        self._near = backend_of(bucket, patience_s=20.0)
         self._far = backend_of(Bucket(bucket.scheme, bucket.name, proxy.url, server.environment(proxy.url)))
         self._last: int | None = None  # the last request that reaches the store
         self._use(self._near)
@@ -59,7 +59,7 @@ class BucketMachine(FlatMachine):
     def _use(self, backend: VirtualBackend) -> None:
         self.paths = Layout(StoragePath(backend, "checkpoints"))
 
-    def cut(self, act: Callable[[], None], request: int, *, lose_last_reply: bool) -> bool:
+    def cut(self, act: Callable[[], object], request: int, *, lose_last_reply: bool) -> bool:
         """Runs ``act``, which dies after a request. Then the next attempt starts. Returns whether ``act`` ended."""
         self._use(self._far)
         self.proxy.reset()

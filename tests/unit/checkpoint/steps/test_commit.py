@@ -104,6 +104,20 @@ def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
     assert not (tmp_path / "4").exists()
 
 
+def test_salvage_that_may_only_read_leaves_the_save_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = leave_uncommitted(tmp_path, 4, (0, 1))
+
+    def read_only(*_: object, **__: object) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(commit, "finalize", read_only)
+    assert recovery.salvage(Layout(storage_path(tmp_path))) == [
+        f"{folder} is not salvaged: [Errno {errno.EROFS}] Read-only file system"
+    ]
+
+
 def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     for step in range(10):
         leave_uncommitted(tmp_path, step, (0, 1))

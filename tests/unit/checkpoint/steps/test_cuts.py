@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
@@ -70,16 +72,16 @@ def test_a_save_that_is_cut_anywhere_is_whole_or_not_there(
     for machine, request, lost in cuts(server, proxy):
         if again:
             save(machine, 3, 1)
-        ended = machine.cut(lambda m=machine: save(m, 3, processes), request, lose_last_reply=lost)  # type: ignore[misc]
+        ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
         machine._check_after(ended)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_save_over_the_remains_of_another_is_whole(server: Server, proxy: FaultProxy, processes: int) -> None:
     for machine, request, lost in cuts(server, proxy):
-        machine.cut(lambda m=machine: save(m, 3, processes), 3, lose_last_reply=False)  # type: ignore[misc]
+        machine.cut(functools.partial(save, machine, 3, processes), 3, lose_last_reply=False)
         machine._start()
-        ended = machine.cut(lambda m=machine: save(m, 3, processes), request, lose_last_reply=lost)  # type: ignore[misc]
+        ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
         machine._check_after(ended)
 
 
@@ -115,6 +117,16 @@ def test_a_retention_that_is_cut_anywhere_tears_nothing(server: Server, proxy: F
         machine._check_after(ended)
 
 
+def race(
+    machine: BucketMachine, temporary: Temporary, start: threading.Barrier, found: dict[int, bool], racer: int
+) -> None:
+    start.wait(10)
+    try:
+        found[racer] = commit.finalize(machine.paths, temporary, replace=False)
+    except (CheckpointCorrupt, SaveFailed):
+        found[racer] = False
+
+
 def test_of_committers_that_race_one_wins(server: Server, proxy: FaultProxy) -> None:
     machine = BucketMachine(server, proxy)
     for step in range(RACES):
@@ -122,23 +134,17 @@ def test_of_committers_that_race_one_wins(server: Server, proxy: FaultProxy) -> 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(commit, "finalize", lambda *_, **__: False)
             for attempt, ordinal in zip(("job-a", "job-b"), ordinals, strict=True):
+                temporary = machine.paths.temporary(step, attempt, ordinal)
                 with pytest.raises(NotCommitted):
-                    temporary = machine.paths.temporary(step, attempt, ordinal)
                     machine._save(temporary, f"{step}:{attempt}", 1, ordinal)
         start, found = threading.Barrier(4), dict[int, bool]()
 
-        def race(
-            racer: int, step: int = step, ordinals: list[int] = ordinals, start: threading.Barrier = start
-        ) -> None:
-            attempt = ("job-a", "job-b")[racer % 2]
-            temporary = machine.paths.temporary(step, attempt, ordinals[racer % 2])
-            start.wait(10)
-            try:
-                found[racer] = commit.finalize(machine.paths, temporary, replace=False)
-            except (CheckpointCorrupt, SaveFailed):
-                found[racer] = False
-
-        threads = [threading.Thread(target=race, args=(racer,)) for racer in range(4)]
+        racers = [(("job-a", "job-b")[racer % 2], ordinals[racer % 2]) for racer in range(4)]
+        racing = [machine.paths.temporary(step, attempt, ordinal) for attempt, ordinal in racers]
+        threads = [
+            threading.Thread(target=race, args=(machine, temporary, start, found, racer))
+            for racer, temporary in enumerate(racing)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

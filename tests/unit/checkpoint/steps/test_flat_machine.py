@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.manifest import Claim
+from gracepoint.checkpoint.steps.placement import Placement
+from gracepoint.checkpoint.storage.backend import Generation
+from gracepoint.errors import CheckpointCorrupt
 from tests.unit.checkpoint.steps.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, FlatMachine
+from tests.unit.checkpoint.storage.flat import FlatStore
 
 SETTINGS = settings(
     max_examples=40,
@@ -16,7 +24,6 @@ SETTINGS = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-WRONG = settings(SETTINGS, max_examples=400, phases=[Phase.generate], print_blob=False)
 
 
 def test_no_request_that_is_lost_loses_a_durable_save() -> None:
@@ -42,3 +49,63 @@ def test_remains_of_a_dead_save_give_way(event: str, processes: int) -> None:
             machine = FlatMachine()
             machine.save(step=3, processes=processes, event="dies", moment=died)
             machine.save(step=3, processes=processes, event=event, moment=moment)
+
+
+# --- what is wrong on purpose is found
+
+
+def everything() -> None:
+    """Runs what finds the mistakes below: each event at each request, over a step, over remains, and on new ones."""
+    for event in ("sleeps", "another starts", "dies"):
+        for processes in (1, 2):
+            for died in (None, 5):
+                for moment in range(MOMENTS_OF_A_SAVE):
+                    machine = FlatMachine()
+                    if died is not None:
+                        machine.save(step=3, processes=processes, event="dies", moment=died)
+                    else:
+                        machine.save(step=3, processes=1, event="nothing", moment=0)
+                    machine.save(step=3, processes=processes, event=event, moment=moment)
+    machine = FlatMachine()
+    for step in range(4):
+        machine.save(step=step, processes=1, event="nothing", moment=0)
+    machine.retain(keep=1, event="nothing", moment=0)
+
+
+def test_an_overwriting_save_that_claims_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Placement, "own", lambda self: True)
+    monkeypatch.setattr(Claim, "is_later", lambda self, other: False)
+    with pytest.raises((AssertionError, CheckpointCorrupt)):
+        everything()
+
+
+def test_a_manifest_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(self: FlatStore, key: str, data: bytes) -> Generation:
+        self.put(key, data)
+        return self.read(key).generation
+
+    def replace(self: FlatStore, key: str, data: bytes, generation: Generation) -> Generation:
+        return create(self, key, data)
+
+    monkeypatch.setattr(FlatStore, "create", create)
+    monkeypatch.setattr(FlatStore, "replace", replace)
+    monkeypatch.setattr(Claim, "is_later", lambda self, other: False)
+    with pytest.raises((AssertionError, CheckpointCorrupt)):
+        everything()
+
+
+def test_a_replacement_before_the_save_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Placement.__init__
+
+    def in_place(self: Placement, temporary: Any, claim: Claim, store: Any, *, staged: bool) -> None:
+        real(self, temporary, claim, store, staged=False)
+
+    def own(self: Placement) -> bool:
+        place = self._temporary.target / layout.MANIFEST
+        place.put(self._claim.to_bytes())
+        return True
+
+    monkeypatch.setattr(Placement, "__init__", in_place)
+    monkeypatch.setattr(Placement, "own", own)
+    with pytest.raises((AssertionError, CheckpointCorrupt)):
+        everything()

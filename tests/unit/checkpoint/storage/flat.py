@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.flat_backend import Noted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,9 +74,7 @@ def test_a_certificate_of_an_unknown_authority_waits_until_it_was_told(
     held.load()
     assert held.served == first[1]
     assert changes == [held.ca]
-    assert held.ca == first[0].certificate.pem + second.certificate.pem or held.ca == (
-        second.certificate.pem + first[0].certificate.pem
-    )
+    assert sorted(fingerprints(held.bundle)) == sorted(item.certificate.fingerprint for item in (first[0], second))
     clock.move(23 * HOUR_S)
     held.advance()
     assert held.served == first[1]
@@ -128,6 +126,26 @@ def test_a_later_replica_takes_the_time_that_others_recorded(
     held.trust(Bundle().updated([second.certificate], NOW, 0.0))
     held.advance()
     assert len(held.bundle.items) == 2, "what the other replica trusts is trusted here as well"
+
+
+def test_an_authority_that_was_dropped_is_not_told_again(
+    tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
+) -> None:
+    held, other = certificates(tmp_path, clock), certificates(tmp_path, clock)
+    second = authority("second")
+    leaf = pem.issue(second, ["localhost"], NOW, LIFE_S)
+    put(tmp_path, leaf, second)
+    for each in (held, other):
+        each.load()
+    assert held.ca == other.ca, "in the same order"
+    known = Bundle.of(other.bundle.data())
+    clock.move(48 * HOUR_S)
+    held.advance()
+    assert held.ca == second.certificate.pem
+    told: list[str] = []
+    held.on_change = lambda: told.append(held.ca)
+    held.trust(known)
+    assert told == []
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,9 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
     return OSError(errno.EIO, said)
 
 
-_QUOTA = frozenset({"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"})
+_QUOTA = frozenset(
+    {"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
+)
 _MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
 _AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
 _LONGEST_AFTER_S = 10.0

@@ -1,8 +1,8 @@
 """HTTP requests on connections that are kept open, each of which any thread can end.
 
-A ``Connections`` belongs to one server, and any thread uses it. An ``Exchange`` is one request and its reply. It belongs
-to the thread that made it, which alone sends and reads. Other threads may call only ``abort``. It shuts the socket
-down, so that the owner returns at once with an error.
+A ``Connections`` belongs to one server, and any thread uses it. An ``Exchange`` is one request and its reply. It
+belongs to the thread that made it, which alone sends and reads. Other threads may call only ``abort``. It shuts the
+socket down, so that the owner returns at once with an error.
 
 Every send and every read has a timeout (``STALL_S``). So a connection that stalls ends, whatever the other side does.
 There are no threads here.

@@ -46,10 +46,10 @@ class GcsApi:
         self.connections = connections_to(url)
         self.clock = StoreClock()
         self._token = _Token(environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING"), is_google=url == _GOOGLE)
-        if url != _GOOGLE and isinstance(environ, os._Environ):
+        if url != _GOOGLE and environ is os.environ:
             # TensorStore asks for its own names.
-            environ.setdefault("TENSORSTORE_GCS_HTTP_URL", self.connections.url)
-            environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
+            os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", self.connections.url)
+            os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
 
     def url(self, key: str) -> str:
         return f"gs://{self._bucket}/{key}"
@@ -178,7 +178,7 @@ class _Token:
             if self._credentials is None:
                 self._credentials = _found_credentials()
             expiry = self._credentials.expiry  # UTC, without a time zone
-            left_s = float("inf") if expiry is None else expiry.timestamp() - time.time()
+            left_s = float("inf")
             if expiry is not None:
                 left_s = expiry.replace(tzinfo=datetime.UTC).timestamp() - time.time()
             if not self._credentials.token or left_s < _RENEW_BEFORE_S:
@@ -219,8 +219,8 @@ def _found_credentials() -> Any:
     except DefaultCredentialsError as error:
         raise PermissionError(
             errno.EACCES,
-            "gs://: no credentials were found. On GKE, bind the pod's service account with workload identity; elsewhere "
-            f"set GOOGLE_APPLICATION_CREDENTIALS ({error})",
+            "gs://: no credentials were found. On GKE, bind the pod's service account with workload identity; "
+            f"elsewhere set GOOGLE_APPLICATION_CREDENTIALS ({error})",
         ) from error
 
 

@@ -2,7 +2,8 @@
 
 A write is visible and durable as a whole when its reply has arrived. If the reply is lost, the request is made again.
 The store may then answer that the condition does not hold, as the first request has changed the object. So each write
-leaves a note of its own with the object, and a write whose condition failed reads that note. If it is its own, it has won.
+leaves a note of its own with the object, and a write whose condition failed reads that note. If it is its own, it has
+won.
 
 A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
 ``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps/manifest_commit``).
@@ -21,9 +22,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
+from gracepoint.checkpoint.storage.flat_backend import Noted
 from gracepoint.checkpoint.storage.objects import several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange

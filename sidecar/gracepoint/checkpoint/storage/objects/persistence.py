@@ -5,24 +5,24 @@ another connection, and the first reply counts. The other request is aborted. Al
 made twice: they are conditional, or they have the same result each time.
 
 The calling thread makes the first request. A thread for the hedge ("gracepoint: hedged request", a daemon) lives as
-long as its request. One thread for all stores ("gracepoint: hedges", a daemon) starts the hedges when they are due. It
-starts with the first request and ends with the process.
+long as its request. ``hedging`` has the thread that starts hedges when they are due.
 """
 
 from __future__ import annotations
 
 import collections
 import errno
-import heapq
 import itertools
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.hedging import ALARMS, LOOK_EVERY_S, Race
+from gracepoint.checkpoint.storage.objects.hedging import Transient as Transient
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
-_LOOK_EVERY_S = 0.1
 # Before anything is known of a store, a request is hedged after this time, and the time for its bytes at this speed.
 _HEDGE_FIRST_S = 2.0
 _HEDGE_FIRST_BYTES_PER_S = 5e6
@@ -42,18 +41,6 @@ _REMEMBERED = 128
 _KNOWN_FROM = 16
 _PERCENTILE = 0.95
 _HEDGE_FACTOR = 1.5
-
-
-class Transient(OSError):
-    """The store did not carry the request out, and may do so later.
-
-    Attributes:
-        after_s: Seconds to wait at least, as the store says. 0 if it does not say.
-    """
-
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
-        super().__init__(errno.EAGAIN, message)
-        self.after_s = after_s
 
 
 class Pace:
@@ -172,8 +159,8 @@ class Persistence:
         if hedge_after_s is None:
             with first:
                 return act(first)
-        race = _Race[T](first)
-        alarm = _ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race))
+        race = Race[T](first)
+        alarm = ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race))
         try:
             with first:
                 found = act(first)
@@ -188,7 +175,7 @@ class Persistence:
         race.end()
         return found
 
-    def _hedge(self, act: Callable[[Exchange], T], race: _Race[T]) -> None:
+    def _hedge(self, act: Callable[[Exchange], T], race: Race[T]) -> None:
         if not self._slots.acquire(blocking=False):
             return
         second = self._new_exchange()
@@ -212,120 +199,8 @@ class Persistence:
             race.second_failed(error)
 
 
-class _Race(Generic[T]):
-    """Two equal requests. The caller's thread makes the first, and a thread of its own the second."""
-
-    def __init__(self, first: Exchange) -> None:
-        self._first = first
-        self._second: Exchange | None = None
-        self._ended = False  # the first request succeeded, or raised an error that counts
-        self._won = self._lost = False
-        self._value: T
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()  # protects everything above
-
-    def begin_second(self, second: Exchange) -> bool:
-        with self._changed:
-            if self._ended:
-                return False
-            self._second = second
-            return True
-
-    def second_won(self, value: T) -> None:
-        with self._changed:
-            self._value, self._won = value, True
-            self._changed.notify_all()
-            if not self._ended:
-                self._first.abort()
-
-    def second_failed(self, error: BaseException) -> None:
-        with self._changed:
-            self._error, self._lost = error, True
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            if self._second is not None and not (self._won or self._lost):
-                self._second.abort()
-
-    def outcome_of_second(self, error: OSError, go_on: Callable[[], None]) -> T:
-        """Waits for the second request, if there is one. Raises ``error`` if that does not help."""
-        with self._changed:
-            if self._second is None:
-                self._ended = True
-                raise error
-            # The second request ends by itself: its sends and reads have timeouts.
-            while not self._changed.wait_for(lambda: self._won or self._lost, _LOOK_EVERY_S):
-                go_on()
-            self._ended = True
-            if self._won:
-                return self._value
-            if self._error is not None and not isinstance(self._error, Transient | Unreachable):
-                raise self._error
-            raise error
-
-
-class _Alarm:
-    def __init__(self, act: Callable[[], None]) -> None:
-        self.act = act
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self.act = _nothing  # frees what the request would have sent
-
-
-class _Alarms:
-    """Calls functions at their times, in one thread. They must return at once."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, _Alarm]] = []
-        self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
-
-    def at(self, at_s: float, act: Callable[[], None]) -> _Alarm:
-        alarm = _Alarm(act)
-        with self._changed:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="gracepoint: hedges", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError as error:  # the interpreter is about to end: requests are not hedged
-                    logger.debug("no thread for hedges: %s", error)
-                    self._thread = None
-                    return alarm
-            heapq.heappush(self._due, (at_s, next(self._numbers), alarm))
-            if self._due[0][2] is alarm:
-                self._changed.notify()
-        return alarm
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._due and self._due[0][2].cancelled:
-                    heapq.heappop(self._due)
-                if not self._due:
-                    self._changed.wait()
-                    continue
-                left_s = self._due[0][0] - time.monotonic()
-                if left_s > 0:
-                    self._changed.wait(left_s)
-                    continue
-                alarm = heapq.heappop(self._due)[2]
-            alarm.act()
-
-
-_ALARMS = _Alarms()
-
-
-def _nothing() -> None:
-    pass
-
-
 def _wait(seconds: float, go_on: Callable[[], None]) -> None:
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         go_on()
-        time.sleep(min(left_s, _LOOK_EVERY_S))
+        time.sleep(min(left_s, LOOK_EVERY_S))

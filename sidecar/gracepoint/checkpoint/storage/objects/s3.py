@@ -1,6 +1,6 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
-``botocore`` finds and renews credentials: environment variables, IRSA, pod identity, the metadata server, and its files.
+``botocore`` finds and renews credentials: environment variables, IRSA, pod identity, the metadata server, its files.
 ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` name another server. Its buckets are then parts of the path, unless
 ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` is ``true``. ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` names the region.
 

@@ -1,0 +1,65 @@
+"""What stores that cannot rename offer beside ``Backend``: writes with conditions and notes, conditional deletion."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from gracepoint.checkpoint.storage.backend import Backend, Entry, Generation
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """What a store that cannot rename knows of a value.
+
+    Attributes:
+        generation: The version of the value.
+        note: What its writer left with it. Empty if it left nothing.
+    """
+
+    generation: Generation
+    note: str
+
+
+class FlatBackend(Backend, Protocol):
+    """A store whose ``renames`` is False. Its values are visible as a whole and durable when a call returns."""
+
+    def write_if(
+        self,
+        key: str,
+        data: ArrayBytes,
+        checksum: int,
+        only_if: Generation | None,
+        note: str,
+        go_on: Callable[[], None] | None,
+    ) -> Generation:
+        """Writes a value with a note, and returns its generation.
+
+        Args:
+            key: Key of the value.
+            data: Bytes of the value.
+            checksum: Their CRC-32.
+            only_if: The generation that the value must have. None: there must be no value.
+            note: What ``noted`` returns for this value, followed by more.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
+
+        Raises:
+            FileExistsError: ``only_if`` is None, and there is a value.
+            StaleGeneration: The value has another generation.
+        """
+
+    def noted(self, key: str) -> Noted | None:
+        """Returns the generation and the note of a value. None if it does not exist."""
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        """Deletes a value if it has ``generation``, or that is None. Returns False if it has another one."""
+
+    def delete_all(self, entries: Iterable[Entry]) -> None:
+        """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete."""
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        """Calls functions, several at a time, as each mostly waits for the store. Raises the first error."""
