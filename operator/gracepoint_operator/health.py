@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 from aiohttp import web
 
 from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
@@ -56,6 +58,8 @@ class Health:
         if not self._core.ready:
             return "the cluster is not known yet"
         if self._canary is not None and self._canary.silent_s > SILENT_S:
+            if math.isinf(self._canary.silent_s):
+                return "the replica's own subscriber got no notice yet; the log says why if that lasts"
             return f"the replica's own subscriber got no notice for {self._canary.silent_s:.0f} s; the log says why"
         return None
 

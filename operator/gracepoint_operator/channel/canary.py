@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import secrets
 import ssl
 import time
@@ -61,18 +62,20 @@ class Canary:
         self._within_s = _WITHIN_S if within_s is None else within_s
         self._token = secrets.token_urlsafe(32)
         self._subscriber: Subscriber | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at: float | None = None
         self._said = ""
         metrics.canary_age_s.set_function(lambda: self.silent_s)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last notice arrived, or since the start if none did."""
-        return time.monotonic() - self._heard_at
+        """Seconds since the last notice arrived. Infinite if none did: a new replica is not ready before."""
+        return math.inf if self._heard_at is None else time.monotonic() - self._heard_at
 
     def admits(self, authorization: str, subscriber: Subscriber) -> bool:
         """Whether this subscriber is the canary, and not a pod. Runs on the controller's loop."""
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
+        # A header may hold any bytes, which aiohttp makes surrogates.
+        found = authorization.encode(errors="surrogateescape")
+        if not hmac.compare_digest(found, f"Bearer {self._token}".encode()):
             return False
         self._subscriber = subscriber
         return True
@@ -85,7 +88,6 @@ class Canary:
             port: Its port.
             server_name: The name that the certificate is for.
         """
-        self._heard_at = time.monotonic()
         while True:
             try:
                 await self._stream(host, port, server_name)
@@ -93,7 +95,7 @@ class Canary:
                 self._metrics.canary_failures.inc()
                 said = repr(error)
                 if said != self._said:
-                    log.error("the canary was not notified", extra=about(error=said, silent_s=round(self.silent_s, 1)))
+                    log.error("the canary was not notified", extra=about(error=said, silent_s=self.silent_s))
                 self._said = said
                 await asyncio.sleep(self._every_s)
 
@@ -140,8 +142,9 @@ class Canary:
                     found = Frame.read(line)
                     if isinstance(found, Notice) and found.preemption == name:
                         break
-        self._heard_at = time.monotonic()
-        self._metrics.canary_s.observe(self._heard_at - began_s)
+        heard_at = time.monotonic()
+        self._heard_at = heard_at
+        self._metrics.canary_s.observe(heard_at - began_s)
 
 
 def _hello() -> Subscription:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.connections import ChannelConnections, ConnectionLimits
+from gracepoint_operator.channel.connections import ChannelConnections, CloseReason, ConnectionLimits
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.observability.logs import about
@@ -69,6 +69,8 @@ class ChannelThread:
         self._watch = watch
         self._limits = limits
         self._metrics = metrics
+        for reason in CloseReason:  # from 0 on, so that increase() sees the first connections
+            metrics.connections_closed.labels(reason=reason)
         self._host = host
         self._port = port
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()

@@ -4,6 +4,9 @@
 whole. It has a TLS context of its own (``follow``), because OpenSSL allows no change of a context that another thread
 uses. A renewed certificate is for new connections; open ones go on.
 
+A server keeps the context that it began with, and OpenSSL keeps one certificate for each type of key in a context. So
+each certificate gets a context of its own, to which the server's context hands every handshake (``load_pair``).
+
 A certificate that nobody trusts yet is not served at once: pods and the API server are first told of its authority.
 The replica keeps the old certificate in memory for that time, also if the files have only the new one.
 """
@@ -42,18 +45,24 @@ def new_context() -> ssl.SSLContext:
 
 
 def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
-    """Loads a certificate and its key into a context.
+    """Makes a server's context serve a certificate, instead of the one before.
 
     Raises:
-        ssl.SSLError: They are damaged, or do not fit.
+        ssl.SSLError: The certificate and its key are damaged, or do not fit. The one before is still served.
     """
+    fresh = new_context()
+
+    def hand_over(connection: ssl.SSLObject, server_name: str | None, before: ssl.SSLContext) -> None:
+        connection.context = fresh
+
     # The ssl module reads only files, and the container has no file system to write to. This one is in memory.
     file = os.memfd_create("certificate")
     try:
         os.write(file, f"{pair.chain}\n{pair.key}".encode())
-        context.load_cert_chain(f"/proc/self/fd/{file}")
+        fresh.load_cert_chain(f"/proc/self/fd/{file}")
     finally:
         os.close(file)
+    context.sni_callback = hand_over
 
 
 class Certificates:
@@ -147,7 +156,7 @@ class Certificates:
         Raises:
             ssl.SSLError: The certificate and its key do not fit. Nothing changes.
         """
-        load_pair(new_context(), pair)  # a context in which this fails half-way would have a certificate and no key
+        load_pair(new_context(), pair)  # raises if they do not fit
         self._found = list(authorities)
         self._next = None if pair == self.served else pair
         self.advance()

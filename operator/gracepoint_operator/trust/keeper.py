@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
@@ -33,7 +34,9 @@ from gracepoint_operator.trust.rotation import OwnCertificates
 log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
-_AGAIN_S = 2.0
+_FIRST_AGAIN_S = 2.0
+#: The steps, as the metric names them.
+_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING = "secret", "config_map", "mutating_webhooks", "validating_webhooks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,8 @@ class TrustKeeper:
         self._places = places
         self._metrics = metrics
         self._clock = clock
+        for what in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING):
+            metrics.trust_failures.labels(what=what)  # from 0 on, so that increase() sees the first failures
         self._wake = asyncio.Event()
         self._said = ""
 
@@ -90,9 +95,14 @@ class TrustKeeper:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        backoffs = Backoffs(_FIRST_AGAIN_S, _EVERY_S)
+        pauses = iter(backoffs)
         while True:
             self._wake.clear()
-            pause_s = _EVERY_S if await self.once() else _AGAIN_S
+            if await self.once():
+                pauses, pause_s = iter(backoffs), _EVERY_S
+            else:
+                pause_s = next(pauses)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -100,10 +110,10 @@ class TrustKeeper:
     async def once(self) -> bool:
         """Brings everything up to date. Returns False if something could not be."""
         steps = (
-            ("secret", self._own_certificate, self._places.secret),
-            ("config_map", self._bundle, self._places.config_map),
-            ("mutating_webhooks", self._mutating, self._places.mutating),
-            ("validating_webhooks", self._validating, self._places.validating),
+            (_SECRET, self._own_certificate, self._places.secret),
+            (_CONFIG_MAP, self._bundle, self._places.config_map),
+            (_MUTATING, self._mutating, self._places.mutating),
+            (_VALIDATING, self._validating, self._places.validating),
         )
         done, said = True, ""
         for what, step, name in steps:

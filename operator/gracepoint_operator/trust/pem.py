@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 from cryptography import x509
@@ -18,6 +19,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 #: Certificates are valid from this many seconds before they are made, because clocks differ.
 SKEW_S = 300.0
+
+
+_LABEL = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 
 
 class NotPem(ValueError):
@@ -177,7 +181,9 @@ def _parsed(text: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
-        raise NotPem(f"expected one PEM certificate or more, found {text[:60]!r} ({error})") from error
+        # The text may be a private key, so the error must not quote it.
+        labels = ", ".join(sorted(set(_LABEL.findall(text)))) or f"{len(text)} characters without PEM"
+        raise NotPem(f"expected one PEM certificate or more, found {labels} ({error})") from error
 
 
 def _described(found: x509.Certificate) -> Certificate:

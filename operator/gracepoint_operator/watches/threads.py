@@ -113,6 +113,7 @@ class _WatchThread(threading.Thread):
         self._controller = controller
         self._api = api
         self._metrics = metrics
+        metrics.watch_restarts.labels(thread=self.name)  # from 0 on, so that increase() sees the first restarts
         self._watched = watched
         self._replica = replica
         self._backoffs = backoffs

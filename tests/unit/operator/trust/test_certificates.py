@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import ssl
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.trust import pem
 from gracepoint_operator.trust.bundle import Bundle
-from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.trust.certificates import Certificates, load_pair, new_context
 from gracepoint_operator.trust.pem import NotPem, Pair
 from tests.unit.operator.fakes.objects import Clock
 
@@ -176,3 +183,48 @@ def test_the_expiry_of_what_is_served_is_a_metric(tmp_path: Path, clock: Clock, 
     put(tmp_path, renewed, first[0])
     held.load()
     assert (expiry("server"), expiry("authority")) == (NOW + LIFE_S / 2, NOW + LIFE_S)
+
+
+def self_signed(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> Pair:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, type(key).__name__)])
+    at = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(at - datetime.timedelta(hours=1))
+        .not_valid_after(at + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem_of_key = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Pair(made.public_bytes(serialization.Encoding.PEM).decode(), pem_of_key.decode())
+
+
+def shown_by(server_context: ssl.SSLContext, server_name: str | None) -> str:
+    """The certificate that a server with this context shows to a client."""
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=server_name)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    found = client.getpeercert(binary_form=True)
+    assert found is not None
+    return ssl.DER_cert_to_PEM_cert(found)
+
+
+@pytest.mark.parametrize("server_name", ["localhost", None], ids=["with a name", "without a name"])
+@pytest.mark.parametrize("rsa_first", [True, False], ids=["RSA, then EC", "EC, then RSA"])
+def test_a_certificate_with_another_type_of_key_is_served(rsa_first: bool, server_name: str | None) -> None:
+    pairs = [self_signed(rsa.generate_private_key(65537, 2048)), self_signed(ec.generate_private_key(ec.SECP256R1()))]
+    context = new_context()
+    for pair in pairs if rsa_first else reversed(pairs):
+        load_pair(context, pair)
+        assert shown_by(context, server_name) == pair.chain

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.trust import pem
+from gracepoint_operator.trust import keeper, pem
 from gracepoint_operator.trust.bundle import PEM_KEY
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
@@ -136,3 +139,40 @@ async def test_a_foreign_certificate_changes_no_secret(api: MemoryApi, tmp_path:
     assert await replica.keeper.once()
     assert told(api) == {made.certificate.pem}
     assert not [call for call in api.calls if "secrets" in call]
+
+
+async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = Replica(api, tmp_path, Clock(NOW))
+    pauses: list[str] = []
+    answers = [False, False, False, True, False]
+
+    class Pauses:
+        def __init__(self, first_s: float, most_s: float) -> None:
+            assert first_s < most_s
+
+        def __iter__(self) -> Iterator[float]:
+            for number in itertools.count():
+                pauses.append(f"pause {number}")
+                yield 0.0
+
+    async def once() -> bool:
+        if not answers:
+            await asyncio.Event().wait()
+        return answers.pop(0)
+
+    monkeypatch.setattr(keeper, "Backoffs", Pauses)
+    monkeypatch.setattr(keeper, "_EVERY_S", 0.0)
+    monkeypatch.setattr(replica.keeper, "once", once)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await replica.keeper.run()
+    assert pauses == ["pause 0", "pause 1", "pause 2", "pause 0"]
+
+
+def test_failures_are_counted_from_zero_on(api: MemoryApi, tmp_path: Path) -> None:
+    """Prometheus sees no increase in a series that begins with its first failure."""
+    registry = Replica(api, tmp_path, Clock(NOW)).metrics.registry
+    for what in ("secret", "config_map", "mutating_webhooks", "validating_webhooks"):
+        assert registry.get_sample_value("gracepoint_trust_failures_total", {"what": what}) == 0

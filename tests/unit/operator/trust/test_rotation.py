@@ -145,3 +145,16 @@ def test_a_key_is_never_shown() -> None:
     pair = pem.make_authority("x", NOW, DAY_S)
     assert "PRIVATE" in pair.key
     assert "PRIVATE" not in repr(Pair(pair.chain, pair.key))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("-----BEGIN PRIVATE KEY-----\nsecret\n", "found PRIVATE KEY", id="a key"),
+        pytest.param("secret", "found 6 characters without PEM", id="no PEM"),
+    ],
+)
+def test_the_error_about_a_text_that_is_no_certificate_does_not_quote_it(text: str, says: str) -> None:
+    with pytest.raises(NotPem, match=says) as raised:
+        pem.read(text)
+    assert "secret" not in str(raised.value)
