@@ -192,7 +192,7 @@ def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: st
         assert isinstance(gang, StoreGang)
         # One counter for up to 31 processes, with a bit for each that has arrived.
         while (
-            sum(int(n).bit_count() for n in gang._store.list(f"{each.key}/arrived").values()) < gang.process_count - 1
+            sum(int(n).bit_count() for n in gang._store.list(f"{each.key}/.arrived").values()) < gang.process_count - 1
         ):
             time.sleep(0.01)
         return False
