@@ -203,7 +203,9 @@ class Signer:
             "iss": _ISSUER,
             "sub": f"system:serviceaccount:{gang.namespace}:{ACCOUNT}",
             "aud": [TOKEN_AUDIENCE],
-            "iat": now, "nbf": now, "exp": now + _TOKEN_S,
+            "iat": now,
+            "nbf": now,
+            "exp": now + _TOKEN_S,
             "kubernetes.io": {"namespace": gang.namespace, "pod": pod, "serviceaccount": account},
         }
         text = ".".join(_coded(json.dumps(part).encode()) for part in ({"alg": "RS256", "typ": "JWT"}, claims))
