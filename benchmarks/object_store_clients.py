@@ -34,7 +34,10 @@ MEMORY = Path("/dev/shm")
 
 
 class Client:
-    """Writes and reads objects of a bucket."""
+    """Writes and reads objects of a bucket, by so many requests at once."""
+
+    def __init__(self, bucket: Bucket, at_once: int) -> None:
+        raise NotImplementedError
 
     def write(self, key: str, value: memoryview) -> None:
         """Creates an object if it is absent."""
@@ -80,7 +83,7 @@ def measure(client: Client, data: memoryview, size: int, at_once: int, name: str
     pieces = [data[begin : begin + size] for begin in range(0, len(data), size)]
     piece = min(size, 8 << 20)
     ranges = [(index, begin) for index in range(len(pieces)) for begin in range(0, size, piece)]
-    found = {}
+    found: dict[str, float] = {}
     with ThreadPoolExecutor(at_once) as pool, memory_peak() as peak:
         with timed(found, "write"):
             list(pool.map(lambda index: client.write(f"{name}-{index}", pieces[index]), range(len(pieces))))

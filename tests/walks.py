@@ -332,7 +332,7 @@ WALKS = (
         12,
         (
             "gracepoint_operator.watches.handlers._watch.<locals>.see",
-            "gracepoint_operator.cache.cluster_cache.ClusterCache.put",
+            "gracepoint_operator.cache.cluster_cache.ClusterCache.store",
             "gracepoint_operator.decisions.decide.decide",
             "gracepoint_operator.decisions.preemption_spec.begun",
             "gracepoint_operator.cache.preemption_store.PreemptionStore.put",

@@ -67,6 +67,10 @@ RESTORES: dict[str, Callable[[Any], Any]] = {
     "PyTreeRestore": lambda like: ocp.args.PyTreeRestore(
         like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
     ),
+    "numbers in the place of arrays": lambda like: ocp.args.PyTreeRestore(
+        dict.fromkeys(like, 0), restore_args=ocp.checkpoint_utils.construct_restore_args(like)
+    ),
+    "numbers without arguments": lambda like: ocp.args.PyTreeRestore(dict.fromkeys(like, 0)),
     "part of the tree": lambda like: ocp.args.PyTreeRestore({"w": like["w"]}, partial_restore=True),
 }
 

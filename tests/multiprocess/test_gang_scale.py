@@ -68,7 +68,7 @@ def test_hundreds_of_processes_agree_in_few_requests_whatever_happens(gang: Gang
     assert max(times.bytes for times in preempted.times) <= 64 << 10
 
 
-def test_model_takes_longer_with_more_processes_and_less_with_own_hosts() -> None:
+def test_model_takes_twice_as_long_with_twice_as_many_processes() -> None:
     costs = gang_scale_model.calibrated(512, known_s=0.1, stopped_s=0.5, service_cpu_s=0.2, cpus=2, step_s=0.2)
     few, many = (gang_scale_model.predict(count, costs) for count in (512, 1024))
     assert few.known_s == pytest.approx(0.1, rel=0.1)

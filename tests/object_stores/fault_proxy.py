@@ -258,7 +258,7 @@ class _Connection:
             status = None
             raise
         finally:
-            self._proxy._record(Exchange(asked, status, *counted, fault and fault.how))
+            self._proxy._record(Exchange(asked, status, counted[0], counted[1], None if fault is None else fault.how))
 
     def _answer(self, head: Head, fault: Fault, counted: list[int]) -> int:
         if fault.how is How.REFUSE:

@@ -18,6 +18,9 @@ from gracepoint.checkpoint.orbax_objects import is_orbax
 from gracepoint.errors import CheckpointRefused
 
 _SAVES = ("StandardSaveArgs", "PyTreeSaveArgs")
+#: Marks a leaf of ``like`` that is restored as its arguments say, else as it was saved.
+AS_SAVED = object()
+
 _RESTORES = ("StandardRestoreArgs", "PyTreeRestoreArgs")
 
 
@@ -142,6 +145,8 @@ def restore_call(
             "partial_restore": True,
             "keep_missing": True,
         }
+    elif not options.keep_missing:  # the item gives the structure: its numbers often stand for arrays
+        like = jax.tree.map(lambda leaf: AS_SAVED if isinstance(leaf, bool | int | float) else leaf, like)
     options = dataclasses.replace(options, **changes) if changes else options
     return RestoreCall(like, _one_of(restore_args, state.restore_args, "restore_args"), options, items)
 

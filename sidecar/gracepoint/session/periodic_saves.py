@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
@@ -52,27 +51,27 @@ class PeriodicSaves:
                 f"the first step, or give this run a directory of its own"
             )
 
-    def save_if_due(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Starts the save of this step if one is due.
+    def begins(self, step: int) -> bool:
+        """Returns whether the save of this step begins now. All processes get the same answer.
 
         Raises:
-            CheckpointError: The previous save failed, or this state cannot be saved.
+            CheckpointError: The previous save failed.
             AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
         if not self._checkpointer.save_interval.is_due(step):
-            return
+            return False
         over = self._is_the_save_before_over()
         if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
-            return
+            return False
         if self._coordinator.noticed:
             # A preemption is about to save: the failure of the previous save must not keep training from that.
             try:
                 self._checkpointer.executor.background.check_for_errors()
             except SaveFailed as error:
                 log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
-        self._checkpointer.save_in_background(step, state, host_state())
+        return True
 
     def _is_the_save_before_over(self) -> bool:
         """Waits for the previous save, as host memory has room for one snapshot.

@@ -29,7 +29,7 @@ from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.host_states import HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
-from gracepoint.session.starting_point import RestoredFrom, restore_or_begin
+from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
 from gracepoint.session.sync_points import SyncPoints, checked
 from gracepoint.settings import Settings
 
@@ -172,7 +172,15 @@ class Session:
 
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        start = restore_or_begin(self._checkpointer, asked, from_, self._values)
+        with asked.telling():
+            restored = self._checkpointer.restore(
+                asked.like,
+                timeout_s=RESTORE_TIMEOUT_S,
+                restore_args=asked.restore_args,
+                options=asked.options,
+                reshard=self._values.reshard,
+            )
+        start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step
@@ -211,7 +219,8 @@ class Session:
             self._coordinator.report_resumption(self._saves.restored_step, training=True)
         if self._hints.due():
             self._checkpointer.hasten()
-        self._saves.save_if_due(number, state, self._values.get)
+        if self._saves.begins(number):
+            self._checkpointer.save_in_background(number, state, self._values.get())
         if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures)
 

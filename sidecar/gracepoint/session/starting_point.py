@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gracepoint.session.host_states import HostStates
 
 if TYPE_CHECKING:
+    from gracepoint.checkpoint.loading.restore_step import Restored
     from gracepoint.checkpoint.loading.start_state import Asked
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
 
 log = logging.getLogger(__name__)
 
-_RESTORE_TIMEOUT_S = 3600.0
+RESTORE_TIMEOUT_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +49,28 @@ class Start:
     restored: RestoredFrom | None
 
 
-def restore_or_begin(checkpointer: StepCheckpointer, asked: Asked, base: UserPath | None, values: HostStates) -> Start:
-    """Restores the newest step of this job, or else of another run, or else makes the first state. Collective.
+def start_from(
+    restored: Restored | None,
+    checkpointer: StepCheckpointer,
+    asked: Asked,
+    base: UserPath | None,
+    values: HostStates,
+) -> Start:
+    """Begins at the restored step of this job, or else at another run's newest step, or else at the first state.
+
+    Collective.
 
     Args:
+        restored: The newest step of this job. None if there is none.
         checkpointer: The checkpoint engine of this job.
         asked: The arguments of ``Session.restore``.
         base: The directory of the other run. None: there is none.
-        values: The host states, which are set if a step of this job is restored.
+        values: The host states, which are set if a step of this job was restored.
 
     Raises:
         As ``Session.restore``.
     """
     with asked.telling():
-        restored = checkpointer.restore(
-            asked.like,
-            timeout_s=_RESTORE_TIMEOUT_S,
-            restore_args=asked.restore_args,
-            options=asked.options,
-            reshard=values.reshard,
-        )
         if restored is not None:
             values.set(restored.host_state, restored.step)
             log.info("restored step=%d", restored.step)
@@ -76,7 +79,7 @@ def restore_or_begin(checkpointer: StepCheckpointer, asked: Asked, base: UserPat
             found = checkpointer.restore_base(
                 base,
                 asked.like,
-                timeout_s=_RESTORE_TIMEOUT_S,
+                timeout_s=RESTORE_TIMEOUT_S,
                 restore_args=asked.restore_args,
                 options=asked.options,
             )

@@ -701,3 +701,28 @@ def test_a_quiet_sync_point_costs_less_than_a_microsecond(make: Callable[..., Ga
     agreement = make(1).agreements[0]
     best_s = min(timeit.repeat(agreement.arrive, number=20_000, repeat=10)) / 20_000
     assert best_s < 1e-6
+
+
+def test_keys_of_an_epoch_are_removed_when_it_is_over(make: Callable[..., Gang]) -> None:
+    gang = make(1)
+    tell(gang.agreements[0], drill=True)
+    train(gang.agreements[0], 1e-3)
+    gang.agreements[0].end_epoch()
+    gang.watchers[0].wait_for(Closed)
+    assert gang.store.list("epoch") == {}
+
+
+def test_a_process_gives_up_by_itself_if_the_store_cannot_be_read() -> None:
+    class Unreadable(InMemoryStore):
+        def list(self, folder: str) -> dict[str, str]:
+            raise StoreUnavailable("told by the test")
+
+    store, watcher = Unreadable(), Watcher(left_s=0.3)
+    agreement = Agreement(store, gangs(2, store)[0], watcher)
+    try:
+        tell(agreement)
+        watcher.wait_for(Opened)
+        with pytest.raises(AgreementError, match="held at sync point 1 until the time was over"):
+            agreement.arrive()
+    finally:
+        agreement.close()

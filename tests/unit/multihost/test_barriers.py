@@ -345,7 +345,7 @@ class _Impatient:
 
     def __init__(self, gang: StoreGang) -> None:
         self._gang = gang
-        gang._wait = self._leave  # type: ignore[method-assign]
+        gang._wait = self._leave  # type: ignore[method-assign, assignment]
 
     def _leave(self, *arguments: object) -> dict[str, object]:
         return {"by": 0, "timeout_s": 0.0, "missing": [], "why": "told so"}
@@ -408,3 +408,50 @@ def test_others_say_who_is_missing_if_the_first_process_does_not() -> None:
     _, one, _ = gangs(3)
     with pytest.raises(BarrierTimeout, match="process 1 gave up after 0.05 s, without processes 0, 2 of 3"):
         one.barrier("b", timeout_s=0.05)
+
+
+def test_retired_keys_are_removed_by_process_0_and_may_be_used_again() -> None:
+    store = InMemoryStore()
+    members = gangs(3, store)
+    together(*(barrier(g, "save/1") for g in members))
+    for gang in members[1:]:
+        gang.retire("save/1")
+    assert store.try_get("save/1/released") is not None
+    members[0].retire("save/1")
+    assert store.list("save") == {}
+    assert together(*(barrier(g, "save/1") for g in members)) == [None] * 3
+
+
+def test_the_last_process_to_leave_removes_the_keys() -> None:
+    store = InMemoryStore()
+    members = gangs(3, store)
+    together(*(barrier(g, "plan/1") for g in members))
+    for gang in members[:2]:
+        gang.leave("plan")
+    assert store.try_get("plan/1/released") is not None
+    members[2].leave("plan")
+    assert store.list("plan") == {}
+    assert together(*(barrier(g, "plan/1") for g in members)) == [None] * 3
+
+
+def test_keys_beside_a_retired_folder_stay_used() -> None:
+    (gang,) = gangs(1)
+    for key in ("save/1", "save/10"):
+        gang.barrier(key, timeout_s=1)
+    gang.retire("save/1")
+    with pytest.raises(BarrierReused):
+        gang.barrier("save/10", timeout_s=1)
+
+
+def test_what_the_first_process_decides_counts_for_all() -> None:
+    first, second = gangs(2)
+    assert [second.decide("d", "from 1"), first.decide("d", "from 0"), second.decide("d", "again")] == ["from 1"] * 3
+
+
+def test_a_timeout_tells_that_two_processes_name_different_sets() -> None:
+    zero, one, _ = gangs(3)
+    results = together(
+        functools.partial(zero.barrier, "b", timeout_s=0.3, processes={0, 1}),
+        functools.partial(one.barrier, "b", timeout_s=20),
+    )
+    assert all(isinstance(r, BarrierTimeout) and "do not all name the same processes=" in str(r) for r in results)

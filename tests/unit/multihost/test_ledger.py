@@ -136,6 +136,16 @@ def test_an_entry_reads_back_as_itself(entry: Entry) -> None:
             [Noticed, Opened, Broken, Noticed, Opened],
             id="a drill comes to nothing and another epoch follows",
         ),
+        pytest.param(
+            [notice(drill=True), StartEntry(0, 0, 0, 0), Gone(1, "")],
+            [Noticed, Opened, Broken],
+            id="a process breaks off before the point of a drill",
+        ),
+        pytest.param(
+            [notice(drill=True), StartEntry(0, 0, 0, 0), Agreed(1, 2, True), Gone(1, "")],
+            [Noticed, Opened, Settled],
+            id="a process breaks off at the point of a drill",
+        ),
         pytest.param([Closing(1), Closing(0), Ended(7)], [], id="nothing of note"),
     ],
 )
@@ -152,10 +162,10 @@ def test_an_epoch_is_a_drill_only_if_every_notice_is_one(drills: list[bool], dri
     assert ledger.epoch.origins == {n.origin for n in notices}
 
 
-def test_the_agreed_point_is_one_beyond_the_furthest() -> None:
-    ledger, _ = heard(notice(), StartEntry(0, 0, 0, 0), Agreed(1, 8, True))
-    assert ledger.epoch is not None
-    assert ledger.epoch.agreed == 8
+@pytest.mark.parametrize(("once", "kinds"), [(True, [Noticed, Retracted]), (False, [Noticed, Retracted, Noticed])])
+def test_an_origin_may_come_again_unless_its_name_is_used_once(once: bool, kinds: list[type[Event]]) -> None:
+    told = NoticeEntry(0, "gpt-1", 30.0, "{}", False, once)
+    assert heard(told, Retract(1, "gpt-1", ""), told)[1] == kinds
 
 
 def test_a_drill_deals_with_its_own_notices_only() -> None:
@@ -212,7 +222,7 @@ def test_only_the_first_process_that_ends_writes_so() -> None:
 def test_an_epoch_has_the_place_of_the_process_that_started_it(entries: list[Entry]) -> None:
     epoch = heard(*entries)[0].epoch
     assert epoch is not None
-    assert (epoch.number, epoch.origins, epoch.ordinal, epoch.step) == (1, {"gpt-1"}, 7, 70)
+    assert (epoch.number, epoch.origins, epoch.ordinal, epoch.step) == (1, frozenset({"gpt-1"}), 7, 70)
 
 
 @pytest.mark.parametrize("meets", [True, False])

@@ -15,6 +15,7 @@ from obstore.store import S3Store
 
 from tests.object_stores import servers
 from tests.object_stores.servers import Bucket, Server
+from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
 
 RACES = 20
@@ -73,7 +74,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path, mon
     script = tmp_path / "program"
     script.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
     script.chmod(0o755)
-    monkeypatch.setattr(servers.parts, "program", lambda name: script)
+    monkeypatch.setattr(parts, "program", lambda name: script)
     with (
         pytest.raises(ClusterError, match=r"(?s)ended with 3 before it was ready.*no such flag"),
         servers.open_gcs(tmp_path),

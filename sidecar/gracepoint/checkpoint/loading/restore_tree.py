@@ -29,6 +29,7 @@ from gracepoint.checkpoint.options import (
     RestoreArgs,
     RestoreOptions,
 )
+from gracepoint.checkpoint.orbax_calls import AS_SAVED
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
@@ -119,17 +120,21 @@ def read_into(
                 leaves[position] = empty[name]
                 logger.warning("%s: leaf %r is restored as %r, as which it was saved", stored.folder, name, empty[name])
             elif not (options.keep_missing or origin.name is None) or isinstance(leaf, jax.ShapeDtypeStruct):
-                missing.append(f"leaf {name!r}: expected {describe_like(leaf)}, found nothing")
+                what = "a leaf" if leaf is AS_SAVED else describe_like(leaf)
+                missing.append(f"leaf {name!r}: expected {what}, found nothing")
             continue
         try:
             if origin.function is not None:
                 targets[position] = computed(stored.leaves[name], leaf, args_of(keys), origin.function)
                 continue
-            if is_handled(stored.leaves[name], None if like is None else leaf, options.handlers):
+            if is_handled(stored.leaves[name], None if like is None or leaf is AS_SAVED else leaf, options.handlers):
                 handled[position] = stored.leaves[name], args_of(keys)
                 continue
             targets[position] = target_of(
-                stored.leaves[name], None if like is None else leaf, args_of(keys), options.single_replica
+                stored.leaves[name],
+                None if like is None or leaf is AS_SAVED else leaf,
+                args_of(keys),
+                options.single_replica,
             )
         except CheckpointMismatch as mismatch:
             differ.append(str(mismatch))

@@ -10,6 +10,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.loading.handled_restore import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredTree
+from gracepoint.checkpoint.saving.save_extras import local_folder
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch
@@ -51,7 +52,7 @@ def restore_items(stored: StoredTree, request: ItemsRequest, deadline: Deadline)
                     if path.startswith(layout.in_item(name, "")):
                         check_contents(stored.folder / path, file.bytes, file.crc32)
             try:
-                found[name] = request.handlers[name].restore(place.for_users(), args=args)
+                found[name] = request.handlers[name].restore(local_folder(place, name), args=args)
             except FileNotFoundError as error:
                 raise CheckpointCorrupt(f"{place}: item {name!r} cannot be restored: {error}") from error
 

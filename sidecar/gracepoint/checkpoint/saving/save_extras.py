@@ -15,7 +15,7 @@ from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.storage.recorded_files import record_files
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
 from gracepoint.errors import CheckpointRefused, SaveFailed
 
 
@@ -79,6 +79,21 @@ def check_items(items: Mapping[str, Any], handlers: Mapping[str, ItemHandler]) -
 NO_EXTRAS = SaveExtras()
 
 
+def local_folder(place: StoragePath, name: str) -> LocalPath:
+    """Returns the folder of an item in the local file system, which its handler reads and writes.
+
+    Raises:
+        CheckpointRefused: The store is not a file system.
+    """
+    try:
+        return place.local()
+    except TypeError as error:
+        raise CheckpointRefused(
+            f"item {name!r}: its handler reads and writes files, and {place} is in no file system: save its values as "
+            "leaves of the tree"
+        ) from error
+
+
 class HandledItems:
     """The items of one save. There is at least one."""
 
@@ -91,12 +106,14 @@ class HandledItems:
         """Has each handler write its item. After this returns, the arguments may change.
 
         Raises:
+            CheckpointRefused: The store is not a file system, to which handlers write.
             OSError: The folder cannot be created.
         """
         for name, args in self._extras.items.items():
             place = self._folder / name
+            directory = local_folder(place, name)
             place.make_folder_durably()
-            self._extras.handlers[name].save(place.for_users(), args=args)
+            self._extras.handlers[name].save(directory, args=args)
 
     def record(self) -> dict[str, StoredFile]:
         """Finalizes the items, once all processes have written. Returns their files. Only one process calls it.
@@ -108,7 +125,7 @@ class HandledItems:
         for name in self._extras.items:
             place = self._folder / name
             if finalize := getattr(self._extras.handlers[name], "finalize", None):
-                finalize(place.for_users())
+                finalize(place.local())
             files = {path: StoredFile(size, checksum) for path, size, checksum in record_files(place, self._folder)}
             if not files:
                 raise SaveFailed(f"item {name!r}: its handler wrote nothing to {place}")

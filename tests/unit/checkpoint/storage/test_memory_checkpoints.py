@@ -15,7 +15,7 @@ from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.verification import verify
-from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointNotFound
+from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointNotFound, CheckpointRefused
 
 FORMS = {
     "raw": WriteOptions(use_ocdbt=False),
@@ -99,3 +99,20 @@ def test_nothing_of_it_is_in_a_file_system(directory: str) -> None:
     path: StoragePath = storage_path(directory) / "model"
     with pytest.raises(TypeError, match="is not in a file system"):
         os.fspath(path)
+
+
+def test_custom_metadata_is_saved_and_items_of_handlers_are_refused(directory: str) -> None:
+    class Handler:
+        def save(self, directory: object, args: object) -> None:
+            raise AssertionError("no folder for it to write to")
+
+        def restore(self, directory: object, args: object) -> object:
+            raise AssertionError("no folder for it to read")
+
+    with CheckpointManager(directory, item_handlers={"iter": Handler()}) as manager:
+        with pytest.raises(CheckpointRefused, match="item 'iter': its handler reads and writes files, and memory://"):
+            manager.save(1, state(1), items={"iter": None})
+        manager.save(2, state(2), custom_metadata={"run": "a"})
+        manager.wait_until_finished()
+        assert manager.metadata(2).custom_metadata == {"run": "a"}
+        assert manager.all_steps() == [2]

@@ -24,7 +24,7 @@ def test_checkpoints_need_no_hard_links(tmp_path: Path) -> None:
             os.link(mount / "file", mount / "link")
         root = mount / "run"
         checkpointer = engine(root)
-        checkpointer.claim("job-0", timeout_s=30)
+        checkpointer.access.claim("job-0", timeout_s=30)
         for step in (1, 2):
             save(checkpointer, step, small_state(step))
         checkpointer.close(30)
@@ -45,7 +45,7 @@ def test_mounts_that_cannot_commit_are_refused_at_the_start(tmp_path: Path, subt
     with limited_mount.mounted(tmp_path, "links", "renames", subtype=subtype, source="my-bucket") as mount:
         checkpointer = engine(mount / "run")
         with pytest.raises(CheckpointError, match=said):
-            checkpointer.claim("job-0", timeout_s=30)
+            checkpointer.access.claim("job-0", timeout_s=30)
         checkpointer.close(30)
         assert list((mount / "run").iterdir()) == []
 
