@@ -209,7 +209,7 @@ def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, 
     assert path.exists()
 
 
-def test_a_lease_of_a_bucket_is_left_if_another_takes_it_while_it_is_released() -> None:
+def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
     mine = lease.claim(paths, "job", "a-0", deadline=Deadline.after(1, time.monotonic), sleep=time.sleep)

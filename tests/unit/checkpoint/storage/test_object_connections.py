@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import trustme
 
+from gracepoint.checkpoint.storage.objects import persistence
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Request, Unreachable
 from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.persistence import Persistence
@@ -164,7 +165,7 @@ def after(seconds: float) -> Callable[[], None]:
     [b"", b"HTTP/1.1 200 OK\r\n", head(100) + b"A", None],
     ids=["no reply", "a part of a head", "a part of a body", "a byte at a time"],
 )
-def test_a_caller_that_has_no_time_left_does_not_wait_for_a_reply(
+def test_a_caller_without_time_does_not_wait_for_a_reply(
     serve: Serve, to: To, signed: trustme.CA | None, sent: bytes | None
 ) -> None:
     ended = threading.Event()
@@ -186,7 +187,22 @@ def test_a_caller_that_has_no_time_left_does_not_wait_for_a_reply(
     assert time.monotonic() - began_s < 3
 
 
-def test_a_caller_that_has_no_time_left_does_not_wait_for_a_connection() -> None:
+def test_a_request_ends_though_its_reply_never_does(serve: Serve, to: To, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistence, "STALL_S", 0.2)
+    ended = threading.Event()
+
+    def script(heard: Heard, sock: socket.socket) -> None:
+        while not ended.wait(0.02):
+            sock.sendall(b"H")
+
+    connections = to(serve(script).url)
+    asking = Persistence(lambda: Exchange(connections), hedges=False, patience_s=0.1)
+    with pytest.raises(TimeoutError, match=r"GET of a test: not done after 0\.\d s"):
+        asking.run("GET of a test", ask, kind="read")
+    ended.set()
+
+
+def test_a_caller_without_time_does_not_wait_for_a_connection() -> None:
     # A listener whose queue is full leaves a connection unanswered.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         full = []

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.objects import api
 from gracepoint.checkpoint.storage.objects.connection import Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.credentials import Found, Renewed
+from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 
@@ -30,13 +30,13 @@ class Source:
         self.may_end = threading.Event()
         self.may_end.set()
 
-    def __call__(self, was_refused: bool) -> Found[str]:
+    def __call__(self, was_refused: bool) -> StoreCredentials[str]:
         self.calls.append(was_refused)
         assert self.may_end.wait(WAIT_S)
         if self.error is not None:
             raise self.error
         until_s = time.monotonic() + self.left_s
-        return Found(f"token {len(self.calls)}", lambda seconds: time.monotonic() + seconds < until_s)
+        return StoreCredentials(f"token {len(self.calls)}", lambda seconds: time.monotonic() + seconds < until_s)
 
 
 def nothing() -> None:
@@ -86,7 +86,7 @@ def test_credentials_that_cannot_be_renewed_now_are_asked_for_again() -> None:
         Renewed("test", source).get(nothing)
 
 
-def test_missing_credentials_are_an_error_at_once_which_does_not_mean_read_only() -> None:
+def test_missing_credentials_do_not_mean_read_only() -> None:
     source = Source()
     source.error = NotAdmitted(5, "no credentials were found")
     with pytest.raises(NotAdmitted, match="no credentials were found") as caught:
@@ -98,7 +98,7 @@ class Enough(Exception):
     pass
 
 
-def test_a_caller_that_has_no_time_left_does_not_wait_for_a_renewal() -> None:
+def test_a_caller_without_time_does_not_wait_for_a_renewal() -> None:
     source = Source()
     source.may_end.clear()
     end_s = time.monotonic() + 0.3

@@ -77,9 +77,7 @@ def test_a_reply_that_no_store_sends_is_not_believed(
         ASKED[asked](backend(server.url))
 
 
-def test_a_reply_with_all_of_an_object_is_not_taken_for_its_end(
-    serve: Serve, backend: Callable[[str], ObjectBackend]
-) -> None:
+def test_a_whole_object_is_not_taken_for_its_end(serve: Serve, backend: Callable[[str], ObjectBackend]) -> None:
     known = {"x_goog_generation": "1", "ETag": '"1"'}
 
     def script(heard: Heard, sock: socket.socket) -> None:

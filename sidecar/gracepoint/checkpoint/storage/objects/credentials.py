@@ -30,7 +30,7 @@ _PAUSE_S = 1.0  # after a renewal that failed
 
 
 @dataclasses.dataclass(frozen=True)
-class Found(Generic[T]):
+class StoreCredentials(Generic[T]):
     """Credentials that were found.
 
     Attributes:
@@ -50,11 +50,11 @@ class Renewed(Generic[T]):
         find: Finds or renews them. It may take minutes. Its argument is whether the server refused the last ones.
     """
 
-    def __init__(self, what: str, find: Callable[[bool], Found[T]]) -> None:
+    def __init__(self, what: str, find: Callable[[bool], StoreCredentials[T]]) -> None:
         self._what = what
         self._find = find
         self._changed = threading.Condition()
-        self._found: Found[T] | None = None
+        self._found: StoreCredentials[T] | None = None
         self._found_s = float("-inf")
         self._is_refused = False
         self._is_renewing = False
@@ -107,7 +107,7 @@ class Renewed(Generic[T]):
             self._is_renewing, self._error, self._failed_s = False, error, time.monotonic()
 
     def _renew(self) -> None:
-        found: Found[T] | None = None
+        found: StoreCredentials[T] | None = None
         error: Exception | None = None
         try:
             found = self._find(self._is_refused)

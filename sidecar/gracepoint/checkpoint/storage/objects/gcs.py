@@ -30,8 +30,7 @@ from gracepoint.checkpoint.storage.objects import api
 from gracepoint.checkpoint.storage.objects.api import Found, Page, StoreClock
 from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request
 from gracepoint.checkpoint.storage.objects.connections import connections_to
-from gracepoint.checkpoint.storage.objects.credentials import Found as Credentials
-from gracepoint.checkpoint.storage.objects.credentials import Renewed
+from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.errors import SettingsError
 
@@ -62,7 +61,7 @@ class GcsApi:
         if emulator or url.startswith("http://"):
             self._testing = environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING")
         else:
-            self._tokens = Renewed("gs://: access tokens for Google Cloud Storage", _Finder())
+            self._tokens = Renewed("gs://: access tokens for Google Cloud Storage", _GoogleTokens())
 
     @property
     def needs_token(self) -> bool:
@@ -184,13 +183,13 @@ class _Parts:
         yield memoryview(self._after)
 
 
-class _Finder:
+class _GoogleTokens:
     """Finds and renews access tokens with ``google-auth``. One thread at a time uses it."""
 
     def __init__(self) -> None:
         self._credentials: Any = None
 
-    def __call__(self, was_refused: bool) -> Credentials[str]:
+    def __call__(self, was_refused: bool) -> StoreCredentials[str]:
         try:
             import google.auth
             from google.auth.exceptions import DefaultCredentialsError
@@ -211,7 +210,7 @@ class _Finder:
         self._credentials.refresh(GoogleRequest())
         expiry = self._credentials.expiry  # UTC, without a time zone
         until_s = float("inf") if expiry is None else expiry.replace(tzinfo=datetime.UTC).timestamp()
-        return Credentials(str(self._credentials.token), lambda seconds: time.time() + seconds < until_s)
+        return StoreCredentials(str(self._credentials.token), lambda seconds: time.time() + seconds < until_s)
 
 
 def _checksum(body: Body) -> dict[str, str]:

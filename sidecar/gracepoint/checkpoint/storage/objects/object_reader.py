@@ -11,7 +11,7 @@ import time
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects.api import ConditionFailed, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import Pauses, Persistence, Transient, wait
+from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, Transient, wait
 
 
 class ObjectReader:
@@ -45,7 +45,7 @@ class ObjectReader:
             OSError: The object was replaced, or cannot be read.
         """
         wanted = max(0, min(len(out), self.size_bytes - offset))
-        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, Pauses()
+        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, RequestPauses()
         while done < wanted:
             if self._stream is None or self._position != offset + done:
                 self._open(offset + done)

@@ -115,7 +115,7 @@ class Persistence:
             TimeoutError: The request did not succeed in time. The message has its last error.
             OSError: Another error of ``act``.
         """
-        began_s, pauses, pace = time.monotonic(), Pauses(), self._paces[kind]
+        began_s, pauses, pace = time.monotonic(), RequestPauses(), self._paces[kind]
 
         def look() -> None:
             go_on()
@@ -209,7 +209,7 @@ class Persistence:
             race.second_failed(error)
 
 
-class Pauses:
+class RequestPauses:
     """The pauses between the repetitions of a request: random, and longer each time."""
 
     def __init__(self) -> None:

@@ -28,8 +28,7 @@ from gracepoint.checkpoint.storage.objects import api
 from gracepoint.checkpoint.storage.objects.api import Found, Page, StoreClock
 from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request
 from gracepoint.checkpoint.storage.objects.connections import connections_to
-from gracepoint.checkpoint.storage.objects.credentials import Found as Credentials
-from gracepoint.checkpoint.storage.objects.credentials import Renewed
+from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.errors import SettingsError
 
@@ -45,7 +44,7 @@ class S3Api:
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
         self._bucket = bucket
-        finder = _Finder()
+        finder = _AwsKeys()
         self._credentials = Renewed("s3://: credentials", finder)
         self._endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
         self._region = (
@@ -185,7 +184,7 @@ class S3Api:
 Keys = tuple[str, str, str | None]
 
 
-class _Finder:
+class _AwsKeys:
     """Finds and renews credentials with ``botocore``. One thread at a time uses ``__call__``."""
 
     def __init__(self) -> None:
@@ -197,7 +196,7 @@ class _Finder:
         found = self._opened().get_config_variable("region")
         return None if found is None else str(found)
 
-    def __call__(self, was_refused: bool) -> Credentials[Keys]:
+    def __call__(self, was_refused: bool) -> StoreCredentials[Keys]:
         if was_refused:
             self._session = self._found = None
         if self._found is None:
@@ -211,7 +210,7 @@ class _Finder:
         found = self._found
         frozen = found.get_frozen_credentials()
         expires = hasattr(found, "refresh_needed")
-        return Credentials(
+        return StoreCredentials(
             (frozen.access_key, frozen.secret_key, frozen.token),
             lambda seconds: not (expires and found.refresh_needed(seconds)),
         )
