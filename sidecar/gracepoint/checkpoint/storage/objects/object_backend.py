@@ -26,7 +26,7 @@ from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Stal
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
-from gracepoint.checkpoint.storage.objects import several
+from gracepoint.checkpoint.storage.objects import probe, several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
@@ -127,7 +127,7 @@ class ObjectBackend:
         note = f"{says} {secrets.token_hex(8)}".strip()
 
         def act(exchange: Exchange) -> Generation:
-            return self._api.put(exchange, key, body, only_if, note, checksum, go_on or _go_on)
+            return self._api.put(exchange, key, body, only_if, note, checksum)
 
         try:
             return self._persistence.run(
@@ -280,24 +280,7 @@ class ObjectBackend:
         return self._api.clock.now_s()
 
     def check_usable(self, key: str) -> None:
-        probe = f"{_prefix(key)}.gracepoint-probe.{secrets.token_hex(8)}"
-        made = self.create(probe, b"probe")
-        try:
-            if self.read(probe).data != b"probe":
-                raise OSError(errno.EIO, "an object was read with other contents than it was written with")
-            try:
-                self.create(probe, b"other")
-            except FileExistsError:
-                return
-            raise OSError(
-                errno.ENOTSUP,
-                f"{self.url(key)}: the store ignores the condition that an object must not exist, so two jobs could "
-                "overwrite each other's checkpoints. Use a store with conditional writes",
-            )
-        finally:
-            with contextlib.suppress(OSError):
-                self.delete_version(probe, made)
-                self.delete_version(probe, None)
+        probe.check(self, key)
 
     def _pages(
         self, prefix: str, *, flat: bool, limit: int | None = None
