@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -27,13 +27,13 @@ from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.placement import Placement, take
-from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.sweeping import finish, refuse_foreign, store_of
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)
 
@@ -48,40 +48,53 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
         temporary: The save.
         begun_ns: When it began, by the store's clock.
         marks: Whether this process leaves a mark, by which the save is found if it never ends.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
     """
     store = store_of(temporary.target)
-    names: set[str] = set()
+    names: dict[str, bool] = {}
 
     def look() -> None:
         with contextlib.suppress(FileNotFoundError):
-            names.update(child.name for child in temporary.target.children())
+            names.update((child.name, child.is_folder) for child in temporary.target.children())
 
     store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
     staged = layout.COMMIT_SUCCESS in names
     if layout.MANIFEST in names:
         with contextlib.suppress(FileNotFoundError):
-            staged = not is_claim((temporary.target / layout.MANIFEST).read_bytes())
+            data = (temporary.target / layout.MANIFEST).read_bytes()
+            staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
+    else:
+        try:
+            # Orbax's marks are there from the beginning. What else is not Gracepoint's is found before the commit.
+            refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
+        except SaveFailed:
+            temporary.path.delete_folder()
+            raise
     claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
     placement = Placement(temporary, claim, store, staged=staged)
     return StoragePath(cast(Backend, placement), temporary.target.key), placement
 
 
-def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
+def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None = None) -> bool:
     """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
 
     Args:
         temporary: The save.
         may_replace: Returns whether it replaces another save of the step that is committed.
+        go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
 
     Raises:
         CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
             save has overwritten them.
+        SaveFailed: The step has objects that Gracepoint did not write, or a later save has claimed it.
     """
     records = done_records(temporary.path)
     if records is None:
         return is_committed(temporary)
     try:
-        return _finish(temporary, records, may_replace)
+        return _finish(temporary, records, may_replace, go_on)
     except CheckpointCorrupt:
         # Another process may have committed the save meanwhile, and deleted the save's folder.
         if is_committed(temporary):
@@ -89,12 +102,17 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
         raise
 
 
-def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Callable[[], bool]) -> bool:
+def _finish(
+    temporary: Temporary,
+    records: Sequence[DoneRecord],
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
+) -> bool:
     manifest = merge(records)
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
-        if not _take_over(temporary, claim, may_replace):
+        if not _take_over(temporary, claim, may_replace, go_on):
             return is_committed(temporary)
         moved = _move(temporary, claim, staged)
         if moved is None:
@@ -115,9 +133,16 @@ def is_committed(temporary: Temporary) -> bool:
     return True
 
 
-def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], bool]) -> bool:
-    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed."""
+def _take_over(
+    temporary: Temporary, claim: Claim, may_replace: Callable[[], bool], go_on: Callable[[], None] | None
+) -> bool:
+    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
     place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
+    _refuse_foreign_beside(temporary.target)
     for _ in range(_TRIES):
         marked = success.entry()
         with contextlib.suppress(FileNotFoundError):
@@ -135,7 +160,10 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
                     place.replace(claim.to_bytes(), found.generation)
                 continue
             other = Claim.from_bytes(found.data, str(place))
-            if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+            if other.trash is not None:
+                finish(temporary.target, other.trash, go_on)
+                continue
+            if other.is_later(claim) and not other.is_same(claim):
                 return False
             if other.is_same(claim):
                 # The mark was there before the claim was seen, so it is not of this save.
@@ -145,6 +173,15 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
         if take(temporary.target, claim) is None:
             continue
     return False
+
+
+def _refuse_foreign_beside(target: StoragePath) -> None:
+    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those of a manifest need no look."""
+    known: Collection[str] = ()
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest = manifest_fields(target)
+        known = () if manifest is None else manifest["files"]
+    refuse_foreign(target, [entry.key for entry in target.entries() if entry.key not in known])
 
 
 def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
@@ -219,6 +256,7 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
                     f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the "
                     "step has overwritten it, or it was deleted"
                 )
+        refuse_foreign(temporary.target, [name for name in listed if name not in manifest.files])
         try:
             if layout.MANIFEST not in listed:
                 place.create(manifest.to_bytes())
@@ -242,12 +280,17 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     if manifest is None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
     success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
+    # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
+    placement = Placement(
+        temporary,
+        Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns),
+        store_of(temporary.target),
+        staged=False,
+    )
     store_of(temporary.target).at_once(
         [
-            functools.partial(
-                (temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest, temporary.target)
-            ),
-            functools.partial((temporary.target / layout.COMMIT_SUCCESS).put, success),
+            functools.partial(placement.mark, layout.STEP_METADATA, orbax_metadata(manifest, temporary.target)),
+            functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
         ]
     )
 
@@ -263,9 +306,3 @@ def is_unfinished(folder: StoragePath) -> bool:
 def last_change_s(temporary: Temporary) -> float:
     """Returns when a save last changed something, by the store's clock."""
     return max(temporary.path.last_change_s(), temporary.target.last_change_s())
-
-
-def store_of(path: StoragePath) -> FlatBackend:
-    """Returns the store of ``path``, which cannot rename."""
-    assert not path.backend.renames
-    return cast(FlatBackend, path.backend)

@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, is_whole, merge
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _remarking(folder: StoragePath, remarks: list[str]) -> Iterator[None]:
     """Turns an error of one save into a remark, so that the other saves are still salvaged."""
     try:
         yield
-    except (CheckpointCorrupt, CheckpointTooNew) as error:
+    except (CheckpointCorrupt, CheckpointTooNew, SaveFailed) as error:
         remarks.append(f"{folder} is not salvaged: {error}")
     except FileNotFoundError:
         # Another process committed or deleted it meanwhile.

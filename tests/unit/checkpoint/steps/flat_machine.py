@@ -1,4 +1,7 @@
-"""The state machine of ``commit_machine`` on a store that cannot rename, with writers that sleep and lose replies."""
+"""The state machine of ``commit_machine`` on a store that cannot rename, with writers that sleep and lose replies.
+
+Two steps are Orbax's: one is finished, one is not. Nothing may change them, and no save of their steps is committed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.steps.commit_machine import Allowed, CommitMachine, Dies
@@ -23,6 +26,7 @@ from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
 #: "sleeps": the process sleeps while the next attempt starts and saves the same step, and then goes on.
 EVENTS = ("nothing", "dies", "dies after its request", "another starts", "another looks", "sleeps")
+_ORBAX = b'{"commit_timestamp_nsecs": 1}'
 #: More than the requests of a save of two processes that replaces another one.
 MOMENTS_OF_A_SAVE = 45
 MOMENTS = st.integers(min_value=0, max_value=MOMENTS_OF_A_SAVE - 1)
@@ -36,20 +40,39 @@ class FlatMachine(CommitMachine):
     """See the module."""
 
     backend_type: ClassVar[type[VolatileBackend]] = cast(type[VolatileBackend], FlatStore)
+    #: The objects of each of Orbax's steps.
+    orbax: ClassVar[dict[int, tuple[str, ...]]] = {
+        0: ("default/_METADATA", layout.STEP_METADATA, layout.COMMIT_SUCCESS),
+        5: (layout.STEP_METADATA, "default/d/0"),
+    }
     #: The step that another attempt saved while this process slept.
     overtaken: int | None = None
     _saving: tuple[int, int] | None = None
 
-    @rule(step=st.integers(0, 3), processes=st.integers(1, 2), event=st.sampled_from(EVENTS), moment=MOMENTS)
+    def __init__(self) -> None:
+        super().__init__()
+        for step, names in self.orbax.items():
+            for name in names:
+                (self.paths.step(step) / name).put(_ORBAX)
+
+    @rule(
+        step=st.sampled_from((0, 1, 2, 3, 5)),
+        processes=st.integers(1, 2),
+        event=st.sampled_from(EVENTS),
+        moment=MOMENTS,
+    )
     def save(self, step: int, processes: int, event: str, moment: int) -> None:
         self.overtaken = None
-        self._saving = step, processes
+        self._saving = (step, processes) if step not in self.orbax else None
         ordinal = next(self.ordinals)
         temporary = self.paths.temporary(step, self.attempt, ordinal)
         contents = f"{step}:{ordinal}"
         try:
             ended = self._while(event, moment, lambda: self._save(temporary, contents, processes, ordinal))
         except (NotCommitted, SaveFailed, CheckpointCorrupt):
+            if step in self.orbax:
+                self._check_after(ended=True)
+                return
             assert self.overtaken == step, "a save failed that nobody overtook"
             ended = False
         self._saving = None
@@ -103,6 +126,15 @@ class FlatMachine(CommitMachine):
         self._may_be_durable(step, contents, required=True)
         if not commit.finalize(self.paths, temporary, replace=True):
             raise NotCommitted
+
+    def _complete(self) -> list[int]:
+        for step, names in self.orbax.items():
+            found = {entry.key for entry in self.paths.step(step).entries()}
+            assert found == set(names), f"step {step} is Orbax's, and has {found}"
+            assert all((self.paths.step(step) / name).read_bytes() == _ORBAX for name in names)
+        complete = listing.complete_steps(self.paths)
+        assert set(complete) & set(self.orbax) == {0} & set(self.orbax)
+        return [step for step in complete if step not in self.orbax]
 
     def _go_on(self) -> None:
         """A writer calls it again and again."""
