@@ -159,7 +159,9 @@ class Placement:
 
 
 def take(target: StoragePath, claim: Claim) -> Generation | None:
-    """Makes ``claim`` the claim on a step. Returns its generation; None if the step has a manifest, or is being deleted.
+    """Makes ``claim`` the claim on a step. Returns its generation.
+
+    Returns None if the step has a manifest, or is being deleted.
 
     Raises:
         SaveFailed: A later save has claimed the step.

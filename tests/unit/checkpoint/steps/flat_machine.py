@@ -6,6 +6,7 @@ Two steps are Orbax's: one is finished, one is not. Nothing may change them, and
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.steps.commit_machine import Allowed, CommitMachine, Dies
+from tests.unit.checkpoint.storage.digests import DigestStore
 from tests.unit.checkpoint.storage.flat import FlatStore
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
@@ -48,9 +50,12 @@ class FlatMachine(CommitMachine):
     #: The step that another attempt saved while this process slept.
     overtaken: int | None = None
     _saving: tuple[int, int] | None = None
+    #: Steps that are deleted, and are saved again while the process that deletes them sleeps.
+    _deleting: Sequence[int] = ()
 
     def __init__(self) -> None:
         super().__init__()
+        self._saved_again: dict[int, Allowed] = {}
         for step, names in self.orbax.items():
             for name in names:
                 (self.paths.step(step) / name).put(_ORBAX)
@@ -80,9 +85,11 @@ class FlatMachine(CommitMachine):
             self.model[step] = Allowed({contents}, required=True)
         self._check_after(ended)
 
-    @rule(keep=st.integers(1, 3), event=st.sampled_from(EVENTS[:-1]), moment=MOMENTS)
+    @rule(keep=st.integers(1, 3), event=st.sampled_from(EVENTS), moment=MOMENTS)
     def retain(self, keep: int, event: str, moment: int) -> None:
+        self._deleting = self._complete()[:-keep] if event == "sleeps" else []
         super().retain(keep, event, moment)
+        self._deleting = []
 
     @rule(event=st.sampled_from(EVENTS[:-1]), moment=MOMENTS)
     def start(self, event: str, moment: int) -> None:
@@ -95,8 +102,13 @@ class FlatMachine(CommitMachine):
             with commit.writing(temporary, 0, process_index=process) as writing:
                 files = {}
                 # The second file's name depends on the number of processes, as with another sharding.
-                for path in (layout.host_state_file(process), f"default/w/{process}.{processes}"):
-                    data = f"{contents}:{process}".encode()
+                for path in (
+                    layout.host_state_file(process),
+                    f"default/w/{process}.{processes}",
+                    f"default/s/{process}",
+                ):
+                    # The last file is the same in all saves, and so is its generation in some stores.
+                    data = b"same" if "/s/" in path else f"{contents}:{process}".encode()
                     place = writing.folder / path
                     values = np.frombuffer(data, np.uint8)
                     place.backend.write_large(
@@ -126,6 +138,11 @@ class FlatMachine(CommitMachine):
         self._may_be_durable(step, contents, required=True)
         if not commit.finalize(self.paths, temporary, replace=True):
             raise NotCommitted
+
+    def _check_after(self, ended: bool) -> None:
+        self.model |= self._saved_again
+        self._saved_again = {}
+        super()._check_after(ended)
 
     def _complete(self) -> list[int]:
         for step, names in self.orbax.items():
@@ -165,6 +182,9 @@ class FlatMachine(CommitMachine):
         return True
 
     def _happen(self, event: str) -> None:
+        if event == "sleeps" and self._deleting:
+            self._save_again()
+            return
         if event != "sleeps" or self._saving is None:
             super()._happen(event)
             return
@@ -178,6 +198,23 @@ class FlatMachine(CommitMachine):
         self.model[step] = Allowed({contents}, required=True)
         self.overtaken = step
         self.attempt = sleeper
+
+    def _save_again(self) -> None:
+        sleeper = self.attempt
+        self._start()
+        standing = self._complete()  # the sleeper may still choose to delete these, whoever saved them
+        for step in self._deleting:
+            ordinal = next(self.ordinals)
+            contents = f"{step}:{ordinal}"
+            self._save(self.paths.temporary(step, self.attempt, ordinal), contents, 1, ordinal)
+            self._saved_again[step] = Allowed({contents}, required=step not in standing)
+        self.attempt = sleeper
+
+
+class DigestMachine(FlatMachine):
+    """The machine on a store that tells versions apart by their contents."""
+
+    backend_type: ClassVar[type[VolatileBackend]] = cast(type[VolatileBackend], DigestStore)
 
 
 def _nothing(operation: str, key: str) -> None:
