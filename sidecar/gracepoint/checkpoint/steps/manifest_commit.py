@@ -20,18 +20,14 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
-import numpy as np
-
-from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, is_claim, merge
+from gracepoint.checkpoint.steps.moving import merge_trees, move
 from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
 from gracepoint.checkpoint.steps.sweeping import finish, refuse_foreign, store_of
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
-from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
@@ -39,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _BEGUN = "begun"
 _TRIES = 20
+_MARKS = (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
 
 
 def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
@@ -114,11 +111,11 @@ def _finish(
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
         if not _take_over(temporary, claim, may_replace, go_on):
             return is_committed(temporary)
-        moved = _move(temporary, claim, staged)
+        moved = move(temporary, claim, staged, go_on)
         if moved is None:
             return is_committed(temporary)
         in_place |= moved
-    if manifest.arrays and manifest.arrays[0].format.ocdbt and not _merge_trees(temporary, claim, manifest):
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not merge_trees(temporary, claim, manifest, go_on):
         return is_committed(temporary)
     return _publish(temporary, claim, manifest, in_place)
 
@@ -127,7 +124,15 @@ def is_committed(temporary: Temporary) -> bool:
     """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
     if not is_of(temporary.target, temporary):
         return False
-    if not (temporary.target / layout.COMMIT_SUCCESS).is_value():
+    marks: list[bool] = []
+
+    def look(name: str) -> None:
+        noted = store_of(temporary.target).noted((temporary.target / name).key)
+        by = None if noted is None else Claim.noted(noted.note)
+        marks.append(by is not None and (by.attempt, by.ordinal) == (temporary.attempt, temporary.ordinal))
+
+    store_of(temporary.target).at_once(functools.partial(look, name) for name in _MARKS)
+    if not all(marks):
         with contextlib.suppress(OSError):  # a directory that this process may only read
             _mark(temporary, None)
     return True
@@ -193,56 +198,6 @@ def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
     return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
 
 
-def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) -> dict[str, Generation] | None:
-    """Moves objects from the save's folder into the step's. Returns their generations.
-
-    Returns None if the step was committed meanwhile.
-    """
-    store = store_of(temporary.target)
-    placement = Placement(temporary, claim, store, staged=False)
-    moved: dict[str, Generation | None] = {}
-
-    def move(path: str, file: StoredFile) -> None:
-        noted = store.noted((temporary.target / path).key)
-        by = None if noted is None else Claim.noted(noted.note)
-        if noted is not None and by is not None and by.is_same(claim):
-            moved[path] = noted.generation  # an earlier try has moved it
-            return
-        data = np.empty(file.bytes, np.uint8)
-        read_checked(temporary.path / path, file.bytes, file.crc32, data.data)
-        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, None)
-
-    store.at_once(functools.partial(move, path, file) for path, file in staged.items())
-    if None in moved.values():
-        return None
-    return {path: generation for path, generation in moved.items() if generation is not None}
-
-
-def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool:
-    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
-    below = layout.in_item(manifest.item, "")
-    trees = [
-        path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")
-        for path in manifest.files
-        if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
-    ]
-    item, placement = (
-        temporary.target / manifest.item,
-        Placement(temporary, claim, store_of(temporary.target), staged=False),
-    )
-    noted = placement.noted((item / ocdbt.MANIFEST).key)
-    by = None if noted is None else Claim.noted(noted.note)
-    if by is not None and by.is_same(claim):
-        return True  # an earlier try has merged them
-    files = ocdbt.merged_apart(item, trees)
-    for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
-        data = np.frombuffer(files[path], np.uint8)
-        name = layout.in_item(manifest.item, path)
-        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), None) is None:
-            return False
-    return True
-
-
 def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
     place = temporary.target / layout.MANIFEST
     for _ in range(_TRIES):
@@ -270,7 +225,10 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
                 place.replace(manifest.to_bytes(), found.generation)
         except (FileExistsError, FileNotFoundError, StaleGeneration):
             continue
-        _mark(temporary, manifest)
+        try:
+            _mark(temporary, manifest)
+        except OSError as error:
+            logger.warning("%s is committed; Orbax's marks follow at the next start: %s", temporary.what, error)
         return True
     return is_committed(temporary)
 
