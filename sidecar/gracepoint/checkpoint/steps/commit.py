@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Manifest, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.steps import manifest_commit, manifest_deletion
 from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
@@ -68,6 +68,15 @@ def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Itera
     temporary.path.make_folder_durably()
     with temporary.path.staying() as stayed:
         yield Writing(temporary.path, stayed, begun_ns, {})
+
+
+def record(temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+    """Makes the done-record of a process durable. In stores that cannot rename, ``go_on`` may end it by an error."""
+    where = temporary.path / layout.done_record(done.process_index)
+    if where.backend.renames:
+        where.put(done.to_bytes())
+    else:
+        manifest_commit.put(where, done.to_bytes(), go_on)
 
 
 def is_durable(paths: Layout, temporary: Temporary) -> bool:

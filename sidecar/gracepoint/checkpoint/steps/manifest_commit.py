@@ -20,14 +20,18 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
+import numpy as np
+
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, is_claim, merge
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.moving import merge_trees, move
 from gracepoint.checkpoint.steps.placement import Placement, take
 from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
 from gracepoint.checkpoint.steps.sweeping import finish, refuse_foreign, store_of
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
@@ -251,6 +255,20 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
             functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
         ]
     )
+
+
+def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
+    """Writes a small object, whatever is there. ``go_on`` is called again and again, and may end it by an error."""
+    store, found = store_of(where), None
+    body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+    for _ in range(_TRIES):
+        try:
+            store.write_if(where.key, body, crc32(data), found, "", go_on)
+            return
+        except (FileExistsError, StaleGeneration):
+            noted = store.noted(where.key)
+            found = None if noted is None else noted.generation
+    raise SaveFailed(f"{where} keeps changing")
 
 
 def is_unfinished(folder: StoragePath) -> bool:

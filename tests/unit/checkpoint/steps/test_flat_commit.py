@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, listing, moving
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
@@ -80,3 +81,20 @@ def test_a_move_ends_at_the_deadline_and_the_next_start_goes_on() -> None:
     assert len(moved) == 1
     assert commit.finalize(paths, temporary, replace=True)
     assert commit.is_committed(paths, temporary)
+
+
+def test_a_done_record_is_not_written_after_the_deadline() -> None:
+    _, paths = new_store()
+    temporary = write(paths, "a")
+    record = DoneRecord.from_bytes((temporary.path / layout.done_record(0)).read_bytes(), "it")
+    (temporary.path / layout.done_record(0)).delete()
+
+    def go_on() -> None:
+        raise SaveFailed("the time is over")
+
+    with pytest.raises(SaveFailed, match="the time is over"):
+        commit.record(temporary, record, go_on)
+    assert not commit.is_durable(paths, temporary)
+    for _ in range(2):  # a record may be written again
+        commit.record(temporary, record, lambda: None)
+    assert commit.is_durable(paths, temporary)
