@@ -90,7 +90,7 @@ class _Child:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                f"{self._process.args}: expected an answer, found its end: {''.join(self._errors[-20:])}"
+                f"{self._process.args!r}: expected an answer, found its end: {''.join(self._errors[-20:])}"
             )
         return line
 

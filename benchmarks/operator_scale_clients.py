@@ -170,10 +170,9 @@ class Client:
         return reader, writer
 
 
-async def run(path: Path) -> None:
-    """Runs all clients of the file until standard input ends."""
+async def run(given: dict[str, Any]) -> None:
+    """Runs all clients until standard input ends. ``given``: what the file has."""
     asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
-    given = json.loads(path.read_text())
     context = ssl.create_default_context(cadata=given["ca"])
     at_once = asyncio.Semaphore(_HANDSHAKES_AT_ONCE)
     said: list[list[Any]] = []
@@ -200,4 +199,4 @@ async def run(path: Path) -> None:
 
 if __name__ == "__main__":
     os.nice(_PRIORITY)
-    asyncio.run(run(Path(sys.argv[1])))
+    asyncio.run(run(json.loads(Path(sys.argv[1]).read_text())))

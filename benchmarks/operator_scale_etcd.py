@@ -38,10 +38,12 @@ def fill(url: str, objects: Iterable[tuple[str, bytes]]) -> int:
         RuntimeError: etcd refused a transaction.
     """
     local = threading.local()
+    connections: list[http.client.HTTPConnection] = []
 
     def send(batch: list[tuple[str, bytes]]) -> int:
         if not hasattr(local, "connection"):
             local.connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=_TIMEOUT_S)
+            connections.append(local.connection)
         puts = [{"request_put": {"key": _text(key.encode()), "value": _text(value)}} for key, value in batch]
         local.connection.request("POST", "/v3/kv/txn", json.dumps({"success": puts}))
         answer = local.connection.getresponse()
@@ -50,10 +52,14 @@ def fill(url: str, objects: Iterable[tuple[str, bytes]]) -> int:
             raise RuntimeError(f"etcd at {url} refused {len(batch)} objects: HTTP {answer.status} {said[:500]!r}")
         return sum(len(value) for _, value in batch)
 
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-        # A few at a time, so that only these are in memory.
-        groups = _batched(_batched(objects, _AT_ONCE), 4 * _THREADS)
-        return sum(sum(threads.map(send, group)) for group in groups)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+            # A few at a time, so that only these are in memory.
+            groups = _batched(_batched(objects, _AT_ONCE), 4 * _THREADS)
+            return sum(sum(threads.map(send, group)) for group in groups)
+    finally:
+        for connection in connections:
+            connection.close()
 
 
 def _text(data: bytes) -> str:

@@ -36,7 +36,7 @@ def measure(write: Callable[[str], Any]) -> None:
             line = {"at": time.time(), "thread": threading.current_thread().name, "took_s": took_s}
             write(json.dumps({**line, "worked_s": worked_s, "what": repr(what)[:200]}) + "\n")
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.Handle._run = timed  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Measured:
     """
 
     size: Size
-    limit: Limit = Limit(0, 0, 0, 0, 0, 0)
+    limit: Limit = dataclasses.field(default_factory=lambda: Limit(0, 0, 0, 0, 0, 0))
     starts: Starts = dataclasses.field(default_factory=Starts)
     start_peak_bytes: int = 0
     settled_bytes: list[int] = dataclasses.field(default_factory=list)
@@ -100,6 +100,11 @@ class Measured:
 
 def figures(measured: Measured) -> list[Figure]:
     """In the order of the table."""
+    found = _without_clients(measured)
+    return found + _with_clients(measured) if measured.connections else found
+
+
+def _without_clients(measured: Measured) -> list[Figure]:
     limit, starts = measured.limit, measured.starts
     return [
         Figure("limit: a plain list of the same objects", limit.wall_s, "s"),
@@ -114,6 +119,11 @@ def figures(measured: Measured) -> list[Figure]:
         Figure("memory: after the start", max(measured.settled_bytes) / _MIB, "MiB", _AFTER_MIB),
         *_blocked("start", starts.blocked),
         Figure("idle: share of a core", measured.idle * 100, "%", _IDLE_PERCENT),
+    ]
+
+
+def _with_clients(measured: Measured) -> list[Figure]:
+    return [
         Figure(f"connect: {measured.connections} clients", measured.connected_s, "s"),
         Figure("connect: CPU of both replicas", measured.connect_cpu_s, "s"),
         Figure("connect: memory of the larger replica", max(measured.connected_bytes) / _MIB, "MiB"),

@@ -4,14 +4,14 @@ kopf watches in threads of its own and hands each object over with ``feed``. The
 thread (``server.py``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
 subscribers and the acknowledgements. Requests to the API server run in the threads of ``KubeClient``. On the loop:
 
-* ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``decide`` -> ``Notifier``, without an await between
-  the two. All events that wait are handled at once: a thousand pods that start together are a thousand events of one
-  workload;
+* ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``Decider`` -> ``Notifier``, without an await between
+  the two (``DecisionQueue``). All events that wait are handled at once: a thousand pods that start together are a
+  thousand events of one workload;
 * ``Sweeper.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
   something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
   about;
-* ``_tick``: once a second, for what depends on time alone: preemptions that expire, preemptions that were held back,
-  requests for workloads that do not exist, and hints to pods that have connected;
+* ``_tick``: once a second, for what depends on time alone: workloads whose next decision is due, preemptions that were
+  held back, requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
 * ``ConnectionWriter.run``: counts twice a minute which pods are connected;
 * ``LoopLag.measure``: measures how late this loop is;
@@ -24,7 +24,6 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence, Set
@@ -43,11 +42,9 @@ from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
+from gracepoint_operator.decider import Decider
 from gracepoint_operator.decision_queue import DecisionQueue
 from gracepoint_operator.decisions import rate_limit, request_answers
-from gracepoint_operator.decisions.decide import Check, Wait, decide
-from gracepoint_operator.decisions.next_decision import next_decision_at
-from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -63,7 +60,6 @@ from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
-from gracepoint_operator.resources import PreemptionSpec
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
@@ -123,8 +119,6 @@ class Controller:
         self._tick_s = tick_s
         self._on_ready = on_ready
         self._metrics = metrics
-        self._likely_gangs_per_minute = likely_gangs_per_minute
-        self._replicas = replicas
         self.cache = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
         self.watches = WatchState(metrics)
         self.watches.on_gap = self._note_gap
@@ -148,7 +142,6 @@ class Controller:
             metrics,
             clock,
         )
-        self._hint_notifier = HintNotifier(self.subscribers)
         authenticator = Authenticator(api, self.cache, clock)
         self.trust_notifier = TrustNotifier(self.subscribers)
         self.channel = Channel(
@@ -160,12 +153,22 @@ class Controller:
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._decisions = DecisionQueue(lambda workload_uid: self._decide(workload_uid), clock)
+        self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
         )
         self._fresh_looks = FreshLooks(api, self.cache, self._decisions.decide_now)
-        self._held_back: set[str] = set()  # UIDs of workloads with a preemption that has to wait; decided each second
+        self._decider = Decider(
+            self.cache,
+            self.notifier,
+            HintNotifier(self.subscribers),
+            self._fresh_looks,
+            self._request_writer,
+            self._preemption_writer,
+            clock,
+            likely_gangs_per_minute,
+            replicas,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(
             api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
@@ -266,37 +269,6 @@ class Controller:
         elif isinstance(found.value, Workload):
             self._policy_writer.touch(found.namespace, found.value.policy)
 
-    def _decide(self, uid: str) -> float | None:
-        """Decides about a workload. Returns when that has to be done again without an event."""
-        now, waits = self._clock(), False
-        gang = self.cache.gang(uid)
-        self._hint_notifier.tell(gang)
-        for decision in decide(gang, now, self._is_held_back):
-            match decision:
-                case Check():
-                    self._fresh_looks.begin(decision.workload, decision.jobs, decision.pod_uids)
-                case Answer():
-                    self._request_writer.answer(decision)
-                case Wait():
-                    waits = True
-                case _:
-                    self.notifier.carry_out(decision)
-        if not waits:
-            self._held_back.discard(uid)
-        elif uid not in self._held_back:
-            self._held_back.add(uid)
-            log.warning(
-                "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
-            )
-        gang = dataclasses.replace(gang, epochs=tuple(self.cache.preemptions.epochs_of(uid)))  # as decided now
-        return next_decision_at(gang, now)
-
-    def _is_held_back(self, spec: PreemptionSpec) -> bool:
-        late = self.cache.latest_epochs(rate_limit.WINDOW_S)
-        return rate_limit.holds_back(
-            spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
-        )
-
     def _after_sweep(self, swept: Swept) -> None:
         is_first = not self.ready
         if is_first:
@@ -331,9 +303,11 @@ class Controller:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.ready:
-                joined, self.notifier.joined = self.notifier.joined, set()
                 self._decisions.add_due()
-                self._decisions.add(self._held_back | joined)
+                self._decisions.add(self._decider.held_back)
+                joined, self.notifier.joined = self.notifier.joined, set()
+                for workload_uid in joined:
+                    self._decider.tell_hints(workload_uid)
                 self._answer_homeless()
 
     def _answer_homeless(self) -> None:

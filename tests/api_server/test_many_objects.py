@@ -74,7 +74,7 @@ class Replica:
         self.fed: list[tuple[kinds.Kind, str | None]] = []
         metrics = Metrics()
         self.core = Controller(api, metrics, time.time, "replica-a")
-        decide, feed = self.core._decide, self.core.feed
+        decide, feed = self.core._decider.decide, self.core.feed
 
         def note_decision(uid: str) -> float | None:
             self.decided.append(uid)
@@ -84,7 +84,7 @@ class Replica:
             self.fed.append((kind, event))
             feed(kind, event, body)
 
-        self.core._decide = note_decision  # type: ignore[method-assign]
+        self.core._decider.decide = note_decision  # type: ignore[method-assign]
         self.core.feed = note_event  # type: ignore[method-assign]
         self.watches = Watches(self.core, api, metrics, replica="replica-a")
 
@@ -102,16 +102,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with open_api_server(folder, etcd_flags=operator_scale_etcd.FLAGS, fill=fill) as made:
         made.define(_ROOT / "crds", parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
         for plural, number in (("jobsets", SIZE.jobsets), ("checkpointpolicies", 1), ("preemptions", SIZE.records)):
-            served = functools.partial(_number_of, made, plural)
-            wait_until(
-                f"all {plural} to be served", lambda served=served, number=number: served() >= number, timeout_s=30
-            )
+            served = functools.partial(_serves, made, plural, number)
+            wait_until(f"{number} {plural} to be served", served, timeout_s=30)
         yield made
 
 
-def _number_of(server: ApiServer, plural: str) -> int:
+def _serves(server: ApiServer, plural: str, number: int) -> bool:
     found = server.kubectl("get", plural, "--all-namespaces", "--output=name", check=False)
-    return len(found.stdout.splitlines())
+    return len(found.stdout.splitlines()) >= number
 
 
 @pytest.fixture

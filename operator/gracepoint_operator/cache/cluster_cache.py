@@ -18,6 +18,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.gang_objects import GangObjects
 from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
+from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
@@ -28,7 +29,7 @@ from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.signals import BUILT_IN, Mark, Row
+from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.workloads import BY_PLACE, Job, Workload
 
 
@@ -57,7 +58,7 @@ class ClusterCache:
         self._signal_index = SignalIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
-        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.kinds}  # UID -> place
+        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
@@ -230,7 +231,7 @@ class ClusterCache:
         nodes = {name: objects.nodes[name] for name in {pod.node for pod in pods} if name in objects.nodes}
         jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
         requests = () if workload is None else self.preemptions.requests_for((workload.namespace, workload.name))
-        marks = self._marks(workload_uid, pods, nodes, jobs)
+        marks = marks_of_pods(self._signal_index, self.place, workload_uid, pods, nodes, jobs)
         marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
         marked |= {node.uid for node in nodes.values()} & self._signal_index.marked
         marked.update(pod.uid for pod in pods)
@@ -251,26 +252,6 @@ class ClusterCache:
             bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
             checked=frozenset(uid for uid in self._checked if objects.pods[uid].workload_uid == workload_uid),
         )
-
-    def _marks(
-        self, workload_uid: str, pods: Iterable[Pod], nodes: Mapping[str, Node], jobs: Mapping[str, Job]
-    ) -> dict[str, tuple[Mark, ...]]:
-        """The marks that concern each pod, by its UID. Pods without marks are left out: nearly all."""
-        index = self._signal_index
-        marked = index.marked
-        if workload_uid in marked or index.attached_to([workload_uid]):
-            concerned = list(pods)
-        else:
-            marked_nodes = {name for name, node in nodes.items() if node.uid in marked}
-            marked_nodes |= {name for name in {pod.node for pod in pods} if index.attached_to([name])}
-            marked_jobs = {name for name, job in jobs.items() if job.uid in marked}
-            concerned = [
-                pod
-                for pod in pods
-                if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
-            ]
-        found = {pod.uid: self._concerning(pod, jobs.get(pod.job_name)) for pod in concerned}
-        return {uid: marks for uid, marks in found.items() if marks}
 
     def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
         """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""
@@ -301,18 +282,3 @@ class ClusterCache:
         if found.kind is kinds.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
         return {owner} & self.objects.workloads.keys()
-
-    def _namespace_of(self, uid: str) -> str:
-        place = self.place(uid)
-        return "" if place is None else place[1]
-
-    def _concerning(self, pod: Pod, job: Job | None) -> tuple[Mark, ...]:
-        """The marks on everything that the pod depends on."""
-        node = self.objects.nodes.get(pod.node)
-        attached = self._signal_index.attached_to([pod.node, pod.workload_uid])
-        # Only objects in the pod's namespace or in none, because anybody may write any owner.
-        attached = {uid for uid in attached if self._namespace_of(uid) in ("", pod.namespace)}
-        uids = [pod.uid, pod.workload_uid, *sorted(attached)]
-        uids += [] if node is None else [node.uid]
-        uids += [] if job is None else [job.uid]
-        return self._signal_index.on(uids)

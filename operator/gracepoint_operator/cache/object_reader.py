@@ -84,7 +84,7 @@ class CacheReader:
         }
 
     @property
-    def kinds(self) -> Iterable[kinds.Kind]:
+    def readable(self) -> Iterable[kinds.Kind]:
         """The kinds that can be read."""
         return self._values
 

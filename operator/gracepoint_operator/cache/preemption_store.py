@@ -39,6 +39,7 @@ class PreemptionStore:
         """Keeps a record. It replaces the record that was known under its name."""
         self.epochs[epoch.key] = epoch
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
+        self._summarize(epoch.spec.workload.uid)
         self._latest.add(epoch.key)
         if epoch.phase.ended:
             self._under_way.discard(epoch.key)
@@ -125,6 +126,15 @@ class PreemptionStore:
     def is_gone(self, workload_uid: str) -> bool:
         """True if ``mark_gone`` was called for this workload."""
         return workload_uid in self._without_workload
+
+    def _summarize(self, workload_uid: str) -> None:
+        """Keeps only summaries of the workload's ended epochs, but for the newest one and the newest disruption."""
+        epochs = self.epochs_of(workload_uid)
+        disruptions = [epoch.key for epoch in epochs if not epoch.is_rehearsal]
+        whole = {epochs[-1].key, *disruptions[-1:]}
+        for epoch in epochs:
+            if epoch.phase.ended and epoch.key not in whole:
+                self.epochs[epoch.key] = epoch.summary()
 
 
 def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

@@ -106,11 +106,13 @@ class WatchState:
             watch = self._watch(kind)
             failing_since, watch.failing_since = watch.failing_since, None
             watch.answered_at = now
-            watch.begun |= listed
         if failing_since is not None:
             log.info("watched again", extra=about(kind=kind.plural, failed_for_s=round(now - failing_since, 1)))
         if listed or failing_since is not None:
             self.on_gap(kind, listed)
+        if listed:
+            with self._lock:
+                self._watch(kind).begun = True  # after the call: a list that waited for it fills the gap
 
     def seen(self, kind: Kind) -> None:
         """Notes that an event arrived."""

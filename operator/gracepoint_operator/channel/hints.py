@@ -50,10 +50,17 @@ class HintNotifier:
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
+        self._hinted: set[str] = set()  # UIDs of the workloads that had hints at the last look
 
     def tell(self, gang: GangSnapshot) -> None:
         """Sends every subscriber of the gang the hints that it was not told yet."""
         found = hints_for(gang)
+        if not found and gang.workload_uid not in self._hinted:
+            return  # as for nearly all gangs
+        if found:
+            self._hinted.add(gang.workload_uid)
+        else:
+            self._hinted.discard(gang.workload_uid)
         marks = {signal.mark for signal in found}
         names = {pod.uid for pod in gang.members}
         for subscriber in self._subscribers.of_workload(gang.workload_uid):

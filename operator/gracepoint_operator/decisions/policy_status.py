@@ -183,7 +183,9 @@ def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> Las
         for epoch in epochs
         if epoch.phase in ends and epoch.status.step is not None
     ]
-    return max([*saved, *([] if known is None else [known])], key=lambda save: save.time, default=None)
+    # By name too: replicas that chose differently among saves of one moment would replace each other's choice forever.
+    found = [*saved, *([] if known is None else [known])]
+    return max(found, key=lambda save: (save.time, save.preemption), default=None)
 
 
 def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:

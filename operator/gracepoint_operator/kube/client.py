@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import kubernetes.client
 import kubernetes.config
 
+from gracepoint_operator.kube.answers import Credentials, ListPage, ObjectList
 from gracepoint_operator.kube.errors import (
     AlreadyExists,
     Conflict,
@@ -33,10 +33,12 @@ from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
 __all__ = [
     "AlreadyExists",
     "Conflict",
+    "Credentials",
     "JsonObject",
     "KubeClient",
     "KubeError",
     "NotFound",
+    "ObjectList",
     "Refused",
     "Unavailable",
 ]
@@ -64,45 +66,6 @@ _WRITES = frozenset({"POST", "PATCH"})
 #: Names the operator in the audit log of the API server. The part before the slash owns the written fields.
 FIELD_MANAGER = "gracepoint-operator"
 USER_AGENT = f"{FIELD_MANAGER}/{importlib.metadata.version('gracepoint')}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Credentials:
-    """What another client needs to reach the same API server. The files may be temporary."""
-
-    server: str
-    ca_path: str | None
-    insecure: bool
-    scheme: str | None
-    token: str | None
-    certificate_path: str | None
-    private_key_path: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ObjectList:
-    """Every object of a kind.
-
-    Attributes:
-        items: The objects.
-        metadata: The metadata of the list, with the resourceVersion at which it was read.
-    """
-
-    items: list[JsonObject]
-    metadata: JsonObject
-
-
-@dataclasses.dataclass(frozen=True)
-class ListPage(Generic[_T]):
-    """A part of a list.
-
-    Attributes:
-        items: What was read of each object.
-        metadata: The metadata of the list, with the resourceVersion at which the whole list was read.
-    """
-
-    items: list[_T]
-    metadata: JsonObject
 
 
 class KubeClient:
@@ -175,7 +138,7 @@ class KubeClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
-        return await self._call("GET", kind.path(namespace, name))
+        return cast(JsonObject, await self._call("GET", kind.path(namespace, name)))
 
     async def list(self, kind: Kind, *, label_selector: str | None = None, namespace: str | None = None) -> ObjectList:
         """Returns every object of the kind in the cluster, or in one namespace. For kinds with few objects."""
@@ -233,7 +196,7 @@ class KubeClient:
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:
-            return await self._call("POST", kind.path(namespace), body=body)
+            return cast(JsonObject, await self._call("POST", kind.path(namespace), body=body))
         except Conflict as error:
             raise AlreadyExists(str(error)) from error
 
@@ -252,12 +215,12 @@ class KubeClient:
     async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the object itself, without its status."""
         path = kind.path(namespace, name)
-        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))
 
     async def merge_status(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the status. If ``body`` has ``metadata.resourceVersion``, only that version is changed."""
         path = kind.path(namespace, name, "status")
-        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))
 
     async def apply_status(
         self, kind: Kind, namespace: str, name: str, body: JsonObject, *, manager: str
@@ -265,7 +228,7 @@ class KubeClient:
         """Server-side applies the status fields that ``manager`` owns."""
         path = kind.path(namespace, name, "status")
         query = {"fieldManager": manager, "force": "true"}
-        return await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
+        return cast(JsonObject, await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH))
 
     async def review_token(self, token: str, audience: str) -> JsonObject:
         """Returns the status of a TokenReview: whose token it is, or why it is not valid."""

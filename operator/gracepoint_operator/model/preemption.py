@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -12,7 +13,14 @@ from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import workloads
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.resources import Acknowledgements, Condition, Preemption, PreemptionSpec, PreemptionStatus
+from gracepoint_operator.resources import (
+    Acknowledgements,
+    Condition,
+    PolicyCopy,
+    Preemption,
+    PreemptionSpec,
+    PreemptionStatus,
+)
 from gracepoint_operator.unreadable import reading
 from gracepoint_operator.workloads import WorkloadIdentity
 
@@ -45,6 +53,12 @@ MOVABLE = (
 )
 #: The fields that an eviction changes when it joins, even if the deadline stays.
 _EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
+
+#: Most of a status: parts that nothing is decided by once a later record of the workload exists.
+_DETAILS = frozenset({"message", "acknowledgements", "timings", "choice", "choice_reason", "replicas"})
+#: The policies in records, by their JSON. Nearly all records of a policy have the same copy.
+_policies: dict[str, PolicyCopy] = {}
+_POLICIES_LIMIT = 1024
 
 _T = TypeVar("_T")
 _NAME_LIMIT = 40  # of the workload's part, so that the whole fits into a label
@@ -82,6 +96,17 @@ class PreemptionRecord:
     def key(self) -> tuple[str, str]:
         return (self.namespace, self.name)
 
+    def summary(self) -> PreemptionRecord:
+        """Returns the record without the parts of its status that only the record in the API is needed for.
+
+        To join it with that record gives the whole status again.
+        """
+        status = self.status
+        if status.timings is None and status.replicas is None:
+            return self
+        kept = {name: value for name, value in _given(status).items() if name not in _DETAILS}
+        return dataclasses.replace(self, status=PreemptionStatus.model_construct(**kept))
+
     @property
     def workload(self) -> WorkloadIdentity:
         """The workload that it is about."""
@@ -92,7 +117,7 @@ class PreemptionRecord:
     def phase(self) -> Phase:
         return self.status.phase or Phase.NOTICED
 
-    @property
+    @functools.cached_property
     def ended_at(self) -> float | None:
         """When it ended, in seconds since the epoch. None while it is under way."""
         if not self.phase.ended:
@@ -223,6 +248,13 @@ def _given(status: PreemptionStatus) -> dict[str, Any]:
 def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
     items = {key(item): item for item in (*(ours or ()), *(theirs or ()))}
     return list(items.values()) or None
+
+
+def _shared(policy: PolicyCopy) -> PolicyCopy:
+    """Returns an equal policy that was read before, if there is one, so that equal policies are in memory once."""
+    if len(_policies) >= _POLICIES_LIMIT:
+        _policies.clear()
+    return _policies.setdefault(policy.model_dump_json(), policy)
 
 
 def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:

@@ -7,6 +7,7 @@ when it has ended everywhere. The thread ends after the last call that was added
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -73,16 +74,26 @@ class EndsInAll:
                     self._meets = False
                     return
                 index, here, everywhere = self._waiting.popleft()
-            word = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
+            key = f"{self._key}/ended/{index}"
             try:
-                words = self._gang.gather(f"{self._key}/ended/{index}", word, timeout_s=self._timeout_s)
-                if self._gang.process_index == 0 and index > 0:
-                    self._gang.retire(f"{self._key}/ended/{index - 1}")
-            except GracepointError as error:
+                word = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
+                words = self._gang.gather(key, word, timeout_s=self._timeout_s)
+            except Exception as error:  # noqa: BLE001 - the call fails, and the thread goes on with the next
+                with contextlib.suppress(GracepointError):
+                    self._gang.fail(key, error)  # so that the others do not wait
                 everywhere.set_exception(_not_all(index, error))
                 continue
             texts = {process: text for process, word in enumerate(words) if (text := json.loads(word))}
             _complete(everywhere, index, texts)
+            if self._gang.process_index == 0 and index > 0:
+                self._remove(index - 1)
+
+    def _remove(self, index: int) -> None:
+        """Removes the keys of a call, which all processes have passed. That it fails matters to nobody's call."""
+        try:
+            self._gang.retire(f"{self._key}/ended/{index}")
+        except GracepointError as error:
+            logger.warning("keys of an asynchronous call were not removed call=%d error=%s", index, error)
 
 
 def _error(ended: Future[None]) -> str:
@@ -97,10 +108,10 @@ def _complete(everywhere: Future[None], index: int, texts: dict[int, str]) -> No
         everywhere.set_result(None)
 
 
-def _not_all(index: int, error: GracepointError) -> AsyncCallFailed:
+def _not_all(index: int, error: Exception) -> AsyncCallFailed:
     what = (
         "did not end in all processes" if isinstance(error, BarrierError) else "could not be followed in all processes"
     )
-    failed = AsyncCallFailed(f"call {index} {what}: {error}", index)
+    failed = AsyncCallFailed(f"call {index} {what}: {error!r}", index)
     failed.__cause__ = error
     return failed

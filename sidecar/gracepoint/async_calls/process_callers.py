@@ -71,10 +71,10 @@ class _ProcessAsyncCaller(AsyncCaller):
         block, header_bytes = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
         try:
             worker = self._worker()
-            ended = worker.send(request.call_idx, block, header_bytes)
         except BaseException:
             self._pool.give_back(block)
             raise
+        ended = worker.send(request.call_idx, block, header_bytes)
         self._sent(worker)
         return ended
 

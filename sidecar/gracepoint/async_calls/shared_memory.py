@@ -37,9 +37,11 @@ class Block:
             raise
 
     def free(self) -> None:
-        """Gives the memory back once no process maps it."""
+        """Gives the memory back once no process maps it. Safe to repeat."""
         self.memory.close()
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class BlockPool:

@@ -79,19 +79,24 @@ class WorkerProcess:
     def send(self, number: int, block: Block, header_bytes: int) -> Future[None]:
         """Hands a call over. Its bytes no longer need this process afterwards.
 
+        The block goes back to the pool when the call has ended, also if this method raises.
+
         Raises:
             CallFailed: The worker has ended, or does not take the call in time.
         """
         future: Future[None] = Future()
         with self._lock:
             if self._ended:
+                self._pool.give_back(block)
                 raise CallFailed(f"the worker process {self.process_id} has ended: {self._how_ended()}")
             self._calls[number] = (future, block)
         try:
             socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], [block.fd])
         except OSError as error:
             with self._lock:
-                self._calls.pop(number, None)
+                is_mine = self._calls.pop(number, None) is not None
+            if is_mine:  # else the reading thread has freed it
+                self._pool.give_back(block)
             raise CallFailed(
                 f"the worker process {self.process_id} did not take call {number} within {_TAKE_S:g} s: {error}"
             ) from error

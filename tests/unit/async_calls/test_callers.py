@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,8 @@ from gracepoint.async_calls import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
+from gracepoint.async_calls.shared_memory import Block, BlockPool
+from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
 from tests.unit.async_calls import functions
 
 ALL = pytest.mark.parametrize("kind", [ThreadAsyncCaller, TemporalAsyncCaller, PersistentAsyncCaller])
@@ -286,3 +291,33 @@ def _runs(process_id: int) -> bool:
 def test_wrong_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ThreadAsyncCaller(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_block_is_freed_once_however_often_it_is_given_back() -> None:
+    block = Block(1)
+    fd = block.fd
+    block.free()
+    with open(os.devnull) as other:  # takes the number of the file descriptor
+        assert other.fileno() == fd
+        block.free()
+        os.fstat(fd)
+
+
+def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BlockPool(kept=1)
+    worker = WorkerProcess(pool, nice=0, log_level=logging.WARNING, orphan_limit_s=1)
+    sends = socket.send_fds
+
+    def die_first(*arguments: Any) -> int:
+        worker.kill()
+        limit_s = time.monotonic() + 60
+        while worker.alive:
+            assert time.monotonic() < limit_s
+            time.sleep(0.005)
+        return sends(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", die_first)
+    block = pool.take(1)
+    with pytest.raises(CallFailed):
+        worker.send(0, block, 0)
+    assert pool.take(1) is not block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from gracepoint.async_calls import (
     PersistentAsyncCaller,
     ThreadAsyncCaller,
 )
+from gracepoint.errors import BarrierError
+from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.async_calls import functions
 from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
@@ -203,3 +206,45 @@ def test_many_saves_leave_no_keys_in_the_store() -> None:
         return len(gang._store._values)  # type: ignore[attr-defined]
 
     assert max(in_gang(2, train)) < 20
+
+
+def test_keys_that_cannot_be_removed_do_not_fail_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(StoreGang):
+        def retire(self, folder: str) -> None:
+            raise BarrierError("the store is full")
+
+    store = InMemoryStore()
+
+    def train(index: int) -> list[int]:
+        queue = in_threads(Full(store, index, 2))
+        found = list[int]()
+        for _ in range(3):
+            queue.schedule_async_request(request(None))
+            found += queue.maybe_finalize_async_calls(blocking=True)
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(train, range(2))) == [[0, 1, 2]] * 2
+
+
+def test_a_meeting_that_breaks_fails_only_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flaky(StoreGang):
+        broken = True
+
+        def gather(self, *arguments: Any, **keywords: Any) -> list[str]:
+            if self.broken:
+                raise ZeroDivisionError("a defect")
+            return super().gather(*arguments, **keywords)
+
+    gang = Flaky(InMemoryStore(), 0, 2)
+    other = StoreGang(gang._store, 1, 2)
+    queue = in_threads(gang)
+    queue.schedule_async_request(request(None))
+    with pytest.raises(AsyncCallFailed, match="a defect"):
+        queue.maybe_finalize_async_calls(blocking=True)
+    gang.broken = False
+    beside = in_threads(other)
+    for _ in range(2):
+        beside.schedule_async_request(request(None))
+    queue.schedule_async_request(request(None))
+    assert queue.maybe_finalize_async_calls(blocking=True) == [1]

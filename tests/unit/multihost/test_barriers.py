@@ -345,7 +345,7 @@ class _Impatient:
 
     def __init__(self, gang: StoreGang) -> None:
         self._gang = gang
-        gang._wait = self._leave  # type: ignore[method-assign]
+        gang._wait = self._leave  # type: ignore[method-assign, assignment]
 
     def _leave(self, *arguments: object) -> dict[str, object]:
         return {"by": 0, "timeout_s": 0.0, "missing": [], "why": "told so"}

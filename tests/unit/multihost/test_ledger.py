@@ -222,7 +222,7 @@ def test_only_the_first_process_that_ends_writes_so() -> None:
 def test_an_epoch_has_the_place_of_the_process_that_started_it(entries: list[Entry]) -> None:
     epoch = heard(*entries)[0].epoch
     assert epoch is not None
-    assert (epoch.number, epoch.origins, epoch.ordinal, epoch.step) == (1, {"gpt-1"}, 7, 70)
+    assert (epoch.number, epoch.origins, epoch.ordinal, epoch.step) == (1, frozenset({"gpt-1"}), 7, 70)
 
 
 @pytest.mark.parametrize("meets", [True, False])

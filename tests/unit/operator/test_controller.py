@@ -584,7 +584,7 @@ async def test_many_events_that_waited_bring_about_one_decision(
 ) -> None:
     async with running(api, clock) as replica:
         decided: list[str] = []
-        monkeypatch.setattr(replica.core, "_decide", decided.append)
+        monkeypatch.setattr(replica.core._decider, "decide", decided.append)
         for number in range(50):
             replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")

@@ -10,7 +10,7 @@ from gracepoint_operator import gc_schedule
 
 
 def _collected(quiet: list[bool]) -> list[int]:
-    """The minutes in which it was collected, of minutes that were quiet or not."""
+    """The minutes in which it was collected, of minutes that were quiet or not. Negative: of everything."""
     minutes: Iterator[int] = iter(range(len(quiet)))
     now = -1
     collected: list[int] = []
@@ -26,7 +26,7 @@ def _collected(quiet: list[bool]) -> list[int]:
     async def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await gc_schedule.collect_between_notices(
-                lambda: quiet[now], sleep=sleep, collect=lambda: collected.append(now)
+                lambda: quiet[now], sleep=sleep, collect=lambda whole: collected.append(-now if whole else now)
             )
 
     asyncio.run(run())
@@ -44,3 +44,11 @@ def test_a_preemption_under_way_puts_it_off_to_the_first_quiet_minute() -> None:
 def test_consecutive_preemptions_postpone_it_for_a_bounded_time() -> None:
     most = gc_schedule.MOST_PUT_OFF
     assert _collected([False] * (2 * most + 2)) == [most, 2 * most + 1]
+
+
+def test_everything_is_looked_at_once_an_hour() -> None:
+    collected = _collected([True] * 2 * gc_schedule.WHOLE_EVERY)
+    assert [minute for minute in collected if minute < 0] == [
+        1 - gc_schedule.WHOLE_EVERY,
+        1 - 2 * gc_schedule.WHOLE_EVERY,
+    ]

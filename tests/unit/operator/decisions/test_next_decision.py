@@ -47,6 +47,7 @@ def test_decision_changes_at_the_time_that_is_told_and_not_before(
     change(scene)
     gang = scene.cache.gang(JOBSET_UID)
     due_at = next_decision_at(gang, NOW)
+    assert due_at is not None
     assert due_at == pytest.approx(expected_at, abs=0.01)
     before = decide(gang, NOW)
     for at in (NOW + 1, (NOW + due_at) / 2, due_at - 0.1):

@@ -19,3 +19,15 @@ def test_last_save_of_a_policy_may_be_a_promoted_snapshot() -> None:
     assert (saved.step, saved.preemption) == (70, epochs[1].name)
     assert policy_status.last_save(epochs[:1], saved) == saved, "also when its record was deleted"
     assert policy_status.last_save(epochs, policy_status.last_save(epochs[:1], None)) == saved
+
+
+def test_replicas_choose_the_same_of_two_saves_of_one_moment() -> None:
+    epochs = []
+    for number in (1, 2):
+        body = objects.preemption(number, phase="Committed", ended_at=NOW)
+        body["status"]["step"] = 40
+        epochs.append(PreemptionRecord.of(body))
+    saved = policy_status.last_save(epochs, None)
+    assert policy_status.last_save(epochs[::-1], None) == saved
+    assert policy_status.last_save(epochs[:1], saved) == saved
+    assert policy_status.last_save(epochs, policy_status.last_save(epochs[:1], None)) == saved
