@@ -36,6 +36,9 @@ LAST_REQUEST_S = 60.0
 #: Seconds after the renewal from which another process may sweep. The difference is time for one request.
 FREE_S = 150.0
 _BATCH = 64
+# Two processes, or two looks, may differ by a few seconds about the store's time. A save that begins while the claim
+# stands writes nothing into the step.
+_CLOCKS_DIFFER_NS = 60 * 10**9
 _WITHOUT_NOTE = (layout.MANIFEST, layout.DAMAGE_MARK)
 
 
@@ -95,7 +98,7 @@ def sweep(folder: StoragePath, trash: str) -> bool:
         turn = _Turn(folder, claim, found.generation)
         for batch in (success, *(others[start : start + _BATCH] for start in range(0, len(others), _BATCH))):
             turn.renew()
-            ours = _noted(folder, batch, lambda by: by.begun_ns <= claim.begun_ns)
+            ours = _noted(folder, batch, lambda by: by.begun_ns <= claim.begun_ns + _CLOCKS_DIFFER_NS)
             store.delete_all(list(ours), turn.go_on)
         turn.renew()
         return store.delete_version(place.key, turn.generation)
