@@ -103,6 +103,11 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="gracepoint-lease", daemon=True)
         self._thread.start()
 
+    @property
+    def is_held(self) -> bool:
+        """True until ``release``, or until another process has taken the lease."""
+        return not self._ended.is_set() and self._thread.is_alive()
+
     def check(self) -> None:
         """Raises CheckpointError if another job, or another cluster of the same start, has taken the directory over."""
         if self._taken_by is not None:

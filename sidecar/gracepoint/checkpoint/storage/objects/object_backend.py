@@ -18,6 +18,7 @@ import errno
 import functools
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -195,13 +196,14 @@ class ObjectBackend:
     def delete(self, key: str) -> None:
         self.delete_version(key, None)
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
+    def delete_version(self, key: str, generation: Generation | None, go_on: GoOn | None = None) -> bool:
         """Deletes an object if it is of ``generation``, or None. Returns False if it is of another one."""
         try:
             self._persistence.run(
                 f"DELETE {self.url(key)}",
                 lambda exchange: self._api.delete(exchange, key, generation),
                 kind="delete",
+                go_on=go_on or _go_on,
             )
         except ConditionFailed:
             return False
@@ -258,8 +260,11 @@ class ObjectBackend:
                 Entry(f"{_prefix(key)}{entry.key}", 0, entry.generation, 0.0) for entry in self.entries(key)
             )
 
-    def delete_all(self, entries: Iterable[Entry]) -> None:
-        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation) for entry in entries)
+    def delete_all(self, entries: Iterable[Entry], go_on: GoOn | None = None) -> None:
+        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation, go_on) for entry in entries)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
         several.run(list(acts), threads=_AT_ONCE)
