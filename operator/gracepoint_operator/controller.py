@@ -60,6 +60,7 @@ from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
+from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
@@ -68,6 +69,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 _LAST_WRITES_S = 2.0
+_LEAVES_S = 1.0
 #: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
 
@@ -125,7 +127,7 @@ class Controller:
         self.subscribers = Subscribers()
         self._clock = clock
         self._acknowledgements = AcknowledgementLog()
-        self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, write_interval_s)
+        self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, replica, write_interval_s)
         self._preemption_writer = PreemptionWriter(
             api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
         )
@@ -148,7 +150,14 @@ class Controller:
             authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
         )
         self.connection_writer = ConnectionWriter(
-            api, self.cache, self.subscribers.pod_uids, self._policy_writer, metrics, clock, replica
+            api,
+            self.cache,
+            self.subscribers.pod_uids,
+            self._policy_writer,
+            metrics,
+            clock,
+            replica,
+            lambda: self.watches.ages().get(kinds.POLICIES, 0.0),
         )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
@@ -208,6 +217,7 @@ class Controller:
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._fresh_looks.cancel()
+            await self.connection_writer.close(_LEAVES_S)
             await asyncio.gather(
                 self._preemption_writer.close(_LAST_WRITES_S),
                 self._policy_writer.close(_LAST_WRITES_S),
@@ -222,12 +232,13 @@ class Controller:
             self._take(found, listed=False)
 
     def _take(self, found: ObjectReading, listed: bool) -> None:
+        policy_before = self._readable_policy(found)
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
         if found.kind is kinds.PREEMPTIONS and affected:
             self._follow(found)
-        self._note_policy(found)
+        self._note_policy(found, policy_before)
         self._decide_soon(affected)
 
     def _take_deletion(self, uid: str, version: int) -> None:
@@ -263,9 +274,18 @@ class Controller:
             self.notifier.tell(epoch)
             self._preemption_writer.follow(found.value)
 
-    def _note_policy(self, found: ObjectReading) -> None:
+    def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
+        """The policy of that name as it was known before ``found``. None: it was not known, or could not be read."""
+        if found.kind is not kinds.POLICIES or found.key in self.cache.unreadable_policies():
+            return None
+        return self.cache.policies.get(found.key)
+
+    def _note_policy(self, found: ObjectReading, before: CheckpointPolicy | None) -> None:
         if found.kind is kinds.POLICIES:
-            self._policy_writer.touch(*found.key)
+            # Replicas that answered each other's writes of a status would go on for ever.
+            now = self._readable_policy(found)
+            if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
+                self._policy_writer.touch(*found.key)
         elif isinstance(found.value, Workload):
             self._policy_writer.touch(found.namespace, found.value.policy)
 

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,10 +44,10 @@ class Release:
         except ClusterError as reason:
             pytest.skip(str(reason))
 
-    def upgrade(self, *settings: str) -> None:
+    def upgrade(self, *settings: str, chart: Path = CHART) -> None:
         """Installs or upgrades. The CRDs are there already, and are no part of this."""
         arguments = [part for setting in ("crds.install=false", *settings) for part in ("--set", setting)]
-        self._run("upgrade", "--install", "gp", str(CHART), "--create-namespace", *arguments)
+        self._run("upgrade", "--install", "gp", str(chart), "--create-namespace", *arguments)
 
     def uninstall(self) -> None:
         """Removes the release, and waits until the API server calls its webhooks no more: other tests follow."""
@@ -117,6 +119,22 @@ def test_an_upgrade_leaves_certificate_trust_and_token_alone(release: Release) -
     assert release.told() == {made.ca}
     assert release.get("secret", "gp-gracepoint-webhooks")["data"] == token
     assert release.keep().served == made.served
+
+
+def test_the_api_server_trusts_what_an_earlier_chart_set_until_the_operator_takes_over(
+    release: Release, tmp_path: Path
+) -> None:
+    text = pem.make_authority("helm", 1_750_000_000.0, 3650 * 86400.0).chain
+    former = shutil.copytree(CHART, tmp_path / "former")
+    admission = former / "templates" / "admission.yaml"
+    line = f"      caBundle: {base64.b64encode(text.encode()).decode()}\n      service:\n"
+    head, *others = re.split(r"(?s)      \{\{- with \$\w+ \}\}\n      caBundle.*?service:\n", admission.read_text())
+    admission.write_text(line.join((head, *others)))
+    assert len(others) == 3
+    release.upgrade(chart=former)
+    assert release.told() == {text}
+    release.upgrade()
+    assert release.told() == {text}
 
 
 def test_the_certificate_of_an_earlier_chart_is_kept_and_followed(release: Release) -> None:

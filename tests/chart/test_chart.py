@@ -346,6 +346,7 @@ def test_with_cert_manager_the_next_authority_is_known_before_it_signs(render: R
     assert following["items"] == [{"key": "tls.crt", "path": "next-ca.crt"}], "and not its key"
     hours = [int(certificates[name]["renewBefore"].removesuffix("h")) for name in (ca, leaf["name"])]
     assert hours[0] > int(certificates[leaf["name"]]["duration"].removesuffix("h")), "it is known before it is used"
+    assert certificates[ca]["duration"] == "87600h", "cert-manager issues anew at once what has another duration"
 
 
 def test_an_existing_secret_is_mounted(render: Render) -> None:
@@ -438,6 +439,20 @@ def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
     metadata = one(objects, "Deployment")["spec"]["template"]["metadata"]
     assert metadata["labels"]["team"] == "x"
     assert metadata["annotations"]["note"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        pytest.param("podLabels.app\\.kubernetes\\.io/name=x", "app.kubernetes.io/name", id="label"),
+        pytest.param("podAnnotations.checksum/token=x", "checksum/token", id="annotation"),
+    ],
+)
+def test_a_key_that_the_chart_sets_on_pods_is_there_once(template: Helm, setting: str, key: str) -> None:
+    lines = [template("--set", each).stdout.splitlines() for each in ("logFormat=plain", setting)]
+    numbers = [sum(line.strip().startswith(f"{key}:") for line in each) for each in lines]
+    assert numbers[0] == numbers[1] > 0
+    assert f"{key}: x" not in "\n".join(lines[1])
 
 
 def test_scheduling_and_network_can_be_set(render: Render) -> None:

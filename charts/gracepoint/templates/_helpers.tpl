@@ -65,6 +65,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.admission.token }}
 {{- end -}}
 
+{{/* The caBundle of the first webhook of a configuration (kind and name) in the cluster. Empty: there is none. */}}
+{{- define "gracepoint.caBundle" -}}
+{{- $found := (lookup "admissionregistration.k8s.io/v1" (first .) "" (last .)) | default dict -}}
+{{- $webhook := first ($found.webhooks | default (list dict)) -}}
+{{- ($webhook.clientConfig | default dict).caBundle | default "" -}}
+{{- end -}}
+
 {{/* The image, by its digest where one is given. */}}
 {{- define "gracepoint.image" -}}
 {{- if .Values.image.digest -}}

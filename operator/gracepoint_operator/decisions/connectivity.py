@@ -3,6 +3,8 @@
 Each replica knows the pods that are connected to it. It writes their number for each workload into the policy's
 status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one to
 the other, it may count twice for some seconds.
+
+A replica that ends writes an entry without pods. The entry of one that died counts until it is ``STALE_S`` old.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ REASON_CONNECTED = "PodsConnected"
 #: A pod that runs may not be connected for this long: its process has to start, and ``attach()`` to be called.
 GRACE_S = 180.0
 #: The entry of a replica is renewed this often.
-RENEWED_S = 300.0
+RENEWED_S = 60.0
 #: The entry of a replica that is older counts no more: the replica is gone.
-STALE_S = 900.0
+STALE_S = 150.0
 
 _NAMED = 5
 _CHECK = (
@@ -49,6 +51,7 @@ class GangConnection:
         connected: The number of its pods that are connected to any replica.
         expected: The number of its pods that run.
         late: True if pods have been missing for longer than ``GRACE_S``.
+        here: The number of its pods that are connected to this replica.
     """
 
     workload: WorkloadIdentity
@@ -56,6 +59,7 @@ class GangConnection:
     connected: int
     expected: int
     late: bool = False
+    here: int = 0
 
 
 def own_entry(
@@ -79,6 +83,11 @@ def own_entry(
     return made
 
 
+def empty_entry(replica: str, now: float) -> PolicyReplica:
+    """Returns the entry of a replica that ends."""
+    return PolicyReplica(name=replica, time=_time(now), workloads=[])
+
+
 def living(entries: Iterable[PolicyReplica], now: float) -> list[PolicyReplica]:
     """Returns the entries of replicas that renew them."""
     return [entry for entry in entries if now - entry.time.timestamp() < STALE_S]
@@ -91,6 +100,22 @@ def total(entries: Iterable[PolicyReplica]) -> dict[str, int]:
         for item in entry.workloads:
             found[item.uid] = found.get(item.uid, 0) + item.connected
     return found
+
+
+def of_others(entries: Iterable[PolicyReplica], replica: str, now: float) -> dict[str, int]:
+    """Returns the number of pods that are connected to replicas other than ``replica``, by UID of the workload."""
+    return total(entry for entry in living(entries, now) if entry.name != replica)
+
+
+def recounted(gang: GangConnection, others: Mapping[str, int]) -> GangConnection:
+    """Returns the gang with the newest numbers of the other replicas.
+
+    Args:
+        gang: What this replica counted.
+        others: The number of pods that are connected to other replicas, by UID of the workload.
+    """
+    connected = gang.here + others.get(gang.workload.uid, 0)
+    return dataclasses.replace(gang, connected=connected, late=gang.late and connected < gang.expected)
 
 
 def condition(
@@ -107,22 +132,24 @@ def condition(
     gangs = list(gangs)
     expected = sum(gang.expected for gang in gangs)
     connected = sum(min(gang.connected, gang.expected) for gang in gangs)
-    said = f"{connected} of {expected} running pods are connected"
     late = [gang for gang in gangs if gang.late]
     if late:
         names = ", ".join(
             f"{gang.workload.name}: {min(gang.connected, gang.expected)} of {gang.expected}" for gang in late[:_NAMED]
         )
-        said += f" ({names}{', ...' if len(late) > _NAMED else ''}); {_CHECK}"
+        said = f"{connected} of {expected} running pods are connected ({names}{', ...' if len(late) > _NAMED else ''}); {_CHECK}"
         return _condition(ConditionStatus.FALSE, REASON_NOT_CONNECTED, said, policy, now)
     if not expected:
         said = f"no pod of a {ANY_NAME} that names this policy runs"
         return _condition(ConditionStatus.UNKNOWN, "NoPods", said, policy, now)
+    # Without numbers, so that replicas whose watches differ by some seconds write the same.
     if connected == expected:
+        said = "all running pods are connected"
         return _condition(ConditionStatus.TRUE, REASON_CONNECTED, said, policy, now)
     if before is not None and before.status is not ConditionStatus.UNKNOWN:
         return None  # they may just have started; this becomes False if it lasts
-    return _condition(ConditionStatus.UNKNOWN, "Connecting", f"{said}; the others may just have started", policy, now)
+    said = "not all running pods are connected; the others may just have started"
+    return _condition(ConditionStatus.UNKNOWN, "Connecting", said, policy, now)
 
 
 def note(gang: GangConnection) -> Note:

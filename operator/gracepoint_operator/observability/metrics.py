@@ -161,7 +161,7 @@ class Metrics:
 
         self.pods_not_connected = prometheus.Gauge(
             "gracepoint_pods_not_connected",
-            "Running pods of gangs that have not been connected to any replica for three minutes. All replicas agree.",
+            "Running pods of gangs that have not been connected to any replica for three minutes. Each replica counts all.",
             registry=self.registry,
         )
         self.sweep_s = prometheus.Histogram(

@@ -2,13 +2,16 @@
 
 One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
 to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
-to ``PolicyWriter``. It writes this replica's numbers only if they changed, and every five minutes.
+to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute. ``close`` takes them back.
+
+While the API server does not answer, the other replicas' numbers are old. Then nothing is judged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -22,7 +25,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, PolicyReplica
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class ConnectionWriter:
         metrics: Shows how many pods are not connected.
         clock: Seconds since the epoch.
         replica: This replica's name.
+        view_age_s: Returns the seconds since the API server last answered the watch of the policies.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ConnectionWriter:
         metrics: Metrics,
         clock: Callable[[], float],
         replica: str,
+        view_age_s: Callable[[], float],
     ) -> None:
         self._api = api
         self._cache = cache
@@ -60,6 +65,8 @@ class ConnectionWriter:
         self._metrics = metrics
         self._clock = clock
         self._replica = replica
+        self._view_age_s = view_age_s
+        self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
         self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
@@ -72,7 +79,25 @@ class ConnectionWriter:
                 await self.look()
 
     async def look(self) -> None:
-        """Counts once, and writes what changed."""
+        """Counts once, and writes what changed. Does nothing while the API server does not answer."""
+        try:
+            if self._view_age_s() <= connectivity.RENEWED_S:
+                await self._look()
+                return
+        except client.Unavailable as error:
+            log.warning("connections not recorded, trying again", extra=about(error=str(error)))
+        self._missing_since.clear()  # the other replicas could not renew their numbers either
+
+    async def close(self, timeout_s: float) -> None:
+        """Takes this replica's numbers back, for at most ``timeout_s`` seconds. Call it when ``run`` has ended."""
+        self._policy_writer.leave_connections()
+        entry = connectivity.empty_entry(self._replica, self._clock())
+        writes = [self._apply(key, entry) for key in self._recorded & self._cache.policies.keys()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*writes, return_exceptions=True)
+
+    async def _look(self) -> None:
         running, connected = self._counted()
         missing = 0
         for key, policy in list(self._cache.policies.items()):
@@ -86,9 +111,9 @@ class ConnectionWriter:
             for gang in gangs:
                 await self._post(gang)
         self._metrics.pods_not_connected.set(missing)
-        gone = self._missing_since.keys() - self._cache.objects.workloads.keys()
-        for uid in gone:
-            del self._missing_since[uid]
+        for known in (self._missing_since, self._told):
+            for uid in known.keys() - self._cache.objects.workloads.keys():
+                del known[uid]
 
     def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str]]:
         """Counts the pods of the current attempts by UID of the workload: those that run, and those connected here."""
@@ -111,29 +136,29 @@ class ConnectionWriter:
         self, policy: CheckpointPolicy, uids: list[str], running: collections.Counter[str], own: dict[str, int]
     ) -> list[GangConnection]:
         now = self._clock()
-        others = [
-            entry for entry in connectivity.living(policy.status.replicas or (), now) if entry.name != self._replica
-        ]
-        everywhere = connectivity.total(others)
+        others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
         gangs = []
         for uid in uids:
             if not running[uid]:
                 self._missing_since.pop(uid, None)
                 continue
             workload = self._cache.objects.workloads[uid]
-            number = own.get(uid, 0) + everywhere.get(uid, 0)
+            here = own.get(uid, 0)
+            number = here + others.get(uid, 0)
             if number >= running[uid]:
                 self._missing_since.pop(uid, None)
                 late = False
             else:
                 late = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
-            gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late))
+            gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late, here))
         return gangs
 
     async def _write_own(self, key: _Key, policy: CheckpointPolicy, own: dict[str, int]) -> None:
         entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
-        if entry is None:
-            return
+        if entry is not None:
+            await self._apply(key, entry)
+
+    async def _apply(self, key: _Key, entry: PolicyReplica) -> None:
         body = {
             "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
             "kind": CheckpointPolicy.kind_name,
@@ -143,8 +168,11 @@ class ConnectionWriter:
         try:
             manager = f"gracepoint-{self._replica}"[:128]
             await self._api.apply_status(kinds.POLICIES, *key, body, manager=manager)
+            self._recorded.add(key)
         except client.NotFound:
             return
+        except client.Unavailable:
+            raise
         except client.KubeError as error:
             log.warning("connections not recorded, trying again", extra=about(policy="/".join(key), error=str(error)))
 

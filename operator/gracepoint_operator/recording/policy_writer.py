@@ -35,15 +35,23 @@ class PolicyWriter:
         cache: What is known of the cluster.
         metrics: Counts failures.
         clock: Seconds since the epoch.
+        replica: This replica's name.
         interval_s: Seconds between two writes of one policy.
     """
 
     def __init__(
-        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        interval_s: float,
     ) -> None:
         self._api = api
         self._cache = cache
         self._clock = clock
+        self._replica = replica
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
@@ -89,10 +97,17 @@ class PolicyWriter:
             self.touch(*policy)
 
     def connections(self, policy: Key, gangs: Sequence[GangConnection]) -> None:
-        """Takes how many pods of the policy's gangs are connected."""
+        """Takes how many pods of the policy's gangs are connected.
+
+        The numbers of the other replicas are read again for each write, so that all replicas write the same.
+        """
         if self._connections.get(policy) != tuple(gangs):
             self._connections[policy] = tuple(gangs)
             self.touch(*policy)
+
+    def leave_connections(self) -> None:
+        """This replica ends: it writes no condition Connected any more."""
+        self._connections.clear()
 
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
@@ -176,7 +191,9 @@ class PolicyWriter:
             conditions.append(recorded)
         if key in self._connections:
             known = next((item for item in before if item.type == connectivity.CONDITION_CONNECTED), None)
-            connected = connectivity.condition(policy, self._connections[key], known, now)
+            others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
+            gangs = [connectivity.recounted(gang, others) for gang in self._connections[key]]
+            connected = connectivity.condition(policy, gangs, known, now)
             if connected is not None:
                 conditions.append(connected)
         if any(item.type == policy_status.CONDITION_STALLED for item in before):

@@ -339,8 +339,8 @@ class PolicyReplica(Model):
     name: ObjectName
     """The replica's pod name."""
     time: Time
-    """When the replica wrote the entry. It does so at least every five minutes; an entry that is older than 15 minutes
-    does not count."""
+    """When the replica wrote the entry. It renews it about once a minute; an entry that is older than 150 seconds does
+    not count."""
     workloads: list[WorkloadConnections] = Field(default=[], max_length=1000)
     """The JobSets of which pods are connected to this replica, sorted by UID; at most 1000."""
 

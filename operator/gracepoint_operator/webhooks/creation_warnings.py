@@ -71,7 +71,7 @@ def _covers(mount_path: str, directory: str) -> bool:
 def _short_bounds(members: list[TrainingJob], name: str, policy: CheckpointPolicy) -> list[str]:
     """Warns of times that are shorter than an emergency save is predicted to take."""
     forecasts = policy.status.forecasts or []
-    own = [item for item in forecasts if item.name == name] or forecasts
+    own = [item for item in forecasts if item.name == name]
     if not own:
         return []
     worst: WorkloadForecast = max(own, key=lambda item: item.needed_s)

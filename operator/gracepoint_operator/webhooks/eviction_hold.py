@@ -7,7 +7,7 @@ For a pod of a gang, the API is asked for the newest Preemption, because the oth
 under way, the API is asked for the budgets, which may refuse the eviction anyway. All these requests together take at
 most ``LOOK_WITHIN_S``. After that, the decision uses what the watches have shown.
 
-The rest does not wait. The attempt is recorded and handled like every signal: ``react`` starts or moves the epoch and
+The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the epoch and
 sends the notices. The eviction is held if that epoch is under way (``evictions.hold``).
 """
 
@@ -32,7 +32,7 @@ from gracepoint_operator.workloads import MEMBER_LABEL, Workload
 
 log = logging.getLogger(__name__)
 
-#: Time for all requests to the API for one answer. The webhook's own timeout is 1 s, the minimum in Kubernetes.
+#: Time for all requests to the API for one answer. The webhook's own timeout is 2 s.
 LOOK_WITHIN_S = 0.6
 
 Take = Callable[[kinds.Kind, JsonObject], None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gracepoint_operator.decisions import connectivity
@@ -62,7 +64,7 @@ async def test_all_pods_of_a_gang_are_connected_to_one_of_two_replicas(api: Memo
         second.subscribe(1, "s-1")
         await look(first, second)
         await look(first, second)
-        assert await said(api, "True", "PodsConnected") == "2 of 2 running pods are connected"
+        assert await said(api, "True", "PodsConnected") == "all running pods are connected"
         assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a", "replica-b"}
 
 
@@ -106,6 +108,73 @@ async def test_the_entry_of_a_replica_that_is_gone_counts_no_more(api: MemoryApi
         await look(second)
         await said(api, "False", "PodsNotConnected")
         await until(lambda: status(api)["replicas"] == [], "the entry to go")
+
+
+async def test_a_replica_that_ends_takes_its_numbers_back(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first:
+        first.subscribe(0)
+        first.subscribe(1, "s-1")
+        await look(first)
+        await said(api, "True", "PodsConnected")
+    assert [entry.get("workloads", []) for entry in status(api)["replicas"]] == [[]]
+    assert connected(api)[0] == "True", "its pods may just be connecting to another replica"
+
+
+async def test_replicas_do_not_contradict_each_other_with_what_they_know_of_each_other(
+    api: MemoryApi, clock: Clock
+) -> None:
+    """The first replica has looked at a state that the second has changed since, and writes for another reason."""
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        await look(first, second)
+        clock.move(connectivity.GRACE_S)
+        await look(first, second)
+        await said(api, "False", "PodsNotConnected")
+        second.subscribe(1, "s-1")
+        await second.core.connection_writer.look()
+        await said(api, "True", "PodsConnected")
+        calls = len(api.calls)
+        (key,) = first.core.cache.policies
+        first.core._policy_writer.touch(*key)
+        await until(lambda: len(api.calls) > calls, "the first replica to read the policy")
+        await asyncio.sleep(0.05)
+        assert connected(api)[0] == "True"
+
+
+async def test_a_write_of_the_status_is_not_answered_with_another_write(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.subscribe(1, "s-1")
+        await look(replica)
+        await said(api, "True", "PodsConnected")
+        (body,) = api.of(kinds.POLICIES)
+        looked = [call for call in api.calls if "checkpointpolicies" in call]
+        for _ in range(3):
+            body["metadata"]["resourceVersion"] = str(int(body["metadata"]["resourceVersion"]) + 1)
+            replica.core.feed(kinds.POLICIES, "MODIFIED", body)
+            await asyncio.sleep(0.05)
+        assert [call for call in api.calls if "checkpointpolicies" in call] == looked
+
+
+async def test_pods_are_not_judged_while_the_api_server_does_not_answer(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replica cannot renew its numbers, and they would count no more."""
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        await look(first, second)
+        await said(api, "True", "PodsConnected")
+        monkeypatch.setattr(first.core.watches, "ages", lambda: {kinds.POLICIES: connectivity.RENEWED_S + 1})
+        for _ in range(2):
+            clock.move(connectivity.STALE_S + connectivity.GRACE_S)
+            await first.core.connection_writer.look()
+        assert first.reasons == []
+        assert first.metrics.registry.get_sample_value("gracepoint_pods_not_connected") == 0
+        monkeypatch.undo()
+        await first.core.connection_writer.look()
+        assert first.reasons == [], "the other replica renews its numbers first"
 
 
 async def test_nothing_is_written_while_nothing_changes(api: MemoryApi, clock: Clock) -> None:
