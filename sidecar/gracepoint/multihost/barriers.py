@@ -9,7 +9,7 @@ by the process that decides the barrier: the last to arrive (all pass), one that
 (its timeout) or one that cancels (its reason). All others wait for that key, so the service has one blocked request per
 process. A process that loses the race to write the key does what the value says. So no process passes a barrier that
 another has left by timeout, or the other way round. A broadcast has only the key ``released``, written by its source.
-The names with a point are never those of a caller's key below this one, which must not be removed with them.
+Names that begin with a point are never those of a caller's key below this one, which must not be removed with them.
 
 Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes. Only the last to
 arrive reads the values of all. In a timeout, the first processes read who is missing and tell the others.
