@@ -190,7 +190,10 @@ def let_process_1_die_first(gang: StoreGang) -> None:
 def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str) -> None:
     def wait(each: save_operation.SaveOperation, *_: Any) -> bool:
         assert isinstance(gang, StoreGang)
-        while sum(map(int, gang._store.list(f"{each.key}/count").values())) < gang.process_count - 1:
+        # One counter for up to 31 processes, with a bit for each that has arrived.
+        while (
+            sum(int(n).bit_count() for n in gang._store.list(f"{each.key}/.arrived").values()) < gang.process_count - 1
+        ):
             time.sleep(0.01)
         return False
 

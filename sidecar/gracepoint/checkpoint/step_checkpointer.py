@@ -355,6 +355,7 @@ class StepCheckpointer:
                 attempt=self._attempt,
                 deadline=deadline,
                 sleep=time.sleep,
+                holds_lease=self.access.holds_lease,
                 restore_args=restore_args,
                 options=options.with_handlers(self._handlers),
                 reshard=reshard,

@@ -3,12 +3,13 @@
 The coordination service's own ``wait_at_barrier`` is not used: it cannot be interrupted when a peer fails, it breaks
 both sides when an id is used again, and it runs nothing in the process that arrives last.
 
-A barrier has these keys below its own: ``arrived/<who>``, the tree of counters at which the processes arrive
-(``arrivals``), ``word/<block>/<rank>``, the values of a gather, and ``released``. ``released`` is written exactly once,
+A barrier has these keys below its own: ``.arrived/<who>``, the tree of counters at which the processes arrive
+(``arrivals``), ``.words/<block>/<rank>``, the values of a gather, and ``released``. ``released`` is written exactly once,
 by the process that decides the barrier: the last to arrive (all pass), one that fails (its error), one that gives up
 (its timeout) or one that cancels (its reason). All others wait for that key, so the service has one blocked request per
 process. A process that loses the race to write the key does what the value says. So no process passes a barrier that
 another has left by timeout, or the other way round. A broadcast has only the key ``released``, written by its source.
+Names that begin with a point are never those of a caller's key below this one, which must not be removed with them.
 
 Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes. Only the last to
 arrive reads the values of all. In a timeout, the first processes read who is missing and tell the others.
@@ -108,7 +109,7 @@ class StoreGang:
         def complete() -> str:
             words: dict[int, str] = {}
             for block in range(-(-len(participants) // _BLOCK)):
-                words |= {int(rank): word for rank, word in self._store.list(f"{key}/word/{block}").items()}
+                words |= {int(rank): word for rank, word in self._store.list(f"{key}/.words/{block}").items()}
             return merge([words[rank] for rank in range(len(participants))])
 
         return self._meet(key, value, timeout_s, participants, complete)
@@ -184,10 +185,10 @@ class StoreGang:
         return f", without {self._named(missing)} of {self._process_count}" if missing else ""
 
     def _groups_at(self, key: str) -> set[str]:
-        return {name.partition("/")[0] for name in self._store.list(f"{key}/arrived")}
+        return {name.partition("/")[0] for name in self._store.list(f"{key}/.arrived")}
 
     def _missing(self, key: str, who: str, participants: Sequence[int]) -> list[int]:
-        marks = PLAIN.marks(self._store.list(f"{key}/arrived/{who}"), len(participants))
+        marks = PLAIN.marks(self._store.list(f"{key}/.arrived/{who}"), len(participants))
         return [process for process, mark in zip(participants, marks, strict=True) if not mark]
 
     def _meet(
@@ -205,8 +206,8 @@ class StoreGang:
             timeout_s,
         )
         if value is not None:
-            self._store.set(f"{key}/word/{rank // _BLOCK}/{rank}", value)
-        if PLAIN.arrive(self._store, f"{key}/arrived/{who}", rank, len(participants)) is not None:
+            self._store.set(f"{key}/.words/{rank // _BLOCK}/{rank}", value)
+        if PLAIN.arrive(self._store, f"{key}/.arrived/{who}", rank, len(participants)) is not None:
             released = self._complete(key, who, complete)
         else:
             released = self._wait(key, who, rank, timeout_s, participants)
@@ -224,8 +225,8 @@ class StoreGang:
         except BaseException as error:
             self.fail(key, error)
             raise
-        self._store.delete_folder(f"{key}/arrived")
-        self._store.delete_folder(f"{key}/word")
+        self._store.delete_folder(f"{key}/.arrived")
+        self._store.delete_folder(f"{key}/.words")
         return released
 
     def _wait(self, key: str, who: str, rank: int, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:

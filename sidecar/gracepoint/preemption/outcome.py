@@ -130,7 +130,7 @@ class Outcome:
     def exit_with(self, code: int) -> None:
         """Decides the exit code of the process. Does nothing in a drill."""
         if not self.epoch.drill:
-            self._exit.decide(code, left_s=self._budget.until_deadline_s() - self._budget.reserve_s)
+            self._exit.decide(code)
 
     # The watchdog.
 

@@ -8,7 +8,7 @@ minutes if one is dead. So after a preemption no process exits regularly:
   reverse order of registration, and ours is registered after JAX was imported. All but the host of the coordination
   service report that they are gone and call ``os._exit``. The host waits for the last of them, then does the same.
 * A **watchdog** thread ("gracepoint-watchdog", daemon) does the same if the main thread does not get there:
-  shortly before the deadline, or some time after the exit code was decided. User code may hang in a ``finally``,
+  shortly before the deadline, or ``LINGER_S`` after the exit code was decided. User code may hang in a ``finally``,
   swallow the ``SystemExit``, or be stuck in a step.
 
 A process that fails by an error of its own does exit regularly. It would wait in JAX's shutdown for peers that are
@@ -35,9 +35,9 @@ from gracepoint.multihost import KeyValueStore
 
 log = logging.getLogger(__name__)
 
-#: How long user code may run after Preempted was raised: so long at least, and at most, by how much time is left.
+#: How long user code may run after Preempted was raised. Not as long as the deadline leaves: the host of the
+#: coordination service waits as long for a peer that was killed, and the job cannot start again before.
 LINGER_S = 5.0
-LINGER_MOST_S = 60.0
 #: How long a process that failed by itself may take to exit, counted from its exit handlers on.
 FAILED_S = 15.0
 _HOST_LINGERS_LONGER_S = 2.0
@@ -117,15 +117,9 @@ class ProcessExit:
             self._left_s = None
             self._changed.notify_all()
 
-    def decide(self, code: int, *, left_s: float = LINGER_S) -> None:
-        """Decides the exit code, with which the process exits soon.
-
-        Args:
-            code: The exit code.
-            left_s: Seconds until the process must have exited. User code has so long, but at least ``LINGER_S`` and at
-                most ``LINGER_MOST_S``.
-        """
-        self._end_within(min(max(left_s, LINGER_S), LINGER_MOST_S), code)
+    def decide(self, code: int) -> None:
+        """Decides the exit code: the process exits with it within ``LINGER_S``."""
+        self._end_within(LINGER_S, code)
 
     @property
     def decided(self) -> bool:

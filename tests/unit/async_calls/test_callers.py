@@ -303,7 +303,7 @@ def test_a_block_is_freed_once_however_often_it_is_given_back() -> None:
         os.fstat(fd)
 
 
-def test_a_worker_that_dies_while_it_is_handed_a_call_frees_the_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = BlockPool(kept=1)
     worker = WorkerProcess(pool, nice=0, log_level=logging.WARNING, orphan_limit_s=1)
     sends = socket.send_fds

@@ -227,7 +227,7 @@ def test_keys_that_cannot_be_removed_do_not_fail_a_call(caplog: pytest.LogCaptur
         assert list(pool.map(train, range(2))) == [[0, 1, 2]] * 2
 
 
-def test_an_unexpected_error_of_a_meeting_fails_the_call_and_not_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_that_breaks_fails_only_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
     class Flaky(StoreGang):
         broken = True
 

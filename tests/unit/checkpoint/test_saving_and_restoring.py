@@ -359,7 +359,7 @@ def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param({"directory": "gs://bucket/run"}, r"gs:// is not supported", id="object store"),
+        pytest.param({"directory": "ftp://host/run"}, r"ftp://", id="unknown scheme"),
         pytest.param({"directory": "relative/path"}, "expected an absolute path", id="relative path"),
         pytest.param({"attempt": "../x"}, "attempt '../x'", id="attempt that is a path"),
         pytest.param({"keep_last": 0}, "keep_last is 0; expected at least 1", id="keep nothing"),

@@ -41,7 +41,7 @@ def test_on_last_runs_once_in_the_process_that_arrives_last() -> None:
     ran: list[str] = []
     waiting = threading.Thread(target=lambda: first.barrier("b", timeout_s=20, on_last=lambda: ran.append("first")))
     waiting.start()
-    while store.try_get("b/arrived/all/0/0") is None:
+    while store.try_get("b/.arrived/all/0/0") is None:
         pass
     last.barrier("b", timeout_s=20, on_last=lambda: ran.append("last"))
     waiting.join(20)
@@ -99,7 +99,7 @@ def test_barriers_of_different_keys_do_not_meet() -> None:
 def test_arrivals_are_removed_when_the_barrier_is_complete() -> None:
     store = InMemoryStore()
     together(*(barrier(g) for g in gangs(3, store)))
-    assert store.list("b/arrived") == {}
+    assert store.list("b/.arrived") == {}
 
 
 def test_gather_returns_the_values_by_process_index() -> None:
@@ -243,7 +243,7 @@ def test_cancelling_ends_all_waits_and_names_the_missing() -> None:
     first, second, third = gangs(3, store)
     waiting = threading.Thread(target=together, args=(barrier(second),))
     waiting.start()
-    while store.try_get("b/arrived/all/0/0") is None:
+    while store.try_get("b/.arrived/all/0/0") is None:
         pass
     assert second.cancel("b", "an emergency supersedes it")
     waiting.join(20)
@@ -372,7 +372,7 @@ def test_a_process_that_waits_makes_two_requests_and_three_with_a_value() -> Non
     waiting = [threading.Thread(target=g.barrier, args=("b",), kwargs={"timeout_s": 20}) for g in members[:2]]
     for index, thread in enumerate(waiting):
         thread.start()
-        while shared.try_get("b/arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
+        while shared.try_get("b/.arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
             pass
     members[2].barrier("b", timeout_s=20)
     for thread in waiting:
@@ -384,13 +384,13 @@ def test_a_process_that_waits_makes_two_requests_and_three_with_a_value() -> Non
     waiting = [threading.Thread(target=g.gather, args=("g", "v"), kwargs={"timeout_s": 20}) for g in members[:2]]
     for index, thread in enumerate(waiting):
         thread.start()
-        while shared.try_get("g/arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
+        while shared.try_get("g/.arrived/all/0/0") not in [str((1 << index + 1) - 1)]:
             pass
     members[2].gather("g", "v", timeout_s=20)
     for thread in waiting:
         thread.join(20)
     assert [store.requests for store in stores[:2]] == [["set", "increment", "get"]] * 2
-    assert shared.list("g/word") == {}
+    assert shared.list("g/.words") == {}
 
 
 def test_one_process_says_for_all_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,3 +455,13 @@ def test_a_timeout_tells_that_two_processes_name_different_sets() -> None:
         functools.partial(one.barrier, "b", timeout_s=20),
     )
     assert all(isinstance(r, BarrierTimeout) and "do not all name the same processes=" in str(r) for r in results)
+
+
+@pytest.mark.parametrize("below", ["word", "arrived", "words"])
+def test_a_key_below_another_barriers_key_is_not_removed_with_it(below: str) -> None:
+    one, other = gangs(2)
+    other.broadcast(f"g/{below}", "stays", timeout_s=20, source=1)
+    together(
+        functools.partial(one.gather, "g", "a", timeout_s=20), functools.partial(other.gather, "g", "b", timeout_s=20)
+    )
+    assert one.broadcast(f"g/{below}", None, timeout_s=1, source=1) == "stays"

@@ -129,16 +129,6 @@ def test_the_watchdog_keeps_to_what_was_decided() -> None:
     assert not said.is_set()
 
 
-@pytest.mark.parametrize(
-    ("left_s", "given_s"), [(0.0, 5.0), (5.0, 5.0), (30.0, 30.0), (600.0, 60.0), (float("inf"), 60.0)]
-)
-def test_user_code_has_the_time_that_is_left_within_bounds(left_s: float, given_s: float) -> None:
-    now_s = 1000.0
-    member = ProcessExit(InMemoryStore(), 1, 2, clock=lambda: now_s, end=End())
-    member.decide(77, left_s=left_s)
-    assert member._wait_s() == given_s
-
-
 def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gracepoint.preemption.process_exit.FAILED_S", 0.1)
     end = End()

@@ -131,15 +131,22 @@ class Claim:
         begun_ns: Time at which the save began, in nanoseconds since the epoch by the store's clock.
         trash: Name of the trash that the step becomes. None if the step is being written.
         nonce: Makes the contents unique, as some stores tell versions apart by their contents.
+        swept_ns: When the process that deletes the step last said so, in nanoseconds by the store's clock. 0 if no
+            process deletes it yet.
     """
 
     attempt: str
     ordinal: int
     begun_ns: int
     trash: str | None = None
-    nonce: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    nonce: str = dataclasses.field(default_factory=lambda: Claim.new_nonce())
+    swept_ns: int = 0
 
     FORMAT: ClassVar[str] = "gracepoint.claim/1"
+
+    @staticmethod
+    def new_nonce() -> str:
+        return secrets.token_hex(8)
 
     @property
     def note(self) -> str:

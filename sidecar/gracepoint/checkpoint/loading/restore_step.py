@@ -88,6 +88,7 @@ def restore_newest(
     reshard: Mapping[str, Reshard] | None = None,
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
+    holds_lease: bool = False,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -104,6 +105,7 @@ def restore_newest(
         reshard: Functions that convert host state values to another number of processes, by the value's name.
         only: The only step that may be restored. None: the newest that can be.
         items: The items to restore beside the state.
+        holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
 
     Raises:
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
@@ -112,7 +114,7 @@ def restore_newest(
         CheckpointTooNew: A newer Gracepoint wrote the newest step that is not damaged.
         CheckpointError: The step cannot be read, for reasons other than damage.
     """
-    listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep)
+    listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep, holds_lease)
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
@@ -209,7 +211,13 @@ def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
 
 
 def _agree_on_listing(
-    paths: Layout, gang: ProcessGroup, key: str, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
+    paths: Layout,
+    gang: ProcessGroup,
+    key: str,
+    attempt: str,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    holds_lease: bool,
 ) -> Listing:
     if gang.process_index != 0:
         answer = json.loads(gang.broadcast(f"{key}/list", None, timeout_s=deadline.remaining_s()))
@@ -218,7 +226,9 @@ def _agree_on_listing(
         return Listing.from_text(answer["listing"])
     try:
         # Waiting for another attempt's writer must leave time to read.
-        listing = catalog.list_steps(paths, attempt=attempt, deadline=deadline.part(0.5), sleep=sleep)
+        listing = catalog.list_steps(
+            paths, attempt=attempt, deadline=deadline.part(0.5), sleep=sleep, holds_lease=holds_lease
+        )
     except Exception as error:
         gang.broadcast(f"{key}/list", json.dumps({"error": repr(error)}), timeout_s=deadline.remaining_s())
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -191,9 +192,8 @@ class SaveOperation:
             SaveFailed: The save was not committed in time, or a process failed. If the save is durable nevertheless,
                 the next start commits it.
         """
-        clock = deadline.clock
+        clock, folder = deadline.clock, self.temporary.path
         started_s = clock()
-        folder = self.temporary.path
         try:
             with self.failing_together(), contextlib.ExitStack() as until_recorded:
                 writing = until_recorded.enter_context(
@@ -229,7 +229,7 @@ class SaveOperation:
                     replaces=commit.standing(self.temporary.target) if self._replaces else None,
                     generations=dict(writing.generations),
                 )
-                (folder / layout.done_record(self._gang.process_index)).put(record.to_bytes())
+                commit.record(self.temporary, record, functools.partial(_check_time, deadline))
                 on_stage("durable")
                 durable_s = clock() - started_s
         except SaveFailed:
@@ -263,13 +263,14 @@ class SaveOperation:
             )
 
     def _commit(self, deadline: Deadline) -> None:
+        on_last = functools.partial(self._finalize, deadline)
         try:
-            self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=self._finalize)
+            self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
         except (GracepointError, OSError) as error:
             commit_apart(self._paths, self.temporary, self._gang, self.key, error)
 
-    def _finalize(self) -> None:
-        if not commit.finalize(self._paths, self.temporary, replace=self._replace):
+    def _finalize(self, deadline: Deadline) -> None:
+        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=lambda: _check_time(deadline)):
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")
 
     def _small_files_of(self, prepared: PreparedSave, values: Mapping[str, Any]) -> dict[str, bytes]:
@@ -291,3 +292,8 @@ class SaveOperation:
             summary = {"processes": self._gang.process_count, "names": list(self._host_state_names)}
             files[f"{layout.HOST_STATE_ITEM}/metadata"] = json.dumps(summary).encode()
         return files
+
+
+def _check_time(deadline: Deadline) -> None:
+    if deadline.passed():
+        raise SaveFailed(f"not done {deadline.ended}")

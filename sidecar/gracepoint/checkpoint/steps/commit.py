@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Manifest, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.steps import manifest_commit, manifest_deletion
 from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
@@ -70,6 +70,15 @@ def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Itera
         yield Writing(temporary.path, stayed, begun_ns, {})
 
 
+def record(temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+    """Makes the done-record of a process durable. In stores that cannot rename, ``go_on`` may end it by an error."""
+    where = temporary.path / layout.done_record(done.process_index)
+    if where.backend.renames:
+        where.put(done.to_bytes())
+    else:
+        manifest_commit.put(where, done.to_bytes(), go_on)
+
+
 def is_durable(paths: Layout, temporary: Temporary) -> bool:
     """Returns whether the parts of all processes are on disk, committed or not.
 
@@ -79,13 +88,15 @@ def is_durable(paths: Layout, temporary: Temporary) -> bool:
     return done_records(temporary.path) is not None or is_committed(paths, temporary)
 
 
-def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
+def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
     """Commits ``temporary`` if it is durable.
 
     Args:
         paths: Layout of the directory that holds the save.
         temporary: The save.
         replace: Whether the save replaces another folder that exists for its step.
+        go_on: Called again and again in stores that cannot rename. An error that it raises ends the commit. None: there
+            is a timeout for each request.
 
     Returns:
         True if the save is committed, by this or by another process. False if done-records are missing, or if its step
@@ -97,7 +108,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool) -> bool:
     """
     target = temporary.target
     if not target.backend.renames:
-        return manifest_commit.finalize(temporary, lambda: replace and _may_be_replaced(target))
+        return manifest_commit.finalize(temporary, lambda: replace and _may_be_replaced(target), go_on)
     try:
         records = done_records(temporary.path)
         if records is None:
@@ -134,7 +145,7 @@ def is_committed(paths: Layout, temporary: Temporary) -> bool:
 def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
     """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
 
-    Also deletes hidden files of that age.
+    A durable save is kept until another save of its step is committed. Also deletes hidden files of that age.
     """
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes:
@@ -146,7 +157,7 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
     if not paths.root.backend.renames:
         manifest_deletion.find_condemned(paths)
     for temporary in left:
-        if 0.0 < last_change_s(temporary) < old_s and not _is_too_new(temporary):  # 0: committed or deleted
+        if 0.0 < last_change_s(temporary) < old_s and not _must_stay(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             if not paths.root.backend.renames:
                 manifest_deletion.give_up(paths, temporary)
@@ -154,14 +165,14 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
             discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
 
 
-def _is_too_new(temporary: Temporary) -> bool:
+def _must_stay(temporary: Temporary) -> bool:
+    """Returns whether a save is durable and its step is not another save's, or a newer Gracepoint wrote it."""
     try:
-        done_records(temporary.path)
+        return done_records(temporary.path) is not None and not standing(temporary.target)
     except CheckpointTooNew:
         return True
     except CheckpointCorrupt:
-        pass
-    return False
+        return False
 
 
 def last_change_s(temporary: Temporary) -> float:

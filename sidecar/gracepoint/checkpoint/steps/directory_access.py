@@ -114,6 +114,11 @@ class DirectoryAccess:
         if problem:
             raise CheckpointError(problem)
 
+    @property
+    def holds_lease(self) -> bool:
+        """True if this process has taken the lease, and no other process has taken it over."""
+        return self._lease is not None and self._lease.is_held
+
     def check_lease(self) -> None:
         """Raises CheckpointError if another job has taken the directory over. Without a lease, nothing is checked."""
         if self._lease is not None:

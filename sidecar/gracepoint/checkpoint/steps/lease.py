@@ -28,10 +28,12 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from typing import cast
 
 from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
@@ -101,6 +103,11 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="gracepoint-lease", daemon=True)
         self._thread.start()
 
+    @property
+    def is_held(self) -> bool:
+        """True until ``release``, or until another process has taken the lease."""
+        return not self._ended.is_set() and self._thread.is_alive()
+
     def check(self) -> None:
         """Raises CheckpointError if another job, or another cluster of the same start, has taken the directory over."""
         if self._taken_by is not None:
@@ -114,8 +121,12 @@ class Lease:
         self._thread.join(_END_S)
         with contextlib.suppress(OSError):
             found = _read(self._path)
-            if found is not None and found[0] == self._mine:
+            if found is None or found[0] != self._mine:
+                return
+            if self._path.backend.renames:
                 self._path.delete()
+            else:  # a request can reach the store twice, the second time when another process holds the lease
+                cast(FlatBackend, self._path.backend).delete_version(self._path.key, found[1])
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

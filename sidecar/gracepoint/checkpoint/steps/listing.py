@@ -48,11 +48,19 @@ class Listing:
         return cls(**{key: tuple(value) for key, value in json.loads(text).items()})
 
 
-def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callable[[float], object]) -> Listing:
+def list_steps(
+    paths: Layout,
+    *,
+    attempt: str,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    holds_lease: bool = False,
+) -> Listing:
     """Salvages durable saves, waits for saves that are still being written, and then lists the steps.
 
     Waits for an incomplete save of another attempt if it is newer than all complete steps. The wait ends when the save
     has not changed for ``QUIET_S`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
+    ``holds_lease``: see ``settle``.
     """
     if not paths.root.is_folder():
         return Listing((), (), (f"there is no folder {paths.root}",))
@@ -62,6 +70,7 @@ def list_steps(paths: Layout, *, attempt: str, deadline: Deadline, sleep: Callab
         is_wanted=lambda step: step is not None and step > max(complete_steps(paths), default=-1),
         deadline=deadline,
         sleep=sleep,
+        holds_lease=holds_lease,
     )
     steps, refused, unfinished = _sort_out(paths)
     remarks += unfinished
@@ -85,6 +94,7 @@ def settle(
     is_wanted: Callable[[int | None], bool],
     deadline: Deadline,
     sleep: Callable[[float], object],
+    holds_lease: bool = False,
 ) -> list[str]:
     """Salvages durable saves, and waits for saves that other attempts are still writing. Returns remarks.
 
@@ -96,6 +106,7 @@ def settle(
         is_wanted: Returns whether to wait for an incomplete save of a step.
         deadline: When the wait must have ended.
         sleep: Waits for a number of seconds.
+        holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
     """
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
@@ -103,11 +114,11 @@ def settle(
         try:
             live = [t for t in others if is_wanted(t.step) and _is_live(paths, t)]
         except OSError as error:
-            if not must_not_write(error):
+            if holds_lease or not must_not_write(error):
                 raise
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
-        remarks = recovery.salvage(paths)
+        remarks = recovery.salvage(paths, holds_lease=holds_lease)
         live = [t for t in live if t.path.is_folder() and not commit.is_committed(paths, t)]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]

@@ -17,28 +17,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
-from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, StoredFile, is_claim, merge
+from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, is_claim, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.steps.moving import merge_trees, move
 from gracepoint.checkpoint.steps.placement import Placement, take
-from gracepoint.checkpoint.steps.records import done_records, is_of, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.sweeping import finish, refuse_foreign, store_of
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
-from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt
+from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)
 
 _BEGUN = "begun"
 _TRIES = 20
+_MARKS = (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
 
 
 def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
@@ -48,40 +49,53 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
         temporary: The save.
         begun_ns: When it began, by the store's clock.
         marks: Whether this process leaves a mark, by which the save is found if it never ends.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
     """
     store = store_of(temporary.target)
-    names: set[str] = set()
+    names: dict[str, bool] = {}
 
     def look() -> None:
         with contextlib.suppress(FileNotFoundError):
-            names.update(child.name for child in temporary.target.children())
+            names.update((child.name, child.is_folder) for child in temporary.target.children())
 
     store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
     staged = layout.COMMIT_SUCCESS in names
     if layout.MANIFEST in names:
         with contextlib.suppress(FileNotFoundError):
-            staged = not is_claim((temporary.target / layout.MANIFEST).read_bytes())
+            data = (temporary.target / layout.MANIFEST).read_bytes()
+            staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
+    else:
+        try:
+            # Orbax's marks are there from the beginning. What else is not Gracepoint's is found before the commit.
+            refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
+        except SaveFailed:
+            temporary.path.delete_folder()
+            raise
     claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
     placement = Placement(temporary, claim, store, staged=staged)
     return StoragePath(cast(Backend, placement), temporary.target.key), placement
 
 
-def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
+def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None = None) -> bool:
     """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
 
     Args:
         temporary: The save.
         may_replace: Returns whether it replaces another save of the step that is committed.
+        go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
 
     Raises:
         CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
             save has overwritten them.
+        SaveFailed: The step has objects that Gracepoint did not write, or a later save has claimed it.
     """
     records = done_records(temporary.path)
     if records is None:
         return is_committed(temporary)
     try:
-        return _finish(temporary, records, may_replace)
+        return _finish(temporary, records, may_replace, go_on)
     except CheckpointCorrupt:
         # Another process may have committed the save meanwhile, and deleted the save's folder.
         if is_committed(temporary):
@@ -89,18 +103,23 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool]) -> bool:
         raise
 
 
-def _finish(temporary: Temporary, records: Sequence[DoneRecord], may_replace: Callable[[], bool]) -> bool:
+def _finish(
+    temporary: Temporary,
+    records: Sequence[DoneRecord],
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
+) -> bool:
     manifest = merge(records)
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
-        if not _take_over(temporary, claim, may_replace):
+        if not _take_over(temporary, claim, may_replace, go_on):
             return is_committed(temporary)
-        moved = _move(temporary, claim, staged)
+        moved = move(temporary, claim, staged, go_on)
         if moved is None:
             return is_committed(temporary)
         in_place |= moved
-    if manifest.arrays and manifest.arrays[0].format.ocdbt and not _merge_trees(temporary, claim, manifest):
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not merge_trees(temporary, claim, manifest, go_on):
         return is_committed(temporary)
     return _publish(temporary, claim, manifest, in_place)
 
@@ -109,15 +128,30 @@ def is_committed(temporary: Temporary) -> bool:
     """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
     if not is_of(temporary.target, temporary):
         return False
-    if not (temporary.target / layout.COMMIT_SUCCESS).is_value():
+    marks: list[bool] = []
+
+    def look(name: str) -> None:
+        noted = store_of(temporary.target).noted((temporary.target / name).key)
+        by = None if noted is None else Claim.noted(noted.note)
+        marks.append(by is not None and (by.attempt, by.ordinal) == (temporary.attempt, temporary.ordinal))
+
+    store_of(temporary.target).at_once(functools.partial(look, name) for name in _MARKS)
+    if not all(marks):
         with contextlib.suppress(OSError):  # a directory that this process may only read
             _mark(temporary, None)
     return True
 
 
-def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], bool]) -> bool:
-    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed."""
+def _take_over(
+    temporary: Temporary, claim: Claim, may_replace: Callable[[], bool], go_on: Callable[[], None] | None
+) -> bool:
+    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
     place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
+    _refuse_foreign_beside(temporary.target)
     for _ in range(_TRIES):
         marked = success.entry()
         with contextlib.suppress(FileNotFoundError):
@@ -135,7 +169,10 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
                     place.replace(claim.to_bytes(), found.generation)
                 continue
             other = Claim.from_bytes(found.data, str(place))
-            if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+            if other.trash is not None:
+                finish(temporary.target, other.trash, go_on)
+                continue
+            if other.is_later(claim) and not other.is_same(claim):
                 return False
             if other.is_same(claim):
                 # The mark was there before the claim was seen, so it is not of this save.
@@ -147,6 +184,15 @@ def _take_over(temporary: Temporary, claim: Claim, may_replace: Callable[[], boo
     return False
 
 
+def _refuse_foreign_beside(target: StoragePath) -> None:
+    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those of a manifest need no look."""
+    known: Collection[str] = ()
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest = manifest_fields(target)
+        known = () if manifest is None else manifest["files"]
+    refuse_foreign(target, [entry.key for entry in target.entries() if entry.key not in known])
+
+
 def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
     """Returns the save that a manifest is of. None if the manifest is damaged."""
     try:
@@ -154,56 +200,6 @@ def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
     except CheckpointCorrupt:
         return None
     return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
-
-
-def _move(temporary: Temporary, claim: Claim, staged: Mapping[str, StoredFile]) -> dict[str, Generation] | None:
-    """Moves objects from the save's folder into the step's. Returns their generations.
-
-    Returns None if the step was committed meanwhile.
-    """
-    store = store_of(temporary.target)
-    placement = Placement(temporary, claim, store, staged=False)
-    moved: dict[str, Generation | None] = {}
-
-    def move(path: str, file: StoredFile) -> None:
-        noted = store.noted((temporary.target / path).key)
-        by = None if noted is None else Claim.noted(noted.note)
-        if noted is not None and by is not None and by.is_same(claim):
-            moved[path] = noted.generation  # an earlier try has moved it
-            return
-        data = np.empty(file.bytes, np.uint8)
-        read_checked(temporary.path / path, file.bytes, file.crc32, data.data)
-        moved[path] = placement.put_in_place(path, ArrayBytes(data, data.dtype), file.crc32, None)
-
-    store.at_once(functools.partial(move, path, file) for path, file in staged.items())
-    if None in moved.values():
-        return None
-    return {path: generation for path, generation in moved.items() if generation is not None}
-
-
-def _merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest) -> bool:
-    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
-    below = layout.in_item(manifest.item, "")
-    trees = [
-        path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")
-        for path in manifest.files
-        if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
-    ]
-    item, placement = (
-        temporary.target / manifest.item,
-        Placement(temporary, claim, store_of(temporary.target), staged=False),
-    )
-    noted = placement.noted((item / ocdbt.MANIFEST).key)
-    by = None if noted is None else Claim.noted(noted.note)
-    if by is not None and by.is_same(claim):
-        return True  # an earlier try has merged them
-    files = ocdbt.merged_apart(item, trees)
-    for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
-        data = np.frombuffer(files[path], np.uint8)
-        name = layout.in_item(manifest.item, path)
-        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), None) is None:
-            return False
-    return True
 
 
 def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
@@ -219,6 +215,7 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
                     f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the "
                     "step has overwritten it, or it was deleted"
                 )
+        refuse_foreign(temporary.target, [name for name in listed if name not in manifest.files])
         try:
             if layout.MANIFEST not in listed:
                 place.create(manifest.to_bytes())
@@ -232,7 +229,10 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
                 place.replace(manifest.to_bytes(), found.generation)
         except (FileExistsError, FileNotFoundError, StaleGeneration):
             continue
-        _mark(temporary, manifest)
+        try:
+            _mark(temporary, manifest)
+        except OSError as error:
+            logger.warning("%s is committed; Orbax's marks follow at the next start: %s", temporary.what, error)
         return True
     return is_committed(temporary)
 
@@ -242,14 +242,33 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     if manifest is None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
     success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
+    # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
+    placement = Placement(
+        temporary,
+        Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns),
+        store_of(temporary.target),
+        staged=False,
+    )
     store_of(temporary.target).at_once(
         [
-            functools.partial(
-                (temporary.target / layout.STEP_METADATA).put, orbax_metadata(manifest, temporary.target)
-            ),
-            functools.partial((temporary.target / layout.COMMIT_SUCCESS).put, success),
+            functools.partial(placement.mark, layout.STEP_METADATA, orbax_metadata(manifest, temporary.target)),
+            functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
         ]
     )
+
+
+def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
+    """Writes a small object, whatever is there. ``go_on`` is called again and again, and may end it by an error."""
+    store, found = store_of(where), None
+    body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+    for _ in range(_TRIES):
+        try:
+            store.write_if(where.key, body, crc32(data), found, "", go_on)
+            return
+        except (FileExistsError, StaleGeneration):
+            noted = store.noted(where.key)
+            found = None if noted is None else noted.generation
+    raise SaveFailed(f"{where} keeps changing")
 
 
 def is_unfinished(folder: StoragePath) -> bool:
@@ -263,9 +282,3 @@ def is_unfinished(folder: StoragePath) -> bool:
 def last_change_s(temporary: Temporary) -> float:
     """Returns when a save last changed something, by the store's clock."""
     return max(temporary.path.last_change_s(), temporary.target.last_change_s())
-
-
-def store_of(path: StoragePath) -> FlatBackend:
-    """Returns the store of ``path``, which cannot rename."""
-    assert not path.backend.renames
-    return cast(FlatBackend, path.backend)

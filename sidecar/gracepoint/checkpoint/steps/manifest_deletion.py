@@ -1,20 +1,21 @@
 """Deletes steps and unfinished saves in stores that cannot rename. ``manifest_commit`` says what a step is there.
 
 To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step is not
-there. The objects are deleted later, each only if it still is of the listed generation, and the claim last.
+there. The objects are deleted later (``sweeping``), and the claim last. Objects that Gracepoint did not write stay.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import Claim, is_claim
-from gracepoint.checkpoint.steps.manifest_commit import is_committed, save_of, store_of
+from gracepoint.checkpoint.steps.manifest_commit import is_committed, save_of
+from gracepoint.checkpoint.steps.sweeping import delete_of_save, refuse_foreign, sweep
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import SaveFailed
 
 _TOMBSTONE = "deletes"
 
@@ -63,8 +64,13 @@ def give_up(paths: Layout, temporary: Temporary) -> None:
             if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
                 _condemn(temporary.target, trash, found.generation)
     except FileNotFoundError:
-        if temporary.target.is_folder():
-            _condemn(temporary.target, trash, None)
+        if names := [entry.key for entry in temporary.target.entries()]:
+            try:
+                refuse_foreign(temporary.target, names)
+                _condemn(temporary.target, trash, None)
+            except SaveFailed:
+                # A claim would hide another program's step. No save is committed beside its objects either.
+                delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
     temporary.path.delete_folder()
 
 
@@ -76,7 +82,8 @@ def empty_trash(paths: Layout) -> None:
     for trash in paths.trashed():
         with contextlib.suppress(FileNotFoundError):
             name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
-            _sweep(paths.root / name, trash)
+            if not sweep(paths.root / name, trash.name):
+                continue
             if of_save:
                 (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
             trash.delete_folder()
@@ -92,20 +99,3 @@ def find_condemned(paths: Layout) -> None:
                 trash = Claim.from_bytes(data, str(folder)).trash
                 if trash is not None:
                     (paths.root / trash / _TOMBSTONE).put(folder.name.encode())
-
-
-def _sweep(folder: StoragePath, trash: StoragePath) -> None:
-    """Deletes the objects of a step, unless another save has taken it over."""
-    store, place = store_of(folder), folder / layout.MANIFEST
-    entries = folder.entries()  # before the claim is read: what a later save writes is not among them
-    try:
-        found = place.read()
-    except FileNotFoundError:
-        return  # another process has swept it
-    if not is_claim(found.data) or Claim.from_bytes(found.data, str(place)).trash != trash.name:
-        return
-    complete = [dataclasses.replace(entry, key=(folder / entry.key).key) for entry in entries]
-    success = (folder / layout.COMMIT_SUCCESS).key
-    store.delete_all(entry for entry in complete if entry.key == success)
-    store.delete_all(entry for entry in complete if entry.key not in (success, place.key))
-    store.delete_version(place.key, found.generation)

@@ -9,10 +9,13 @@ created and replaced with conditions. It is absent, a **claim**, or a manifest, 
 * A claim is taken over only by a later save. Each object has a note that names the save that wrote it. A save that
   finds an object or a claim of a later save gives up.
 * The note is read before the claim, and the object is replaced only if it is still of the generation that the note
-  had. So an overwritten object is always older than the claim, and a process that wakes up late changes nothing.
+  had. If each write has a generation of its own (``gs://``), an overwritten object is always older than the claim. So a
+  process that wakes up late changes nothing. On ``s3://`` the generation is a digest of the contents: the process could
+  also overwrite an object of a later save that has the bytes of the object that it looked at.
+* A claim that names trash is never taken over. The step is being deleted (``sweeping``).
 
-If a manifest of another save stands in the step already, objects go to the folder of the save. They are moved once
-the save is durable (``manifest_commit``).
+If a manifest of another save stands in the step, or the step is being deleted, objects go to the folder of the save.
+They are moved once the save is durable (``manifest_commit``).
 
 A ``Placement`` is the back end that the writers of one save see. The threads of the writer share it.
 """
@@ -23,11 +26,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import Claim, is_claim
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -43,7 +49,8 @@ class Placement:
         temporary: The save.
         claim: The claim of the save, which also names it in notes.
         store: The store.
-        staged: Whether the step has a manifest of another save, which stays until this save is durable.
+        staged: Whether the step has a manifest of another save, which stays until this save is durable, or is being
+            deleted.
 
     Attributes:
         generations: The generation of each object below the step's final name, by path below it.
@@ -126,8 +133,23 @@ class Placement:
             found = noted.generation
         raise SaveFailed(f"{where} keeps changing: does another job write to {self._temporary.target}?")
 
+    def mark(self, name: str, data: bytes) -> None:
+        """Writes a small object of a committed step, unless it is not Gracepoint's."""
+        where = self._temporary.target / name
+        found: Generation | None = None
+        body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+        for _ in range(_TRIES):
+            try:
+                self._store.write_if(where.key, body, crc32(data), found, self._claim.note, None)
+                return
+            except (FileExistsError, StaleGeneration):
+                noted = self._store.noted(where.key)
+            if noted is not None and Claim.noted(noted.note) is None:
+                return
+            found = None if noted is None else noted.generation
+
     def own(self) -> bool:
-        """Claims the step for this save. Returns False if the step has the manifest of a save.
+        """Claims the step for this save. Returns False if the step has the manifest of a save, or is being deleted.
 
         Raises:
             SaveFailed: A later save has claimed it.
@@ -137,7 +159,9 @@ class Placement:
 
 
 def take(target: StoragePath, claim: Claim) -> Generation | None:
-    """Makes ``claim`` the claim on a step. Returns its generation; None if the step has a manifest.
+    """Makes ``claim`` the claim on a step. Returns its generation.
+
+    Returns None if the step has a manifest, or is being deleted.
 
     Raises:
         SaveFailed: A later save has claimed the step.
@@ -154,9 +178,11 @@ def take(target: StoragePath, claim: Claim) -> Generation | None:
         if not is_claim(found.data):
             return None
         other = Claim.from_bytes(found.data, str(place))
-        if other.is_same(claim) and other.trash is None:
+        if other.trash is not None:
+            return None
+        if other.is_same(claim):
             return found.generation
-        if other.is_later(claim) and other.trash is None:
+        if other.is_later(claim):
             raise SaveFailed(f"{target} belongs to a later save, by attempt {other.attempt}")
         try:
             return place.replace(claim.to_bytes(), found.generation)

@@ -17,25 +17,28 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, is_whole, merge
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
 
 logger = logging.getLogger(__name__)
 
 
-def salvage(paths: Layout) -> list[str]:
+def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
     """Commits every durable save that is not committed. Returns remarks on the saves that it did not commit.
 
     First, a folder that a process had moved away when it died gets its name back. A save is committed only in three
     cases: its step has no folder, the folder is damaged, or the folder is the one that the save was to replace. Saves
     with missing done-records are left as they are. If this process may only read the directory, all saves are.
+
+    ``holds_lease`` says that this process has written to the directory. Then a refused write is raised: it may succeed
+    a minute later, and a start without the save would lose it.
     """
     remarks: list[str] = []
     for aside in paths.set_aside() if paths.root.backend.renames else ():
-        with _remarking(aside.path, remarks):
+        with _remarking(aside.path, remarks, holds_lease):
             _put_back(aside)
     durable = []
     for temporary in paths.temporaries():
-        with _remarking(temporary.path, remarks):
+        with _remarking(temporary.path, remarks, holds_lease):
             records = commit.done_records(temporary.path)
             if records is None:
                 remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
@@ -43,7 +46,7 @@ def salvage(paths: Layout) -> list[str]:
                 durable.append((temporary, records))
     # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
-        with _remarking(temporary.path, remarks):
+        with _remarking(temporary.path, remarks, holds_lease):
             if not paths.root.backend.renames:
                 if commit.is_committed(paths, temporary):
                     continue  # its folder has not been deleted yet
@@ -66,17 +69,17 @@ def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) 
 
 
 @contextlib.contextmanager
-def _remarking(folder: StoragePath, remarks: list[str]) -> Iterator[None]:
+def _remarking(folder: StoragePath, remarks: list[str], holds_lease: bool) -> Iterator[None]:
     """Turns an error of one save into a remark, so that the other saves are still salvaged."""
     try:
         yield
-    except (CheckpointCorrupt, CheckpointTooNew) as error:
+    except (CheckpointCorrupt, CheckpointTooNew, SaveFailed) as error:
         remarks.append(f"{folder} is not salvaged: {error}")
     except FileNotFoundError:
         # Another process committed or deleted it meanwhile.
         logger.info("%s went away while it was looked at", folder)
     except OSError as error:
-        if not must_not_write(error):
+        if holds_lease or not must_not_write(error):
             raise
         remarks.append(f"{folder} is not salvaged: {error}")
 

@@ -28,6 +28,13 @@ class StaleGeneration(OSError):
     """A value no longer has the expected generation: another writer replaced or deleted it."""
 
 
+class NotAdmitted(OSError):
+    """A store does not know who this process is: its credentials are missing, wrong or expired. Or they may not read.
+
+    It says nothing of what may be written, and is not an error that ``checks.must_not_write`` is true for.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Value:
     """A value that was read.

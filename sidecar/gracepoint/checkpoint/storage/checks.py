@@ -19,7 +19,7 @@ _HOT_BYTES = 1 << 20
 
 
 def must_not_write(error: OSError) -> bool:
-    """Returns whether the error says that this process may not write there."""
+    """Returns whether the error says that this process may not write there. Credentials that fail do not say so."""
     return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -58,8 +58,14 @@ class FlatBackend(Backend, Protocol):
     def delete_version(self, key: str, generation: Generation | None) -> bool:
         """Deletes a value if it has ``generation``, or that is None. Returns False if it has another one."""
 
-    def delete_all(self, entries: Iterable[Entry]) -> None:
-        """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete."""
+    def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
+        """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete.
+
+        ``go_on`` is called before each request. An error that it raises ends the deletion.
+        """
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after a number of seconds by the store's clock."""
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
         """Calls functions, several at a time, as each mostly waits for the store. Raises the first error."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
@@ -29,6 +30,9 @@ class VirtualBackend(ObjectBackend):
 
     later_s = 0.0
 
+    def sleep(self, seconds: float) -> None:
+        self.later_s += seconds
+
     def now_s(self, key: str) -> float:
         return time.time() + self.later_s
 
@@ -42,6 +46,8 @@ def backend_of(bucket: Bucket, *, patience_s: float = _PATIENCE_S, hedges: bool 
 
 class BucketMachine(FlatMachine):
     """A machine on one bucket of ``server``, which it reaches through ``proxy`` and directly."""
+
+    orbax: ClassVar[dict[int, tuple[str, ...]]] = {}
 
     def __init__(self, server: Server, proxy: FaultProxy) -> None:
         super().__init__()

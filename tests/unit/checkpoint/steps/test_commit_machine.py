@@ -79,8 +79,8 @@ def test_a_retention_that_deletes_the_newest_is_found(monkeypatch: pytest.Monkey
 def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = recovery.salvage
 
-    def clearing(paths: Layout) -> list[str]:
-        remarks = real(paths)
+    def clearing(paths: Layout, *, holds_lease: bool) -> list[str]:
+        remarks = real(paths, holds_lease=holds_lease)
         for temporary in paths.temporaries():  # whether or not somebody still writes there
             commit.discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
         return remarks

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.format.manifest import Claim
 from gracepoint.checkpoint.steps.placement import Placement
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.errors import CheckpointCorrupt
-from tests.unit.checkpoint.steps.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, FlatMachine
+from tests.unit.checkpoint.steps.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, DigestMachine, FlatMachine
 from tests.unit.checkpoint.storage.flat import FlatStore
 
 SETTINGS = settings(
@@ -26,8 +26,9 @@ SETTINGS = settings(
 )
 
 
-def test_no_request_that_is_lost_loses_a_durable_save() -> None:
-    run_state_machine_as_test(FlatMachine, settings=SETTINGS)
+@pytest.mark.parametrize("machine", [FlatMachine, DigestMachine], ids=["numbers", "digests"])
+def test_no_request_that_is_lost_loses_a_durable_save(machine: type[FlatMachine]) -> None:
+    run_state_machine_as_test(machine, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -39,6 +40,15 @@ def test_a_step_is_whole_whenever_something_happens(event: str, processes: int, 
         if again:
             machine.save(step=3, processes=1, event="nothing", moment=0)
         machine.save(step=3, processes=processes, event=event, moment=moment)
+
+
+@pytest.mark.parametrize("machine", [FlatMachine, DigestMachine], ids=["numbers", "digests"])
+def test_a_deletion_that_sleeps_while_its_steps_are_saved_again_leaves_them_whole(machine: type[FlatMachine]) -> None:
+    for moment in range(MOMENTS_OF_A_SAVE):
+        sleeper = machine()
+        for step in (1, 2, 3):
+            sleeper.save(step=step, processes=1, event="nothing", moment=0)
+        sleeper.retain(keep=1, event="sleeps", moment=moment)
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -24,6 +24,7 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
+from tests.unit.checkpoint.storage.flat import FlatStore
 
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "4026531836:7:123")
 
@@ -206,6 +207,20 @@ def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, 
     path = put(tmp_path, ELSEWHERE)
     second.release()
     assert path.exists()
+
+
+def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
+    store = FlatStore()
+    paths = Layout(StoragePath(store, "run"))
+    mine = lease.claim(paths, "job", "a-0", deadline=Deadline.after(1, time.monotonic), sleep=time.sleep)
+
+    def before(operation: str, key: str) -> None:
+        if operation.startswith("delete"):
+            store.put(key, json.dumps(dataclasses.asdict(ELSEWHERE)).encode())
+
+    store.before = before
+    mine.release()
+    assert paths.lease().exists()
 
 
 def test_the_holder_keeps_giving_signs_of_life(

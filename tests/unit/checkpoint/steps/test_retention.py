@@ -176,9 +176,9 @@ def marks_while_reading(root: Path, monkeypatch: pytest.MonkeyPatch, module: str
     marks: list[list[StoragePath]] = []
     real = stored_tree.open_tree
 
-    def looked_at(*arguments: Any) -> Any:
+    def looked_at(*arguments: Any, **keywords: Any) -> Any:
         marks.append(Layout(storage_path(root)).reading_marks(1))
-        return real(*arguments)
+        return real(*arguments, **keywords)
 
     monkeypatch.setattr(f"gracepoint.checkpoint.{module}.open_tree", looked_at)
     return marks

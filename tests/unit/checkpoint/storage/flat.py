@@ -148,8 +148,10 @@ class FlatStore:
         with self._request("delete", key):
             self.objects.pop(key, None)
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
+    def delete_version(self, key: str, generation: Generation | None, go_on: Callable[[], None] | None = None) -> bool:
         with self._request("delete", key):
+            if go_on is not None:
+                go_on()
             found = self.objects.get(key)
             if found is None:
                 return True
@@ -158,9 +160,12 @@ class FlatStore:
             del self.objects[key]
             return True
 
-    def delete_all(self, entries: Iterable[Entry]) -> None:
+    def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
         for entry in entries:
-            self.delete_version(entry.key, entry.generation)
+            self.delete_version(entry.key, entry.generation, go_on)
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
         for act in acts:

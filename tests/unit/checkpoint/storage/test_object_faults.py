@@ -15,7 +15,8 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import api
-from gracepoint.checkpoint.storage.objects.connection import Connections, Exchange
+from gracepoint.checkpoint.storage.objects.connection import Exchange
+from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
@@ -222,6 +223,8 @@ def test_a_refusal_is_said(far: Bucket, proxy: FaultProxy, status: int, says: st
 def test_codes_of_stores_are_explained(status: int, code: str, says: str) -> None:
     exchange = Exchange(Connections("http://127.0.0.1:1"))
     exchange.status = status
-    assert says in str(api.refused("PUT s3://bucket/key", exchange, code, "message"))
+    assert says in str(api.refused("PUT s3://bucket/key", exchange, code, "message", writes=True))
     exchange.status = 409
-    assert isinstance(api.refused("PUT s3://bucket/key", exchange, "ConditionalRequestConflict", ""), Transient)
+    assert isinstance(
+        api.refused("PUT s3://bucket/key", exchange, "ConditionalRequestConflict", "", writes=True), Transient
+    )

@@ -5,16 +5,19 @@ This module also turns error replies into exceptions, which is alike for both.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import email.utils
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+from xml.etree import ElementTree
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation
-from gracepoint.checkpoint.storage.objects.connection import Body, Connections, Exchange
+from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange
+from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 
 #: Condition of a write: the object must not exist.
@@ -82,11 +85,12 @@ class ObjectApi(Protocol):
         """Returns TensorStore's spec of all objects whose names begin with ``key``."""
 
     def put(
-        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int, go_on: GoOn
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
     ) -> Generation:
         """Writes an object. Returns its generation.
 
-        ``only_if`` is the generation that it must have, or ``ABSENT``. None: there is no condition.
+        ``only_if`` is the generation that it must have, or ``ABSENT``. None: there is no condition. ``crc32`` is the
+        CRC-32 of the bytes, for stores that compare it. Others compare a checksum that is computed here.
 
         Raises:
             ConditionFailed: The object has another generation.
@@ -151,7 +155,7 @@ class StoreClock:
             return time.time() + min(max(0.0, self._least_s), self._most_s)
 
 
-def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
+def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:
     """Returns the error for a reply that is not a success.
 
     Args:
@@ -159,6 +163,7 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
         exchange: The exchange, whose head has been received.
         code: The store's own code for the error. Empty if it gave none.
         message: The store's explanation.
+        writes: Whether the request was to write or delete.
     """
     status = exchange.status
     said = f"{what}: {status} {code} {message[:_SHOWN]}".strip()
@@ -169,21 +174,26 @@ def refused(what: str, exchange: Exchange, code: str, message: str) -> OSError:
     if status == 404 and code in _MISSING:
         return FileNotFoundError(errno.ENOENT, said)
     if code == "RequestTimeTooSkewed":
-        return PermissionError(errno.EACCES, f"{said}. This machine's clock is wrong: set it, for example with NTP")
+        return NotAdmitted(errno.EIO, f"{said}. This machine's clock is wrong: set it, for example with NTP")
     if code in _QUOTA or status == 507:
         return OSError(errno.EDQUOT, f"{said}. The quota is used up: raise it, or delete old checkpoints")
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
         return Transient(said, _after_s(exchange))
-    if status in (401, 403, 404):
-        return PermissionError(
-            errno.EACCES, f"{said}. Check this process's credentials, and that they may read, create, list and delete"
-        )
+    if status in (401, 403, 404) or code in _UNKNOWN:
+        said = f"{said}. Check this process's credentials, and that they may read, create, list and delete"
+        if status == 403 and writes and code not in _UNKNOWN:
+            return PermissionError(errno.EACCES, said)
+        return NotAdmitted(errno.EIO, said)
     return OSError(errno.EIO, said)
 
 
+#: S3's codes for credentials that were valid before.
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})
 _QUOTA = frozenset(
     {"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
 )
+# S3 does not know who asks.
+_UNKNOWN = EXPIRED | {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "AuthorizationHeaderMalformed"}
 _MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
 _AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
 _LONGEST_AFTER_S = 10.0
@@ -196,10 +206,31 @@ def _after_s(exchange: Exchange) -> float:
         return 0.0
 
 
-def total_bytes(exchange: Exchange) -> int:
-    """Returns the size of the whole object, from the head of a reply to ``get``."""
-    _, slash, total = exchange.headers.get("content-range", "").rpartition("/")
-    return int(total if slash and total != "*" else exchange.headers.get("content-length", "0"))
+@contextlib.contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Raises ``Transient`` if a reply is not what the store sends: a proxy may have answered in its place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
+        raise Transient(f"{what}: the reply is not one of the store: {type(error).__name__}: {error}") from error
+
+
+def total_bytes(exchange: Exchange, first: int) -> int:
+    """Returns the size of the whole object, from the head of a reply to ``get`` from ``first`` on.
+
+    Raises:
+        ValueError: The reply is of another range.
+        KeyError: It does not tell.
+    """
+    unit, _, told = exchange.headers.get("content-range", "").partition(" ")
+    got, _, total = told.partition("/")
+    if exchange.status != 206:
+        if first:
+            raise ValueError(f"the whole object, expected it from byte {first}")
+        return int(exchange.headers["content-length"])
+    if unit != "bytes" or got.partition("-")[0] != str(first):
+        raise ValueError(f"range {told!r}, expected bytes from {first}")
+    return int(total)
 
 
 def changed_s(exchange: Exchange) -> float:

@@ -1,36 +1,48 @@
 """Google Cloud Storage, through its JSON API. Generations are the store's own.
 
 Credentials are Google's application default credentials: workload identity on GKE, the metadata server, or the file
-that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them; any thread may ask for them.
-``STORAGE_EMULATOR_HOST`` or ``TENSORSTORE_GCS_HTTP_URL`` name another server. There, no credentials are needed, and
-``GOOGLE_AUTH_TOKEN_FOR_TESTING`` is sent if it is set.
+that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``credentials``).
+
+``TENSORSTORE_GCS_HTTP_URL`` names another server, such as an endpoint of Private Service Connect. An access token is
+sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. It gets only
+``GOOGLE_AUTH_TOKEN_FOR_TESTING``, if that is set.
 
 This module has no threads.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import os
 import secrets
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation
+from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import api
-from gracepoint.checkpoint.storage.objects.api import Found, GoOn, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request, connections_to
+from gracepoint.checkpoint.storage.objects.api import Found, Page, StoreClock
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request
+from gracepoint.checkpoint.storage.objects.connections import connections_to
+from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_RENEW_BEFORE_S = 300.0
+
+
+def name_for_tensorstore(environ: MutableMapping[str, str]) -> None:
+    """Gives TensorStore its own names of the emulator."""
+    if host := environ.get("STORAGE_EMULATOR_HOST"):
+        environ.setdefault("TENSORSTORE_GCS_HTTP_URL", connections_to(_with_scheme(host)).url)
+        environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
 
 
 class GcsApi:
@@ -40,16 +52,21 @@ class GcsApi:
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
         self._bucket = bucket
-        url = environ.get("STORAGE_EMULATOR_HOST") or environ.get("TENSORSTORE_GCS_HTTP_URL") or _GOOGLE
-        if "://" not in url:
-            url = f"http://{url}"
+        emulator = environ.get("STORAGE_EMULATOR_HOST")
+        url = _with_scheme(emulator or environ.get("TENSORSTORE_GCS_HTTP_URL") or _GOOGLE)
         self.connections = connections_to(url)
         self.clock = StoreClock()
-        self._token = _Token(environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING"), is_google=url == _GOOGLE)
-        if url != _GOOGLE and environ is os.environ:
-            # TensorStore asks for its own names.
-            os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", self.connections.url)
-            os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
+        self._tokens: Renewed[str] | None = None
+        self._testing: str | None = None
+        if emulator or url.startswith("http://"):
+            self._testing = environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING")
+        else:
+            self._tokens = Renewed("gs://: access tokens for Google Cloud Storage", _GoogleTokens())
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether access tokens of Google are sent."""
+        return self._tokens is not None
 
     def url(self, key: str) -> str:
         return f"gs://{self._bucket}/{key}"
@@ -58,16 +75,17 @@ class GcsApi:
         return {"driver": "gcs", "bucket": self._bucket, "path": key}
 
     def put(
-        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int, go_on: GoOn
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
     ) -> Generation:
         query = {"uploadType": "multipart", "name": key, "fields": "generation"}
         if only_if is not None:
             query["ifGenerationMatch"] = only_if or "0"
-        parts = _Parts({"name": key, "metadata": {api.NOTE: note}}, body)
+        parts = _Parts({"name": key, "metadata": {api.NOTE: note}, **_checksum(body)}, body)
         target = f"/upload/storage/v1/b/{self._bucket}/o?{urlencode(query)}"
         headers = {"Content-Type": f"multipart/related; boundary={parts.boundary}"}
-        self._send(exchange, "POST", target, key, headers, parts, go_on)
-        return Generation(str(json.loads(exchange.read())["generation"]))
+        self._send(exchange, "POST", target, key, headers, parts)
+        with api.parsing(f"POST {self.url(key)}"):
+            return _generation(json.loads(exchange.read()))
 
     def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
         headers = {}
@@ -75,17 +93,19 @@ class GcsApi:
             headers["Range"] = f"bytes={first}-{'' if stop is None else stop - 1}"
         query = {"alt": "media"} | ({} if generation is None else {"generation": str(generation)})
         self._send(exchange, "GET", f"{self._place(key)}?{urlencode(query)}", key, headers)
-        found = Generation(exchange.headers.get("x-goog-generation", ""))
-        return Found(api.total_bytes(exchange), found, api.changed_s(exchange), "")
+        with api.parsing(f"GET {self.url(key)}"):
+            found = Generation(exchange.headers["x-goog-generation"])
+            return Found(api.total_bytes(exchange, first), found, api.changed_s(exchange), "")
 
     def head(self, exchange: Exchange, key: str) -> Found | None:
         try:
             self._send(exchange, "GET", f"{self._place(key)}?fields=size,generation,updated,metadata", key)
         except FileNotFoundError:
             return None
-        found = json.loads(exchange.read())
-        note = (found.get("metadata") or {}).get(api.NOTE, "")
-        return Found(int(found["size"]), Generation(str(found["generation"])), _seconds(found["updated"]), note)
+        with api.parsing(f"GET {self.url(key)}"):
+            found = json.loads(exchange.read())
+            note = (found.get("metadata") or {}).get(api.NOTE, "")
+            return Found(int(found["size"]), _generation(found), _seconds(found["updated"]), note)
 
     def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
         query = {
@@ -98,12 +118,13 @@ class GcsApi:
         if token is not None:
             query["pageToken"] = token
         self._send(exchange, "GET", f"/storage/v1/b/{self._bucket}/o?{urlencode(query)}", prefix)
-        found = json.loads(exchange.read())
-        entries = [
-            Entry(item["name"], int(item["size"]), Generation(str(item["generation"])), _seconds(item["updated"]))
-            for item in found.get("items") or ()
-        ]
-        return Page(entries, found.get("prefixes") or (), found.get("nextPageToken") or None)
+        with api.parsing(f"LIST {self.url(prefix)}"):
+            found = json.loads(exchange.read())
+            entries = [
+                Entry(item["name"], int(item["size"]), _generation(item), _seconds(item["updated"]))
+                for item in found.get("items") or ()
+            ]
+            return Page(entries, found.get("prefixes") or (), found.get("nextPageToken") or None)
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
         # With a generation, only that version is deleted. If another one is there now, there is nothing to delete.
@@ -125,18 +146,19 @@ class GcsApi:
         key: str,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        go_on: GoOn = lambda: None,
     ) -> None:
+        token = self._testing if self._tokens is None else self._tokens.get(exchange.go_on)
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         sent_s = time.time()
-        exchange.send(Request(method, target, {**(headers or {}), **self._token.headers()}, body), go_on)
+        exchange.send(Request(method, target, {**(headers or {}), **authorization}, body))
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
             if exchange.status == 404 and (method == "POST" or "bucket" in message.lower()):
                 code = "NoSuchBucket"
-            if exchange.status == 401 and self._token.renew():
+            if exchange.status == 401 and self._tokens is not None and self._tokens.refused(str(token)):
                 raise Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")
-            raise api.refused(f"{method} {self.url(key)}", exchange, code, message)
+            raise api.refused(f"{method} {self.url(key)}", exchange, code, message, writes=method != "GET")
 
 
 class _Parts:
@@ -161,67 +183,53 @@ class _Parts:
         yield memoryview(self._after)
 
 
-class _Token:
-    """The access token, renewed some minutes before it expires."""
+class _GoogleTokens:
+    """Finds and renews access tokens with ``google-auth``. One thread at a time uses it."""
 
-    def __init__(self, testing: str | None, *, is_google: bool) -> None:
-        self._testing = testing
-        self._is_google = is_google
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
         self._credentials: Any = None
-        self._renewed_s = 0.0
 
-    def headers(self) -> dict[str, str]:
-        if self._testing is not None or not self._is_google:
-            return {} if self._testing is None else {"Authorization": f"Bearer {self._testing}"}
-        with self._lock:
-            if self._credentials is None:
-                self._credentials = _found_credentials()
-            expiry = self._credentials.expiry  # UTC, without a time zone
-            left_s = float("inf")
-            if expiry is not None:
-                left_s = expiry.replace(tzinfo=datetime.UTC).timestamp() - time.time()
-            if not self._credentials.token or left_s < _RENEW_BEFORE_S:
-                self._refresh()
-            return {"Authorization": f"Bearer {self._credentials.token}"}
-
-    def renew(self) -> bool:
-        """Gets a new token, as the server refused the present one. Returns False if that was done just now."""
-        if self._testing is not None or not self._is_google:
-            return False
-        with self._lock:
-            if time.monotonic() - self._renewed_s < _RENEW_BEFORE_S:
-                return False
-            self._refresh()
-            return True
-
-    def _refresh(self) -> None:
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.transport.requests import Request as GoogleRequest
-
+    def __call__(self, was_refused: bool) -> StoreCredentials[str]:
         try:
-            self._credentials.refresh(GoogleRequest())
-        except GoogleAuthError as error:
-            raise PermissionError(errno.EACCES, f"gs://: no access token for Google Cloud Storage: {error}") from error
-        self._renewed_s = time.monotonic()
+            import google.auth
+            from google.auth.exceptions import DefaultCredentialsError
+            from google.auth.transport.requests import Request as GoogleRequest
+        except ImportError as error:
+            raise SettingsError(
+                f"gs:// needs the extra 'gcs', for credentials: pip install 'gracepoint[gcs]' ({error})"
+            ) from error
+        try:
+            if self._credentials is None:
+                self._credentials = google.auth.default(scopes=[_SCOPE])[0]
+        except DefaultCredentialsError as error:
+            raise NotAdmitted(
+                errno.EIO,
+                "gs://: no credentials were found. On GKE, bind the pod's service account with workload identity; "
+                f"elsewhere set GOOGLE_APPLICATION_CREDENTIALS ({error})",
+            ) from error
+        self._credentials.refresh(GoogleRequest())
+        expiry = self._credentials.expiry  # UTC, without a time zone
+        until_s = float("inf") if expiry is None else expiry.replace(tzinfo=datetime.UTC).timestamp()
+        return StoreCredentials(str(self._credentials.token), lambda seconds: time.time() + seconds < until_s)
 
 
-def _found_credentials() -> Any:
-    try:
-        import google.auth
-        from google.auth.exceptions import DefaultCredentialsError
-    except ImportError as error:
-        raise SettingsError(
-            f"gs:// needs the extra 'gcs', for credentials: pip install 'gracepoint[gcs]' ({error})"
-        ) from error
-    try:
-        return google.auth.default(scopes=[_SCOPE])[0]
-    except DefaultCredentialsError as error:
-        raise PermissionError(
-            errno.EACCES,
-            "gs://: no credentials were found. On GKE, bind the pod's service account with workload identity; "
-            f"elsewhere set GOOGLE_APPLICATION_CREDENTIALS ({error})",
-        ) from error
+def _checksum(body: Body) -> dict[str, str]:
+    """Returns the field of the object's metadata with the checksum that the store compares.
+
+    It is the CRC-32C if that is computed by compiled code, or the MD5, which takes longer.
+    """
+    with contextlib.suppress(ImportError):
+        import google_crc32c
+
+        if google_crc32c.implementation == "c":
+            checksum = 0
+            for block in body.blocks():
+                checksum = google_crc32c.extend(checksum, bytes(block))
+            return {"crc32c": base64.b64encode(checksum.to_bytes(4, "big")).decode()}
+    digest = hashlib.md5(usedforsecurity=False)
+    for block in body.blocks():
+        digest.update(block)
+    return {"md5Hash": base64.b64encode(digest.digest()).decode()}
 
 
 def _error(data: bytes) -> tuple[str, str]:
@@ -231,6 +239,14 @@ def _error(data: bytes) -> tuple[str, str]:
         return (reasons or [str(error.get("status", ""))])[0], str(error.get("message", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return "", data[:200].decode(errors="replace")
+
+
+def _with_scheme(url: str) -> str:
+    return url if "://" in url else f"http://{url}"
+
+
+def _generation(found: Mapping[str, Any]) -> Generation:
+    return Generation(str(int(found["generation"])))
 
 
 def _seconds(text: str) -> float:

@@ -16,13 +16,11 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.wire import LOOK_EVERY_S
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: Seconds between two looks at whether to go on.
-LOOK_EVERY_S = 0.1
 
 
 class Transient(OSError):

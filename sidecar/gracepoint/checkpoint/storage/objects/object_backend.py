@@ -18,6 +18,7 @@ import errno
 import functools
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Stal
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
-from gracepoint.checkpoint.storage.objects import several
+from gracepoint.checkpoint.storage.objects import probe, several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
@@ -127,7 +128,7 @@ class ObjectBackend:
         note = f"{says} {secrets.token_hex(8)}".strip()
 
         def act(exchange: Exchange) -> Generation:
-            return self._api.put(exchange, key, body, only_if, note, checksum, go_on or _go_on)
+            return self._api.put(exchange, key, body, only_if, note, checksum)
 
         try:
             return self._persistence.run(
@@ -195,13 +196,14 @@ class ObjectBackend:
     def delete(self, key: str) -> None:
         self.delete_version(key, None)
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
+    def delete_version(self, key: str, generation: Generation | None, go_on: GoOn | None = None) -> bool:
         """Deletes an object if it is of ``generation``, or None. Returns False if it is of another one."""
         try:
             self._persistence.run(
                 f"DELETE {self.url(key)}",
                 lambda exchange: self._api.delete(exchange, key, generation),
                 kind="delete",
+                go_on=go_on or _go_on,
             )
         except ConditionFailed:
             return False
@@ -258,8 +260,11 @@ class ObjectBackend:
                 Entry(f"{_prefix(key)}{entry.key}", 0, entry.generation, 0.0) for entry in self.entries(key)
             )
 
-    def delete_all(self, entries: Iterable[Entry]) -> None:
-        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation) for entry in entries)
+    def delete_all(self, entries: Iterable[Entry], go_on: GoOn | None = None) -> None:
+        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation, go_on) for entry in entries)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
         several.run(list(acts), threads=_AT_ONCE)
@@ -280,24 +285,7 @@ class ObjectBackend:
         return self._api.clock.now_s()
 
     def check_usable(self, key: str) -> None:
-        probe = f"{_prefix(key)}.gracepoint-probe.{secrets.token_hex(8)}"
-        made = self.create(probe, b"probe")
-        try:
-            if self.read(probe).data != b"probe":
-                raise OSError(errno.EIO, "an object was read with other contents than it was written with")
-            try:
-                self.create(probe, b"other")
-            except FileExistsError:
-                return
-            raise OSError(
-                errno.ENOTSUP,
-                f"{self.url(key)}: the store ignores the condition that an object must not exist, so two jobs could "
-                "overwrite each other's checkpoints. Use a store with conditional writes",
-            )
-        finally:
-            with contextlib.suppress(OSError):
-                self.delete_version(probe, made)
-                self.delete_version(probe, None)
+        probe.check(self, key)
 
     def _pages(
         self, prefix: str, *, flat: bool, limit: int | None = None

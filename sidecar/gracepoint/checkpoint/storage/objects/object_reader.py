@@ -11,7 +11,7 @@ import time
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects.api import ConditionFailed, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import Persistence, Transient
+from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, Transient, wait
 
 
 class ObjectReader:
@@ -45,7 +45,7 @@ class ObjectReader:
             OSError: The object was replaced, or cannot be read.
         """
         wanted = max(0, min(len(out), self.size_bytes - offset))
-        done, until_s = 0, time.monotonic() + self._persistence.patience_s
+        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, RequestPauses()
         while done < wanted:
             if self._stream is None or self._position != offset + done:
                 self._open(offset + done)
@@ -56,8 +56,10 @@ class ObjectReader:
                     raise Unreachable(f"{self._api.url(self._key)}: the reply ended early")
             except (Unreachable, Transient):
                 self.close()
-                if time.monotonic() > until_s:
+                wait_s = pauses.next_s()
+                if time.monotonic() + wait_s > until_s:
                     raise
+                wait(wait_s, lambda: None)
                 continue
             done += got
             self._position += got

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from gracepoint.checkpoint.storage.objects import gcs
 from gracepoint.checkpoint.storage.objects.api import ObjectApi
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
@@ -25,6 +26,7 @@ _SETTINGS = (
     "AWS_PROFILE",
     "AWS_ACCESS_KEY_ID",
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_CA_BUNDLE",
 )
 _lock = threading.Lock()
 _opened: dict[tuple[str | None, ...], ObjectBackend] = {}
@@ -36,6 +38,8 @@ def open_bucket(scheme: str, bucket: str) -> ObjectBackend:
     Raises:
         SettingsError: A setting is missing, or the extra of the scheme is not installed.
     """
+    if scheme == "gs":
+        gcs.name_for_tensorstore(os.environ)  # changes the settings
     settings = (scheme, bucket, *(os.environ.get(name) for name in _SETTINGS))
     with _lock:
         if settings not in _opened:

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.hedging import ALARMS, LOOK_EVERY_S, Race
+from gracepoint.checkpoint.storage.objects.hedging import ALARMS, Race
 from gracepoint.checkpoint.storage.objects.hedging import Transient as Transient
+from gracepoint.checkpoint.storage.objects.wire import LOOK_EVERY_S, STALL_S
 
 logger = logging.getLogger(__name__)
 
@@ -114,23 +115,27 @@ class Persistence:
             TimeoutError: The request did not succeed in time. The message has its last error.
             OSError: Another error of ``act``.
         """
-        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        pace = self._paces[kind]
+        began_s, pauses, pace = time.monotonic(), RequestPauses(), self._paces[kind]
+
+        def look() -> None:
+            go_on()
+            if not patient and time.monotonic() - began_s > self.patience_s + STALL_S:
+                raise TimeoutError(errno.ETIMEDOUT, f"{what}: not done after {time.monotonic() - began_s:.1f} s")
+
         for tries in itertools.count(1):
             go_on()
             tried_s = time.monotonic()
             try:
-                found = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, go_on)
+                found = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, look)
             except (Transient, Unreachable) as error:
-                wait_s = max(random.uniform(0, pause_s), error.after_s if isinstance(error, Transient) else 0.0)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                wait_s = max(pauses.next_s(), error.after_s if isinstance(error, Transient) else 0.0)
                 elapsed_s = time.monotonic() - began_s
                 if not patient and elapsed_s + wait_s > self.patience_s:
                     raise TimeoutError(
                         errno.ETIMEDOUT, f"{what}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}"
                     ) from error
                 logger.debug("%s: request %d failed, the next in %.2f s: %s", what, tries, wait_s, error)
-                _wait(wait_s, go_on)
+                wait(wait_s, go_on)
             else:
                 pace.note(size_bytes, time.monotonic() - tried_s)
                 return found
@@ -144,23 +149,27 @@ class Persistence:
             OSError: Another error of ``act``.
         """
 
-        def unclosed(_: Exchange) -> Exchange:
+        def unclosed(given: Exchange) -> Exchange:
             exchange = self._new_exchange()
+            exchange.go_on = given.go_on
             try:
-                return act(exchange)
+                act(exchange)
             except BaseException:
                 exchange.close()
                 raise
+            exchange.go_on = _nothing  # the time for the request does not bound what the caller reads later
+            return exchange
 
         return self.run(what, unclosed, kind="stream", hedge=False)
 
     def _raced(self, act: Callable[[Exchange], T], hedge_after_s: float | None, go_on: Callable[[], None]) -> T:
         first = self._new_exchange()
+        first.go_on = go_on
         if hedge_after_s is None:
             with first:
                 return act(first)
         race = Race[T](first)
-        alarm = ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race))
+        alarm = ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race, go_on))
         try:
             with first:
                 found = act(first)
@@ -175,10 +184,11 @@ class Persistence:
         race.end()
         return found
 
-    def _hedge(self, act: Callable[[Exchange], T], race: Race[T]) -> None:
+    def _hedge(self, act: Callable[[Exchange], T], race: Race[T], go_on: Callable[[], None]) -> None:
         if not self._slots.acquire(blocking=False):
             return
         second = self._new_exchange()
+        second.go_on = go_on
         if not race.begin_second(second):
             self._slots.release()
             return
@@ -199,7 +209,24 @@ class Persistence:
             race.second_failed(error)
 
 
-def _wait(seconds: float, go_on: Callable[[], None]) -> None:
+class RequestPauses:
+    """The pauses between the repetitions of a request: random, and longer each time."""
+
+    def __init__(self) -> None:
+        self._longest_s = _FIRST_PAUSE_S
+
+    def next_s(self) -> float:
+        """Returns the seconds of the next pause."""
+        longest_s, self._longest_s = self._longest_s, min(self._longest_s * 2, _LONGEST_PAUSE_S)
+        return random.uniform(0, longest_s)
+
+
+def _nothing() -> None:
+    pass
+
+
+def wait(seconds: float, go_on: Callable[[], None]) -> None:
+    """Waits. Calls ``go_on`` meanwhile."""
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         go_on()

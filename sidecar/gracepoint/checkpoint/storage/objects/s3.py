@@ -1,6 +1,8 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
-``botocore`` finds and renews credentials: environment variables, IRSA, pod identity, the metadata server, its files.
+``botocore`` finds and renews credentials (``credentials``): environment variables, IRSA, pod identity, the metadata
+server, its files. ``AWS_CA_BUNDLE`` is a file of the certificates to trust.
+
 ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` name another server. Its buckets are then parts of the path, unless
 ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` is ``true``. ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` names the region.
 
@@ -15,17 +17,19 @@ import errno
 import hashlib
 import hmac
 import os
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation
+from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import api
-from gracepoint.checkpoint.storage.objects.api import Found, GoOn, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request, connections_to
+from gracepoint.checkpoint.storage.objects.api import Found, Page, StoreClock
+from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request
+from gracepoint.checkpoint.storage.objects.connections import connections_to
+from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
+from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.errors import SettingsError
 
 # The checksum of the body is signed in its stead.
@@ -40,12 +44,13 @@ class S3Api:
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
         self._bucket = bucket
-        self._credentials = _Credentials(environ)
+        finder = _AwsKeys()
+        self._credentials = Renewed("s3://: credentials", finder)
         self._endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
         self._region = (
             environ.get("AWS_REGION")
             or environ.get("AWS_DEFAULT_REGION")
-            or self._credentials.region()
+            or finder.region()
             or ("us-east-1" if self._endpoint else None)
         )
         if self._region is None:
@@ -56,7 +61,7 @@ class S3Api:
         if not self._base:
             scheme, _, rest = url.partition("://")
             url = f"{scheme}://{bucket}.{rest}"
-        self.connections = connections_to(url)
+        self.connections = connections_to(url, environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
 
     def url(self, key: str) -> str:
@@ -71,15 +76,16 @@ class S3Api:
         return spec
 
     def put(
-        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int, go_on: GoOn
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
     ) -> Generation:
         checksum = base64.b64encode(crc32.to_bytes(4, "big")).decode()
         headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", _NOTE: note}
         if only_if is not None:
             headers |= {"If-Match": f'"{only_if}"'} if only_if else {"If-None-Match": "*"}
-        self._send(exchange, "PUT", key, {}, headers, body, go_on)
+        self._send(exchange, "PUT", key, {}, headers, body)
         exchange.read()
-        return _tag(exchange.headers.get("etag", ""))
+        with api.parsing(f"PUT {self.url(key)}"):
+            return _tag(exchange.headers["etag"])
 
     def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
         headers = {}
@@ -88,8 +94,9 @@ class S3Api:
         if generation is not None:
             headers["If-Match"] = f'"{generation}"'
         self._send(exchange, "GET", key, {}, headers)
-        tag = _tag(exchange.headers.get("etag", ""))
-        return Found(api.total_bytes(exchange), tag, api.changed_s(exchange), "")
+        with api.parsing(f"GET {self.url(key)}"):
+            tag = _tag(exchange.headers["etag"])
+            return Found(api.total_bytes(exchange, first), tag, api.changed_s(exchange), "")
 
     def head(self, exchange: Exchange, key: str) -> Found | None:
         try:
@@ -97,8 +104,9 @@ class S3Api:
         except FileNotFoundError:
             return None
         exchange.read()
-        tag, note = _tag(exchange.headers.get("etag", "")), exchange.headers.get(_NOTE, "")
-        return Found(int(exchange.headers.get("content-length", "0")), tag, api.changed_s(exchange), note)
+        with api.parsing(f"HEAD {self.url(key)}"):
+            tag, note = _tag(exchange.headers["etag"]), exchange.headers.get(_NOTE, "")
+            return Found(int(exchange.headers["content-length"]), tag, api.changed_s(exchange), note)
 
     def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
@@ -107,14 +115,17 @@ class S3Api:
         if token is not None:
             query["continuation-token"] = token
         self._send(exchange, "GET", "", query, {})
-        root = ElementTree.fromstring(exchange.read())
-        entries = [
-            Entry(_text(item, "Key"), int(_text(item, "Size")), _tag(_text(item, "ETag")), _seconds(item))
-            for item in _all(root, "Contents")
-        ]
-        folders = [_text(item, "Prefix") for item in _all(root, "CommonPrefixes")]
-        goes_on = _text(root, "IsTruncated") == "true"
-        return Page(entries, folders, _text(root, "NextContinuationToken") if goes_on else None)
+        with api.parsing(f"LIST {self.url(prefix)}"):
+            root = ElementTree.fromstring(exchange.read())
+            if root.tag.rpartition("}")[2] != "ListBucketResult":
+                raise ValueError(f"<{root.tag}>, expected <ListBucketResult>")
+            entries = [
+                Entry(_text(item, "Key"), int(_text(item, "Size")), _tag(_text(item, "ETag")), _seconds(item))
+                for item in _all(root, "Contents")
+            ]
+            folders = [_text(item, "Prefix") for item in _all(root, "CommonPrefixes")]
+            goes_on = _text(root, "IsTruncated") == "true"
+            return Page(entries, folders, _text(root, "NextContinuationToken") if goes_on else None)
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
         try:
@@ -131,21 +142,24 @@ class S3Api:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         body: Body | None = None,
-        go_on: GoOn = lambda: None,
     ) -> None:
+        keys = self._credentials.get(exchange.go_on)
         path = f"{self._base}/{quote(key, safe='/-_.~')}"
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
-        signed = self._signed(method, path, encoded, headers)
+        signed = self._signed(keys, method, path, encoded, headers)
         sent_s = time.time()
-        exchange.send(Request(method, f"{path}?{encoded}" if encoded else path, signed, body), go_on)
+        exchange.send(Request(method, f"{path}?{encoded}" if encoded else path, signed, body))
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
-            raise api.refused(f"{method} {self.url(key)}", exchange, code, message)
+            if code in api.EXPIRED and self._credentials.refused(keys):
+                raise Transient(f"{method} {self.url(key)}: {code}: the credentials are renewed")
+            writes = method in ("PUT", "DELETE")
+            raise api.refused(f"{method} {self.url(key)}", exchange, code, message, writes=writes)
 
-    def _signed(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> dict[str, str]:
+    def _signed(self, keys: Keys, method: str, path: str, query: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Returns the headers with a signature, version 4."""
-        access_key, secret_key, token = self._credentials.now()
+        access_key, secret_key, token = keys
         now = datetime.datetime.now(datetime.UTC)
         day, stamp = f"{now:%Y%m%d}", f"{now:%Y%m%dT%H%M%SZ}"
         sent = {**headers, "x-amz-date": stamp, "x-amz-content-sha256": _UNSIGNED}
@@ -167,12 +181,13 @@ class S3Api:
         return sent
 
 
-class _Credentials:
-    """The credentials, as botocore finds them. It renews them itself."""
+Keys = tuple[str, str, str | None]
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._lock = threading.Lock()
+
+class _AwsKeys:
+    """Finds and renews credentials with ``botocore``. One thread at a time uses ``__call__``."""
+
+    def __init__(self) -> None:
         self._session: Any = None
         self._found: Any = None
 
@@ -181,22 +196,24 @@ class _Credentials:
         found = self._opened().get_config_variable("region")
         return None if found is None else str(found)
 
-    def now(self) -> tuple[str, str, str | None]:
-        """Returns access key, secret key and session token."""
-        with self._lock:
-            if self._found is None:
-                self._found = self._opened().get_credentials()
-            if self._found is None:
-                raise PermissionError(
-                    errno.EACCES,
-                    "s3://: no credentials were found. On EKS, give the pod's service account a role (IRSA or pod "
-                    "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-                )
-            try:
-                frozen = self._found.get_frozen_credentials()
-            except Exception as error:
-                raise PermissionError(errno.EACCES, f"s3://: the credentials could not be renewed: {error}") from error
-        return frozen.access_key, frozen.secret_key, frozen.token
+    def __call__(self, was_refused: bool) -> StoreCredentials[Keys]:
+        if was_refused:
+            self._session = self._found = None
+        if self._found is None:
+            self._found = self._opened().get_credentials()
+        if self._found is None:
+            raise NotAdmitted(
+                errno.EIO,
+                "s3://: no credentials were found. On EKS, give the pod's service account a role (IRSA or pod "
+                "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        found = self._found
+        frozen = found.get_frozen_credentials()
+        expires = hasattr(found, "refresh_needed")
+        return StoreCredentials(
+            (frozen.access_key, frozen.secret_key, frozen.token),
+            lambda seconds: not (expires and found.refresh_needed(seconds)),
+        )
 
     def _opened(self) -> Any:
         if self._session is None:
@@ -211,7 +228,10 @@ class _Credentials:
 
 
 def _tag(text: str) -> Generation:
-    return Generation(text.removeprefix("W/").strip('"'))
+    tag = text.removeprefix("W/").strip('"')
+    if not tag:
+        raise ValueError("an empty entity tag")
+    return Generation(tag)
 
 
 def _all(node: ElementTree.Element, name: str) -> list[ElementTree.Element]:

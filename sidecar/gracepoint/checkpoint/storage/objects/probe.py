@@ -1,0 +1,51 @@
+"""Checks at the start of a job that a store does what checkpoints rely on.
+
+This module has no threads and no state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+from typing import TYPE_CHECKING
+
+from gracepoint.checkpoint.storage.backend import StaleGeneration
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
+
+
+def check(store: ObjectBackend, key: str) -> None:
+    """Creates, reads, replaces and deletes an object below ``key``, also with conditions that do not hold.
+
+    Raises:
+        OSError: A request failed, or the store ignores a condition. The message says which one.
+    """
+    probe = f"{key}/" * bool(key) + f".gracepoint-probe.{secrets.token_hex(8)}"
+    try:
+        made = store.create(probe, b"probe")
+        if store.read(probe).data != b"probe":
+            raise OSError(errno.EIO, f"{store.url(probe)}: was read with other contents than it was written with")
+        with contextlib.suppress(FileExistsError):
+            store.create(probe, b"other")
+            raise _ignored(store, key, "the condition that an object must not exist")
+        replaced = store.replace(probe, b"replaced", made)
+        with contextlib.suppress(StaleGeneration):
+            store.replace(probe, b"late", made)
+            raise _ignored(store, key, "which version of an object a write may replace")
+        store.delete_version(probe, made)
+        found = store.found(probe)
+        if found is None or found.generation != replaced:
+            raise _ignored(store, key, "which version of an object a deletion is for")
+    finally:
+        with contextlib.suppress(OSError):
+            store.delete_version(probe, None)
+
+
+def _ignored(store: ObjectBackend, key: str, what: str) -> OSError:
+    return OSError(
+        errno.ENOTSUP,
+        f"{store.url(key)}: the store ignores {what}, so two jobs could overwrite or delete each other's checkpoints. "
+        "Use a store with conditional writes and deletions",
+    )
