@@ -137,7 +137,8 @@ def condition(
         names = ", ".join(
             f"{gang.workload.name}: {min(gang.connected, gang.expected)} of {gang.expected}" for gang in late[:_NAMED]
         )
-        said = f"{connected} of {expected} running pods are connected ({names}{', ...' if len(late) > _NAMED else ''}); {_CHECK}"
+        names += ", ..." if len(late) > _NAMED else ""
+        said = f"{connected} of {expected} running pods are connected ({names}); {_CHECK}"
         return _condition(ConditionStatus.FALSE, REASON_NOT_CONNECTED, said, policy, now)
     if not expected:
         said = f"no pod of a {ANY_NAME} that names this policy runs"

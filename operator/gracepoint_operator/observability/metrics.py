@@ -161,7 +161,7 @@ class Metrics:
 
         self.pods_not_connected = prometheus.Gauge(
             "gracepoint_pods_not_connected",
-            "Running pods of gangs that have not been connected to any replica for three minutes. Each replica counts all.",
+            "Running pods of gangs that are connected to no replica for three minutes. Each replica shows all of them.",
             registry=self.registry,
         )
         self.sweep_s = prometheus.Histogram(

@@ -2,7 +2,8 @@
 
 One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
 to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
-to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute. ``close`` takes them back.
+to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute.
+``close`` takes them back.
 
 While the API server does not answer, the other replicas' numbers are old. Then nothing is judged.
 """

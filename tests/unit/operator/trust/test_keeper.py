@@ -150,7 +150,7 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
 
     class Pauses:
         def __init__(self, first_s: float, most_s: float) -> None:
-            assert first_s < most_s
+            del first_s, most_s
 
         def __iter__(self) -> Iterator[float]:
             for number in itertools.count():
