@@ -224,3 +224,16 @@ async def test_an_unreadable_policy_is_stalled_until_it_is_corrected(api: Memory
         replica.see(kinds.POLICIES, good)
         await until(lambda: conditions().get("Stalled") == "False", "the policy to go on")
         assert conditions()["Ready"] == "True"
+
+
+async def test_a_pass_ends_when_the_api_server_does_not_answer(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        await look(replica)
+        await said(api, "Unknown", "Connecting")
+        clock.move(connectivity.GRACE_S)  # the numbers are due to be renewed, and a pod is late
+        api.failing = [client.Unavailable("no answer")]
+        await replica.core.connection_writer.look()
+        assert api.failing == []
+        assert connected(api)[0] == "Unknown"
+        assert replica.reasons == []
