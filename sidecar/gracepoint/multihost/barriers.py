@@ -4,12 +4,12 @@ The coordination service's own ``wait_at_barrier`` is not used: it cannot be int
 both sides when an id is used again, and it runs nothing in the process that arrives last.
 
 A barrier has these keys below its own: ``.arrived/<who>``, the tree of counters at which the processes arrive
-(``arrivals``), ``.words/<block>/<rank>``, the values of a gather, and ``released``. ``released`` is written exactly once,
-by the process that decides the barrier: the last to arrive (all pass), one that fails (its error), one that gives up
-(its timeout) or one that cancels (its reason). All others wait for that key, so the service has one blocked request per
-process. A process that loses the race to write the key does what the value says. So no process passes a barrier that
-another has left by timeout, or the other way round. A broadcast has only the key ``released``, written by its source.
-Names that begin with a point are never those of a caller's key below this one, which must not be removed with them.
+(``arrivals``), ``.words/<block>/<rank>``, the values of a gather, and ``released``. The point keeps the first two apart
+from a caller's key below this one. ``released`` is written exactly once, by the process that decides the barrier: the
+last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that cancels (its reason).
+All others wait for that key, so the service has one blocked request per process. A process that loses the race to write
+the key does what the value says. So no process passes a barrier that another has left by timeout, or the other way
+round. A broadcast has only the key ``released``, written by its source.
 
 Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes. Only the last to
 arrive reads the values of all. In a timeout, the first processes read who is missing and tell the others.
