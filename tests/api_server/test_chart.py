@@ -121,9 +121,7 @@ def test_an_upgrade_leaves_certificate_trust_and_token_alone(release: Release) -
     assert release.keep().served == made.served
 
 
-def test_the_api_server_trusts_what_an_earlier_chart_set_until_the_operator_takes_over(
-    release: Release, tmp_path: Path
-) -> None:
+def test_the_earlier_chart_s_bundle_stays_until_the_operator_takes_over(release: Release, tmp_path: Path) -> None:
     text = pem.make_authority("helm", 1_750_000_000.0, 3650 * 86400.0).chain
     former = shutil.copytree(CHART, tmp_path / "former")
     admission = former / "templates" / "admission.yaml"

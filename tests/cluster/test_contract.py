@@ -97,12 +97,12 @@ def test_what_is_taken_is_valid_for_all_and_done_with_after_once(
     body = jobset("taken", replicated_job("workers", container("train", "i", SLEEP), pods=2), policy=POLICY)
     change(body)
     once, said = create(installed, body, "--dry-run=server")
-    assert "Warning" not in said
+    assert not warnings_in(said)
     # As exported by one cluster and applied to another.
     exported = {key: once[key] for key in ("apiVersion", "kind", "spec")}
     kept = {key: once["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
     again, said = create(installed, {**exported, "metadata": kept}, "--dry-run=server")
-    assert "Warning" not in said
+    assert not warnings_in(said)
     assert again["spec"] == once["spec"]
     assert again["metadata"]["annotations"] == once["metadata"]["annotations"]
     for part in once["spec"]["replicatedJobs"]:
@@ -110,6 +110,11 @@ def test_what_is_taken_is_valid_for_all_and_done_with_after_once(
         made = {"apiVersion": "batch/v1", "kind": "Job", **copy.deepcopy(part["template"])}
         made["metadata"] = {"name": "trial", "namespace": NAMESPACE}
         create(installed, made, "--dry-run=server")
+
+
+def warnings_in(said: str) -> list[str]:
+    """The warnings of a creation, without the one that the directory is on no volume: these pods have none."""
+    return [line for line in said.splitlines() if "Warning" in line and "found no volume at" not in line]
 
 
 def waits_for_the_end(body: Json) -> None:

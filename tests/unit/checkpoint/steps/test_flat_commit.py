@@ -12,7 +12,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, listing, moving
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.test_flat_orbax import STEP, write
+from tests.unit.checkpoint.steps.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.flat import FlatStore
 
 
@@ -42,7 +42,7 @@ def test_a_save_whose_marks_fail_is_committed_and_a_start_adds_them(mark: str, e
     assert f"run/{STEP}/{mark}" in store.objects
 
 
-def test_a_replaced_step_is_moved_a_bounded_number_of_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     store, paths = new_store()
     assert commit.finalize(paths, write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"12345678")

@@ -43,7 +43,7 @@ def test_a_step_is_whole_whenever_something_happens(event: str, processes: int, 
 
 
 @pytest.mark.parametrize("machine", [FlatMachine, DigestMachine], ids=["numbers", "digests"])
-def test_a_deletion_that_sleeps_while_its_steps_are_saved_again_leaves_them_whole(machine: type[FlatMachine]) -> None:
+def test_a_deletion_that_sleeps_leaves_later_saves_whole(machine: type[FlatMachine]) -> None:
     for moment in range(MOMENTS_OF_A_SAVE):
         sleeper = machine()
         for step in (1, 2, 3):

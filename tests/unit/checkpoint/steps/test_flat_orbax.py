@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import tree_digest
-from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing, recovery
-from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
+from tests.unit.checkpoint.steps.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.flat import FlatStore
 
-STEP = 200
 FINISHED = ("default/_METADATA", "default/w/.zarray", "default/w/0", "_CHECKPOINT_METADATA", "commit_success.txt")
 UNFINISHED = ("_CHECKPOINT_METADATA", "default/w/.zarray")
 WITHOUT_MARKS = ("default/d/0123", "default/notes")
@@ -27,37 +22,6 @@ def write_orbax(store: FlatStore, names: tuple[str, ...]) -> dict[str, bytes]:
     for name in names:
         store.put(f"run/{STEP}/{name}", b'{"commit_timestamp_nsecs": 1}')
     return {f"run/{STEP}/{name}": store.objects[f"run/{STEP}/{name}"].data for name in names}
-
-
-def write(paths: Layout, attempt: str, *, durable: bool = True, content: bytes = b"ours") -> Temporary:
-    """Writes a save of one process."""
-    temporary = paths.temporary(STEP, attempt, 1)
-    with commit.writing(temporary, 0, process_index=0) as writing:
-        files = {}
-        for path, data in ((layout.host_state_file(0), b"same"), ("default/x/0", content)):
-            place, values = writing.folder / path, np.frombuffer(data, np.uint8)
-            place.backend.write_large(place.key, ArrayBytes(values, values.dtype), Buffer(), lambda: None, direct=False)
-            files[path] = file_of(data)
-        if durable:
-            record = DoneRecord(
-                step=STEP,
-                item=paths.item,
-                attempt=attempt,
-                ordinal=1,
-                process_index=0,
-                process_count=1,
-                digest=tree_digest(()),
-                arrays=(),
-                files=files,
-                values={},
-                copies={},
-                host_state=(),
-                begun_ns=writing.begun_ns,
-                replaces=commit.standing(temporary.target),
-                generations=dict(writing.generations),
-            )
-            (temporary.path / layout.done_record(0)).put(record.to_bytes())
-    return temporary
 
 
 def tidy_up_hours_later(store: FlatStore, paths: Layout) -> None:

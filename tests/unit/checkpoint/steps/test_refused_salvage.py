@@ -11,7 +11,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from tests.unit.checkpoint.steps.test_flat_orbax import STEP, write
+from tests.unit.checkpoint.steps.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.flat import FlatStore
 
 
@@ -33,7 +33,7 @@ def look(store: FlatStore, paths: Layout, *, holds_lease: bool) -> listing.Listi
     return listing.list_steps(paths, attempt="b", deadline=deadline, sleep=store.sleep, holds_lease=holds_lease)
 
 
-def test_a_start_that_may_write_does_not_go_back_because_a_write_is_refused() -> None:
+def test_a_refused_write_does_not_send_a_start_back() -> None:
     with pytest.raises(PermissionError, match="403"):
         look(*durable(), holds_lease=True)
 
@@ -53,7 +53,7 @@ def test_a_save_whose_processes_have_all_finished_is_never_given_up() -> None:
     assert look(store, paths, holds_lease=True).steps == (STEP,)
 
 
-def test_a_finished_save_is_given_up_once_its_step_is_another_save_s() -> None:
+def test_a_finished_save_gives_way_to_another_save_s_step() -> None:
     store, paths = durable()
     store.before = lambda operation, key: None
     commit_of_another = write(paths, "b")

@@ -11,7 +11,7 @@ from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.test_flat_orbax import STEP, write
+from tests.unit.checkpoint.steps.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.digests import DigestStore
 from tests.unit.checkpoint.storage.flat import FlatStore
 
@@ -37,9 +37,7 @@ def check_whole(paths: Layout) -> None:
 
 @STORES
 @pytest.mark.parametrize("request_number", range(REQUESTS))
-def test_a_deletion_that_sleeps_at_a_request_deletes_nothing_of_a_later_save(
-    kind: type[FlatStore], request_number: int
-) -> None:
+def test_a_late_request_of_a_deletion_spares_a_later_save(kind: type[FlatStore], request_number: int) -> None:
     store, paths = condemned(kind)
     seen = 0
 

@@ -120,9 +120,7 @@ async def test_a_replica_that_ends_takes_its_numbers_back(api: MemoryApi, clock:
     assert connected(api)[0] == "True", "its pods may just be connecting to another replica"
 
 
-async def test_replicas_do_not_contradict_each_other_with_what_they_know_of_each_other(
-    api: MemoryApi, clock: Clock
-) -> None:
+async def test_replicas_do_not_contradict_each_other(api: MemoryApi, clock: Clock) -> None:
     """The first replica has looked at a state that the second has changed since, and writes for another reason."""
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         first.subscribe(0)

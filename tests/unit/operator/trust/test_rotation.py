@@ -154,7 +154,7 @@ def test_a_key_is_never_shown() -> None:
         pytest.param("secret", "found 6 characters without PEM", id="no PEM"),
     ],
 )
-def test_the_error_about_a_text_that_is_no_certificate_does_not_quote_it(text: str, says: str) -> None:
+def test_an_error_about_a_certificate_does_not_quote_it(text: str, says: str) -> None:
     with pytest.raises(NotPem, match=says) as raised:
         pem.read(text)
     assert "secret" not in str(raised.value)
