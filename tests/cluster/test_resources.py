@@ -182,16 +182,16 @@ def test_each_replica_owns_its_own_entry_and_the_table_reads_well(cluster: Clust
     assert row.split()[:6] == ["shown", "llm", "Committed", "SpotTermination", "41", "0"]
 
 
-def test_an_upgrade_keeps_the_certificate(cluster: Cluster) -> None:
-    """Pods that run trust the CA that they were given when they were created. The webhooks' token is kept likewise."""
-    arguments = ("gp", str(ROOT / "charts" / "gracepoint"), "-n", NAMESPACE, "--kube-version", "1.34.0")
-    first, again = (_secrets(cluster.helm("template", *arguments).stdout) for _ in range(2))
-    assert len(first) == 2
+def test_an_upgrade_keeps_the_webhooks_token(cluster: Cluster) -> None:
+    """The API server goes on with the token that the webhooks know. The operator itself keeps its certificate."""
+    # Only --dry-run=server lets a template look into the cluster, as an installation and an upgrade do.
+    arguments = ("template", "--dry-run=server", "gp", str(ROOT / "charts" / "gracepoint"), "-n", NAMESPACE)
+    first, again = (_secrets(cluster.helm(*arguments).stdout) for _ in range(2))
+    assert first
     assert all(other["data"] != secret["data"] for other, secret in zip(again, first, strict=True))
     for secret in first:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(secret))
-    # Only --dry-run=server lets a template look into the cluster, as an upgrade does.
-    upgraded = _secrets(cluster.helm("template", "--dry-run=server", *arguments).stdout)
+    upgraded = _secrets(cluster.helm(*arguments).stdout)
     assert [secret["data"] for secret in upgraded] == [secret["data"] for secret in first]
 
 
