@@ -85,7 +85,9 @@ def test_policy_mode_counts_for_the_next_signal_and_a_retraction_ends_it(
     schedule(gang.cluster, HEAD_START_S, node)
     record = ended(gang, fresh(gang, known)["metadata"]["name"], Phase.COMMITTED)
     assert (record["spec"]["mode"], record["spec"]["cause"]) == ("Drill", "Maintenance")
-    assert (record["status"]["stepsLost"], record["status"]["acknowledgements"]["received"]) == (0, 2)
+    assert record["status"]["stepsLost"] == 0
+    # A commit may be reported before the second pod's acknowledgement has come.
+    gang.wait_for_record("that both were told of the drill", lambda status: _received(status) == 2)
     goes_on(gang)
 
     # Observe: seen, and nobody is told.
