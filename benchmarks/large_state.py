@@ -54,6 +54,7 @@ def figures_of_gang(times: Times, processes: int) -> list[Figure]:
         Figure(f"chunks of the state over {processes} processes", times.chunks, "chunks"),
         Figure("chunks of one process", times.own_chunks, "chunks"),
         Figure("planned by a process that sees the state first", times.planned, "s", 1.0),
+        Figure("planned by it, CPU time", times.planned_cpu, "s"),
         Figure("planned by process 0, with the metadata of all arrays", times.planned_by_first, "s"),
         Figure("described for the comparison with other processes", times.compared, "s"),
         Figure("part of the manifest and done-record of one process written", times.part_written, "s"),
@@ -62,6 +63,7 @@ def figures_of_gang(times: Times, processes: int) -> list[Figure]:
         Figure("manifest", times.manifest_bytes / _MIB, "MiB"),
         Figure("all parts of the manifest", times.parts_bytes / _MIB, "MiB"),
         Figure("listed", times.listed, "s", 0.05),
+        Figure("listed, CPU time", times.listed_cpu, "s"),
         Figure("opened, with what is known of a process's own chunks", times.read, "s", 1.0),
     ]
 

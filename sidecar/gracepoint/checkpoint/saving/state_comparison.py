@@ -10,6 +10,7 @@ makes the message, so that no process reads the reports of thousands.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,9 +116,13 @@ def _said(leaf: pytree.Leaf, spec: ArraySpec | None, owners: int) -> Said:
     how = json.dumps([spec.kind, spec.key_impl, spec.write_shape, spec.format.to_json()])
     form = f"{leaf.value_type} {spec.dtype}{list(spec.shape)} in chunks of {list(spec.chunk)} ({how})"
     if leaf.is_global:
-        processes = sorted(processes_with(leaf.data.sharding))
-        return Said(form, f"one array over processes {_ranges(processes)} (plan {owners:08x})", "")
+        return Said(form, f"one array over processes {_processes_of(leaf.data.sharding)} (plan {owners:08x})", "")
     return Said(form, f"a copy in each process (plan {owners:08x})", _value(leaf.data))
+
+
+@functools.lru_cache(maxsize=256)
+def _processes_of(sharding: Any) -> str:
+    return _ranges(sorted(processes_with(sharding)))
 
 
 def _value(data: Any) -> str:
