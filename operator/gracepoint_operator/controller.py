@@ -242,8 +242,9 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if found.kind is kinds.PREEMPTIONS and affected:
-            self._follow(found)
+        if found.kind is kinds.PREEMPTIONS and self.cache.versions.of(found.uid) == found.version:
+            # Also if nothing is new: the record may lack what is known here.
+            self._follow(found, is_new=bool(affected))
         self._note_policy(found, policy_before)
         self._decide_soon(affected)
 
@@ -274,11 +275,12 @@ class Controller:
             self._request_writer.forget(place[1:])
         return self.cache.drop(uid, version)
 
-    def _follow(self, found: ObjectReading) -> None:
+    def _follow(self, found: ObjectReading, *, is_new: bool) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
         epoch = self.cache.preemptions.epochs.get(found.key)
         if epoch is not None and isinstance(found.value, PreemptionRecord):
-            self.notifier.tell(epoch)
+            if is_new:
+                self.notifier.tell(epoch)
             self._preemption_writer.follow(found.value)
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
@@ -332,10 +334,11 @@ class Controller:
             if self.ready:
                 self._decisions.add_due()
                 self._decisions.add(self._decider.held_back)
+                self._answer_homeless()
                 joined, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in joined:
                     self._decider.tell_hints(workload_uid)
-                self._answer_homeless()
+                    await asyncio.sleep(0)  # after the loss of a replica these are all workloads
 
     def _answer_homeless(self) -> None:
         for request in self.cache.homeless_requests():

@@ -170,6 +170,9 @@ class ReportHandler:
         for it shortly.
         """
         key = (pod.namespace, name)
+        known = self._cache.preemptions.epochs.get(key)
+        if known is not None and known.spec.workload.uid == pod.workload_uid:
+            return known  # at once: all pods of a gang acknowledge at about the same time
         soon = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.NotFound),
             wait=tenacity.wait_fixed(_OTHER_REPLICA_POLL_S),

@@ -176,11 +176,7 @@ class PolicyWriter:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
-        epochs = [
-            epoch
-            for epoch in self._cache.preemptions.epochs.values()
-            if (epoch.namespace, epoch.spec.policy.name) == key
-        ]
+        epochs = self._cache.preemptions.epochs_under(key)
         conditions: list[Condition] = [
             policy_status.readiness(policy, now),
             policy_status.injection(policy, workloads, now),
