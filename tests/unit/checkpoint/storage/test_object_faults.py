@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,23 +165,35 @@ def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy
     assert restored.step == 1
 
 
+SAVES = 200
+
+
 def own_threads() -> int:
     return sum(thread.name.startswith("gracepoint") for thread in threading.enumerate())
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.timeout(300)
 def test_nothing_is_left_of_many_saves(far: Bucket, proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root, keep_last=2)
-    for step in range(4):
-        checkpointer.save_in_background(step, small_state(), {})
-    before = own_threads()
-    for step in range(4, 30):
-        checkpointer.save_in_background(step, small_state(), {})
-    checkpointer.close(30)
-    assert own_threads() <= before
+    state = {"w": np.arange(1000.0)}
+    before_bytes = before_fds = most = 0
+    for step in range(SAVES):
+        checkpointer.save_in_background(step, state, {})
+        if step == SAVES // 4:  # whatever is made once was made by now
+            before_bytes, before_fds, most = resident_bytes(), len(os.listdir("/proc/self/fd")), own_threads()
+    checkpointer.close(60)
+    assert own_threads() <= most
+    assert len(os.listdir("/proc/self/fd")) <= before_fds + 80
     assert proxy.connections <= 80
+    assert resident_bytes() - before_bytes < 24 << 20
     near = storage_path(root)
-    assert {key for entry in near.entries() if (key := entry.key)[:3] not in ("28/", "29/")} == set()
+    last, one_before = f"{SAVES - 1}/", f"{SAVES - 2}/"
+    assert {key for entry in near.entries() if not (key := entry.key).startswith((last, one_before))} == set()
 
 
 # --- what users must mend is said at the start
