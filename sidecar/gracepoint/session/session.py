@@ -173,7 +173,7 @@ class Session:
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
         with self._coordinator.activities.at("restore"), asked.telling():
-            restored = self._checkpointer.restore(
+            restored = self._checkpointer.restorer.restore(
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,
                 restore_args=asked.restore_args,

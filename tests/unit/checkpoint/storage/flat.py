@@ -19,6 +19,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
+from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +134,8 @@ class FlatStore:
         return -1
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_Reader]:
-        yield _Reader(self.read(key).data)
+    def open(self, key: str) -> Iterator[BytesReader]:
+        yield BytesReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
         with self._request("entry", key):

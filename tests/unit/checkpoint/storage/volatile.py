@@ -19,6 +19,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
+from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
 
 class Crash(BaseException):
@@ -162,8 +163,8 @@ class VolatileBackend:
         return 0
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_Reader]:
-        yield _Reader(self.read(key).data)
+    def open(self, key: str) -> Iterator[BytesReader]:
+        yield BytesReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
         with self._operation("entry", key):
