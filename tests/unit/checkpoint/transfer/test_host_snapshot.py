@@ -195,9 +195,9 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
 
         return counted
 
-    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> None:
+    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> Any:
         count(chunk)
-        write_chunk(folders, job, chunk, *rest)
+        return write_chunk(folders, job, chunk, *rest)
 
     def ended(self: Transfer, chunk: Chunk) -> None:
         nonlocal in_flight
