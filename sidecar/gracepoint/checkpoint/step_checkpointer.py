@@ -17,7 +17,8 @@ from typing import Any
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import donation
-from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
+from gracepoint.checkpoint.loading.own_host_state import Reshard
+from gracepoint.checkpoint.loading.restore_step import Restored, restore_newest
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
 from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
