@@ -104,7 +104,8 @@ def main(directory: Path, state_bytes: int) -> Memory:
             f"w{number}": jax.device_put(np.full((rows, 256), value + number, np.float32), sharding)
             for number in range(_ARRAYS)
         }
-        return jax.block_until_ready(made)
+        jax.block_until_ready(made)
+        return made
 
     before_bytes = resident_bytes()
     save(directory / "state", state(1.0))

@@ -31,7 +31,10 @@ def test_damage_that_all_processes_find_is_told_of_a_few() -> None:
 
 
 def test_what_no_older_step_helps_against_is_raised_in_all() -> None:
-    failing = {3: CheckpointCorrupt("damaged"), 9: CheckpointMismatch("step 7: leaf 'w' has another shape")}
+    failing: dict[int, Exception] = {
+        3: CheckpointCorrupt("damaged"),
+        9: CheckpointMismatch("step 7: leaf 'w' has another shape"),
+    }
     for outcome in outcomes_in_gang(PROCESSES, lambda gang: read(gang, failing)):
         assert isinstance(outcome, CheckpointMismatch)
         assert str(outcome) == "step 7 cannot be restored: process 9: leaf 'w' has another shape"
