@@ -40,13 +40,14 @@ def train() -> None:
     import gracepoint
     from gracepoint.checkpoint.loading import restore_step
 
-    read_into = restore_step.read_into
+    module: Any = restore_step
+    read_into = module.read_into
 
     def read_or_stop(*arguments: Any, **options: Any) -> Any:
         stop("restore")
         return read_into(*arguments, **options)
 
-    restore_step.read_into = read_or_stop
+    module.read_into = read_or_stop
     session = gracepoint.attach(
         FOLDER, stall_after_s=float(LIMIT_S), stall_action=ACTION, save_every_steps=_SAVE_EVERY_STEPS
     )
