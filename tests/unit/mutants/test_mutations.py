@@ -70,6 +70,12 @@ def test_constants_of_a_module_are_not_changed_and_those_in_functions_are() -> N
     ] == ["A.f: return 3 => return 4"]
 
 
+def test_what_a_function_returns_as_a_truth_value_is_negated() -> None:
+    source = "def f(a){}:\n    def g(a):\n        return a.b()\n\n    return a.b()\n"
+    assert [mutant.name for mutant in mutants(source.format(" -> bool"))] == ["f: return a.b() => return not a.b()"]
+    assert mutants(source.format("")) == []
+
+
 def test_mutant_changes_that_line_also_after_multibyte_characters() -> None:
     source = 'def f(a):\n    """Größe."""\n    x = "ü" if a < 1 else "ö"\n    return x\n'
     found = {mutant.after: mutant.source for mutant in mutants(source)}
