@@ -36,6 +36,8 @@ YIELDING = frozenset(
         Env.KEEP_FOR_S,
         Env.MARGIN,
         Env.HEAD_START_S,
+        Env.STALL_AFTER_S,
+        Env.STALL_ACTION,
         Env.METADATA,
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
@@ -159,7 +161,11 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
         Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
     }
-    head_start_s = policy.deadline.head_start_seconds
+    unless_default = {
+        Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
+        Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
+        Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
+    }
     return {
         Env.DIRECTORY: directory,
         Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,
@@ -169,7 +175,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.GRACE_PERIOD_S: member.template["spec"]["terminationGracePeriodSeconds"],
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
-        **({Env.HEAD_START_S: head_start_s} if head_start_s != names.DEFAULT_HEAD_START_S else {}),
+        **{name: value for name, (value, default) in unless_default.items() if value != default},
         **_store_of(policy),
     }
 
