@@ -138,7 +138,11 @@ class Settings:
         Raises:
             SettingsError: A setting that it is computed from is missing.
         """
-        pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
+        if self.coordinator_job is None and self.replicated_job is None:
+            # A Job by itself. Its pods have the host names <job>-<completion index>.
+            pod = f"{self.required('jobset_name')}-0"
+        else:
+            pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
         return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
 
     def required(self, field: str, *, because: str | None = None) -> Any:
