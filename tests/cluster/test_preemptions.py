@@ -9,9 +9,9 @@ import pytest
 
 from demo import nodes
 from demo.snapshot import Json, Snapshot
-from demo.timeline import STAGES
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
+from gracepoint_cli.timeline.stages import STAGES
 from tests.cluster.machine import end_at_once, paused
 from tests.cluster.operator import restart_abruptly, stopped
 from tests.testcluster.shell import wait_until
