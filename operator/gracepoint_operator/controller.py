@@ -60,6 +60,7 @@ from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
+from gracepoint_operator.recording.stall_recorder import StallRecorder
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
@@ -134,6 +135,9 @@ class Controller:
         self.notifier = Notifier(
             self.cache, self.subscribers, self._acknowledgements, self._preemption_writer, metrics, clock
         )
+        self._stall_recorder = StallRecorder(
+            api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
+        )
         self.reports = ReportHandler(
             api,
             self.cache,
@@ -141,6 +145,7 @@ class Controller:
             self._acknowledgements,
             self._preemption_writer,
             self._policy_writer,
+            self._stall_recorder,
             metrics,
             clock,
         )
@@ -221,6 +226,7 @@ class Controller:
             await asyncio.gather(
                 self._preemption_writer.close(_LAST_WRITES_S),
                 self._policy_writer.close(_LAST_WRITES_S),
+                self._stall_recorder.close(_LAST_WRITES_S),
                 self._request_writer.close(_LAST_WRITES_S),
                 self._first_seen_writer.close(_LAST_WRITES_S),
             )
@@ -262,6 +268,7 @@ class Controller:
         # UIDs are unique across kinds, so this does nothing for an object of another kind.
         self.subscribers.forget(uid)  # a pod
         self._policy_writer.forget(uid)  # a workload
+        self._stall_recorder.forget(uid)
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])

@@ -27,7 +27,7 @@ from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
 from gracepoint.wire.frames import Frame, Hello
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Subscription
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Stall, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.loop_calls import LoopCalls
@@ -51,7 +51,7 @@ _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
 _Result = TypeVar("_Result")
-_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption)
+_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, Stall)
 
 
 class Channel:
@@ -104,6 +104,7 @@ class Channel:
         app.router.add_post(names.PATH_REPORT, self._report)
         app.router.add_post(names.PATH_FORECAST, self._forecast)
         app.router.add_post(names.PATH_RESUMPTION, self._resumption)
+        app.router.add_post(names.PATH_STALL, self._stall)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
         subscriber = None
@@ -170,6 +171,9 @@ class Channel:
 
     async def _resumption(self, request: web.Request) -> web.Response:
         return await self._take(request, Resumption)
+
+    async def _stall(self, request: web.Request) -> web.Response:
+        return await self._take(request, Stall)
 
     async def _take(self, request: web.Request, kind: type[_FromSession]) -> web.Response:
         """Handles a message of a session that has subscribed before."""
