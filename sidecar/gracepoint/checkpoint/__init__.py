@@ -16,7 +16,8 @@ from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispa
 from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
-from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
+from gracepoint.checkpoint.loading.own_host_state import Reshard
+from gracepoint.checkpoint.loading.restore_step import Restored
 from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER
 from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
 from gracepoint.checkpoint.metrics import Saved, SaveStats

@@ -26,7 +26,7 @@ from typing import Any
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
 from gracepoint.checkpoint.storage.objects import large_writes, probe, several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
@@ -92,7 +92,7 @@ class ObjectBackend:
         self.put(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: GoOn, *, direct: bool, later: Later | None = None
     ) -> int:
         checksum = checksum_of(data, buffer)
         self.write(key, ArrayBody(data), checksum, None, go_on=go_on)
