@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import gc
 import heapq
+import json
 import statistics
 import sys
 import threading
