@@ -25,6 +25,7 @@ from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
 from gracepoint.deadline import Deadline
@@ -197,7 +198,7 @@ class SaveOperation:
         clock, folder = deadline.clock, self.temporary.path
         started_s = clock()
         try:
-            with self.failing_together(), contextlib.ExitStack() as until_recorded:
+            with self.failing_together(), ended_by(deadline.check), contextlib.ExitStack() as until_recorded:
                 writing = until_recorded.enter_context(
                     commit.writing(self.temporary, self._begun_ns, process_index=self._gang.process_index)
                 )
@@ -239,7 +240,7 @@ class SaveOperation:
                     chunks=chunks,
                     plan=None if chunks is None else plan.checksum,
                 )
-                commit.record(self.temporary, record, functools.partial(_check_time, deadline))
+                commit.record(self.temporary, record, deadline.check)
                 on_stage("durable")
                 durable_s = clock() - started_s
         except SaveFailed:
@@ -277,13 +278,10 @@ class SaveOperation:
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
         except (GracepointError, OSError) as error:
-            commit_apart(self._paths, self.temporary, self._gang, self.key, error)
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
 
     def _finalize(self, deadline: Deadline) -> None:
-        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=lambda: _check_time(deadline)):
+        with ended_by(deadline.check):
+            done = commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check)
+        if not done:
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")
-
-
-def _check_time(deadline: Deadline) -> None:
-    if deadline.passed():
-        raise SaveFailed(f"not done {deadline.ended}")
