@@ -17,7 +17,7 @@ from typing import Any
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
-from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
 from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
@@ -98,7 +98,14 @@ class FlatStore:
         self.put(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self,
+        key: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
     ) -> int:
         go_on()
         self.put(key, _bytes_of(data))
@@ -228,7 +235,7 @@ class FlatStore:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
-        self.size_bytes = len(data)
+        self.size_bytes = self.best_bytes = len(data)
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]
