@@ -108,7 +108,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
@@ -120,7 +120,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
@@ -180,6 +180,11 @@ class SaveOperation:
     @property
     def _handled_key(self) -> str:
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
+
+    @property
+    def _may_meet_for_handlers(self) -> bool:
+        """True if other processes may wait for this one's handlers. That is not known before ``describe``."""
+        return self._handled is None or bool(self._handled)
 
     @property
     def has_handled_parts(self) -> bool:
