@@ -15,7 +15,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gracepoint.wire.messages import Mode
-from gracepoint.wire.names import DEFAULT_HEAD_START_S, DEFAULT_SAVED_EXIT_CODE, DEFAULT_UNSAVED_EXIT_CODE
+from gracepoint.wire.names import (
+    DEFAULT_HEAD_START_S,
+    DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_STALL_AFTER_S,
+    DEFAULT_UNSAVED_EXIT_CODE,
+)
 from gracepoint_operator.resources.base import LIST_SET, LabelName, Model, Resource, cel, rules
 from gracepoint_operator.resources.policy_status import CheckpointPolicyStatus
 
@@ -211,6 +216,25 @@ class EvictionHoldPolicy(Model):
     continues for the difference."""
 
 
+class StallAction(StrEnum):
+    """What follows if a gang makes no progress."""
+
+    REPORT = "Report"
+    RESTART = "Restart"
+
+
+class StallPolicy(Model):
+    """What counts as a stall: no progress in a step, a save, a restore or a meeting of the processes."""
+
+    after_seconds: Annotated[float, Field(ge=0, le=604_800)] = DEFAULT_STALL_AFTER_S
+    """Seconds without progress after which a process is reported as stalled, with the process that holds up the others.
+    A compilation is progress as long as it computes. Longer than the longest evaluation without a sync point. 0:
+    nothing is watched."""
+    action: StallAction = StallAction.REPORT
+    """Report: the stall is a log line, an Event on the JobSet, the condition Progressing and a metric. Restart: the
+    processes exit with afterSave.unsavedExitCode, too, so that the JobSet starts again at the newest checkpoint."""
+
+
 class PolicyInForce(Model):
     """The part of the policy that the operator uses for its decisions. An edit takes effect at the next disruption. A
     disruption that is under way uses the policy as it was when it began."""
@@ -252,6 +276,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """How early an emergency save starts. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
     """How processes exit after a save. An edit applies to JobSets created afterwards."""
+    stalls: StallPolicy = StallPolicy()
+    """What happens if the processes make no progress. An edit applies to JobSets created afterwards."""
 
     @field_validator("cloud_metadata")
     @classmethod

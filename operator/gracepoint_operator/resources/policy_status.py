@@ -98,7 +98,8 @@ class CheckpointPolicyStatus(Model):
     JobSet when it was created, so that its pods can get notices. Recorded: the API server accepts the Preemptions;
     False with its message if a quota or an admission policy refuses them, and gangs get notices all the same.
     Connected: every running pod of the JobSets is connected to the operator; False if a pod is not for three minutes.
-    Stalled: True while the policy cannot be read."""
+    Progressing: False while the processes of a JobSet make no progress; its message names the process that holds up the
+    others. Absent: no JobSet has stalled. Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     last_save: LastSave | None = None

@@ -40,6 +40,8 @@ def attach(
     head_start_s: float | None = None,
     metadata: str | None = None,
     host_memory_limit_bytes: int | None = None,
+    stall_after_s: float | None = None,
+    stall_action: str | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -68,6 +70,11 @@ def attach(
             commas, or ``auto``.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
             free.
+        stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
+            restore or a meeting. A compilation counts as progress as long as it computes. Longer than the longest
+            evaluation without a sync point. 0: nothing is watched.
+        stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
+            all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -96,6 +103,8 @@ def attach(
         head_start_s=head_start_s,
         metadata=metadata,
         host_memory_limit_bytes=host_memory_limit_bytes,
+        stall_after_s=stall_after_s,
+        stall_action=stall_action,
     )
     join(settings)
     meeting = meet(settings)

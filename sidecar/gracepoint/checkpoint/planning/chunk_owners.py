@@ -41,7 +41,7 @@ class LeafOwners:
     @property
     def checksum(self) -> int:
         """Equal in all processes that compute the same owners."""
-        return crc32(memoryview(self.owners.reshape(-1)).cast("B")) if self.owners.size else 0
+        return crc32(self.owners.tobytes())
 
     def in_grid_order(self) -> Owners:
         """Returns the owners in C order of the grid of all chunks of the leaf."""
@@ -94,7 +94,7 @@ def fill(loads: Numbers, count: int, size: int) -> Numbers:
         size: What an item adds to the load. At least 1.
     """
     rows = np.arange(len(loads))
-    counts = np.zeros_like(loads)
+    counts: Numbers = np.zeros_like(loads)
     if count == 1:
         counts[rows, loads.argmin(axis=1)] = 1
         return counts

@@ -24,6 +24,7 @@ from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.planning.chunk_owners import LeafOwners
 from gracepoint.checkpoint.planning.shard_holders import normal_index
+from gracepoint.checkpoint.storage.checksum import crc32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,7 @@ class WritePlan:
         total_chunks: Number of chunks over all processes, each counted once.
         owners: For each leaf, a checksum of the assignment of its chunks to processes. It is equal in all processes
             that compute the same plan.
+        copied: Indices of the leaves that each process has a copy of.
     """
 
     shards: tuple[Shard, ...]
@@ -82,11 +84,17 @@ class WritePlan:
     total_bytes: int
     total_chunks: int = 0
     owners: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    copied: frozenset[int] = frozenset()
 
     @functools.cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """The chunks of all shards."""
         return tuple(chunk for shard in self.shards for chunk in shard.chunks)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """A checksum of the assignment of all chunks to processes."""
+        return crc32(repr(sorted(self.owners.items())).encode())
 
     @functools.cached_property
     def mine_by_leaf(self) -> collections.Counter[int]:
@@ -128,6 +136,7 @@ def part_of(owners: Mapping[int, LeafOwners], leaves: Sequence[pytree.Leaf], pro
         sum(found.owners.size * found.chunk_bytes for found in owners.values()),
         sum(found.owners.size for found in owners.values()),
         {position: found.checksum for position, found in owners.items() if found.owners.size},
+        frozenset(position for position in owners if not leaves[position].is_global),
     )
 
 

@@ -10,8 +10,8 @@ import contextlib
 import logging
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Claim, is_claim
 from gracepoint.checkpoint.steps.manifest_commit import is_committed, save_of
 from gracepoint.checkpoint.steps.sweeping import delete_of_save, refuse_foreign, sweep
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration

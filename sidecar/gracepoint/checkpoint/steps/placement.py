@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import Claim, is_claim
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Generation = NewType("Generation", str)
 
 
+#: Bytes of a value that are still in the cache of the core when their checksum is computed.
+HOT_BYTES = 1 << 20
+
+
 class StaleGeneration(OSError):
     """A value no longer has the expected generation: another writer replaced or deleted it."""
 
@@ -85,9 +89,12 @@ class Reader(Protocol):
 
     Attributes:
         size_bytes: Size of the value when it was opened.
+        best_bytes: How many bytes a caller of ``read_into`` best asks for. More than a few MiB only if they are read in
+            parallel.
     """
 
     size_bytes: int
+    best_bytes: int
 
     def read_into(self, out: memoryview, offset: int) -> int:
         """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value."""

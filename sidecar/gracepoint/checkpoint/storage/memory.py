@@ -21,7 +21,7 @@ from typing import Any
 import tensorstore as ts
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import HOT_BYTES, Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, Later
 from gracepoint.checkpoint.storage.tensorstore_context import SHARED
@@ -255,6 +255,7 @@ class _ValueReader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
         self.size_bytes = len(data)
+        self.best_bytes = HOT_BYTES
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]

@@ -41,7 +41,7 @@ class Part:
         return self.array.sharding.devices_indices_map(self.array.shape)[self.device]
 
 
-class GangArray(jax.Array):
+class GangArray(jax.Array):  # type: ignore[misc]
     """An array as process ``process_index`` of a gang sees it."""
 
     shape: tuple[int, ...] = ()
@@ -52,6 +52,9 @@ class GangArray(jax.Array):
     def __init__(self, shape: Sequence[int], dtype: Any, sharding: Any, process_index: int) -> None:
         self.shape, self.dtype, self.sharding = tuple(shape), np.dtype(dtype), sharding
         self._process_index = process_index
+
+    def is_deleted(self) -> bool:
+        return False
 
     @property
     def addressable_shards(self) -> list[Any]:

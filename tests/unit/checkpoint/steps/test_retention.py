@@ -108,7 +108,7 @@ def test_emergencies_delete_nothing_and_the_next_start_does(tmp_path: Path) -> N
         save(engine(tmp_path, attempt=f"job-{attempt}"), attempt, small_state())
     assert steps(tmp_path) == ["0", "1", "2", "3"]
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=2)
-    checkpointer.restore(small_state(), timeout_s=30)
+    checkpointer.restorer.restore(small_state(), timeout_s=30)
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "3"]
 
@@ -128,7 +128,7 @@ def test_the_step_that_a_damaged_one_was_given_up_for_is_kept(tmp_path: Path) ->
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     flip_bit(chunk_files(tmp_path, 5, "w")[0])
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=1)
-    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
     checkpointer.save_in_background(2, small_state(), {})
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "5"]

@@ -19,6 +19,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later
+from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
 
 class Crash(BaseException):
@@ -169,8 +170,8 @@ class VolatileBackend:
         return 0
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_Reader]:
-        yield _Reader(self.read(key).data)
+    def open(self, key: str) -> Iterator[BytesReader]:
+        yield BytesReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
         with self._operation("entry", key):
@@ -281,7 +282,7 @@ class VolatileBackend:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
-        self.size_bytes = len(data)
+        self.size_bytes = self.best_bytes = len(data)
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]
