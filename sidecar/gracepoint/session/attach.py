@@ -39,6 +39,7 @@ def attach(
     margin: float | None = None,
     head_start_s: float | None = None,
     metadata: str | None = None,
+    gce_notice_s: float | None = None,
     host_memory_limit_bytes: int | None = None,
     stall_after_s: float | None = None,
     stall_action: str | None = None,
@@ -68,6 +69,8 @@ def attach(
             s) are acted upon at once. 0: the prediction alone counts.
         metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
             commas, or ``auto``.
+        gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
+            metadata server does not tell it. 0: they have none.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
             free.
         stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
@@ -102,6 +105,7 @@ def attach(
         margin=margin,
         head_start_s=head_start_s,
         metadata=metadata,
+        gce_notice_s=gce_notice_s,
         host_memory_limit_bytes=host_memory_limit_bytes,
         stall_after_s=stall_after_s,
         stall_action=stall_action,

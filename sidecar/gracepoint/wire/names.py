@@ -83,6 +83,7 @@ class Env:
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
     # What else is watched.
     METADATA = "GRACEPOINT_METADATA"  # some of METADATA_CLOUDS, separated by commas; or METADATA_AUTO
+    GCE_NOTICE_S = "GRACEPOINT_GCE_NOTICE_S"  # seconds of the instance's preemptionNoticeDuration
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
