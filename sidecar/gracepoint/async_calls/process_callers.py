@@ -68,13 +68,13 @@ class _ProcessAsyncCaller(AsyncCaller):
             nothing: Future[None] = Future()
             nothing.set_result(None)
             return nothing
-        block, header_bytes = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
+        block, header_bytes, shared = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
         try:
             worker = self._worker()
         except BaseException:
             self._pool.give_back(block)
             raise
-        ended = worker.send(request.call_idx, block, header_bytes)
+        ended = worker.send(request.call_idx, block, header_bytes, shared)
         self._sent(worker)
         return ended
 
@@ -92,6 +92,19 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._workers = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         return worker
+
+    def finish(self) -> None:
+        """Says that no more calls come. The workers end after their last call. Does not wait for them."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+        self._pool.close()
+
+    def kill(self) -> None:
+        """Ends the workers at once. Their calls fail, and the next call starts another worker."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()
 
     def close(self, abort: bool = False) -> None:
         """As ``AsyncCaller.close``.

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from gracepoint.async_calls.shared_memory import Block, BlockPool
@@ -76,10 +77,11 @@ class WorkerProcess:
         with self._lock:
             return not self._ended
 
-    def send(self, number: int, block: Block, header_bytes: int) -> Future[None]:
+    def send(self, number: int, block: Block, header_bytes: int, shared: Sequence[Block] = ()) -> Future[None]:
         """Hands a call over. Its bytes no longer need this process afterwards.
 
-        The block goes back to the pool when the call has ended, also if this method raises.
+        The block goes back to the pool when the call has ended, also if this method raises. The blocks in ``shared``,
+        which are among the arguments, stay the caller's.
 
         Raises:
             CallFailed: The worker has ended, or does not take the call in time.
@@ -91,7 +93,8 @@ class WorkerProcess:
                 raise CallFailed(f"the worker process {self.process_id} has ended: {self._how_ended()}")
             self._calls[number] = (future, block)
         try:
-            socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], [block.fd])
+            fds = [block.fd, *(each.fd for each in shared)]
+            socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], fds)
         except OSError as error:
             with self._lock:
                 is_mine = self._calls.pop(number, None) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -40,6 +41,7 @@ def attach(
     head_start_s: float | None = None,
     metadata: str | None = None,
     host_memory_limit_bytes: int | None = None,
+    writer: str | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -68,6 +70,8 @@ def attach(
             commas, or ``auto``.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
             free.
+        writer: Who writes saves: ``thread`` of this process; ``worker``, a process that finishes them even if this one
+            dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -96,6 +100,7 @@ def attach(
         head_start_s=head_start_s,
         metadata=metadata,
         host_memory_limit_bytes=host_memory_limit_bytes,
+        writer=writer,
     )
     join(settings)
     meeting = meet(settings)
@@ -114,7 +119,7 @@ def attach(
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
         remember_throughput=True,
         hastens=settings.operator_url is not None,
-        options=write_options,
+        options=_options(settings, write_options),
         clock=time.monotonic,
     )
     checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
@@ -131,6 +136,13 @@ def attach(
     except BaseException as error:
         checkpointer.abandon(str(error), timeout_s=0.0)
         raise
+
+
+def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
+    from gracepoint.checkpoint.options import DEFAULT_OPTIONS
+
+    options = given or DEFAULT_OPTIONS
+    return dataclasses.replace(options, writer=settings.writer) if options.writer is None else options
 
 
 def _directory(settings: Settings, process_count: int) -> str:

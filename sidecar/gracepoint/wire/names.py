@@ -82,6 +82,7 @@ class Env:
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
+    WRITER = "GRACEPOINT_WRITER"  # thread, worker, or the path of a keeper's socket; absent: thread
     HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # for snapshots; absent: all that is free
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"

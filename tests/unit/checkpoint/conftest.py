@@ -14,8 +14,8 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
 
     class Noted(HostSnapshot):
-        def __init__(self, *form: object) -> None:
-            super().__init__(*form)  # type: ignore[arg-type]
+        def __init__(self, *form: object, **options: bool) -> None:
+            super().__init__(*form, **options)  # type: ignore[arg-type]
             made.append(self)
 
     monkeypatch.setattr(save_planner, "HostSnapshot", Noted)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint import orbax_objects
+from gracepoint.checkpoint import metrics, orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, pytree
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
@@ -185,7 +185,9 @@ class NumpyHandler:
                 # Two calls, for example for two types of leaves, must not share a tree: both would write one manifest.
                 tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
-            self._writer.write(job, Deadline.after(self._timeout_s, self._clock))
+            deadline = Deadline.after(self._timeout_s, self._clock)
+            written = self._writer.write(job, deadline)
+            metrics.tell_written(written.chunk_bytes, deadline.elapsed_s(), job.folder)
 
         return write
 

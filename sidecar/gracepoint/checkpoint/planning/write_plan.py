@@ -17,14 +17,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import Index, chunks_within
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointRefused
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.format import pytree
 
 
 @dataclasses.dataclass(frozen=True)

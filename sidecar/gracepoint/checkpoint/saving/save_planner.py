@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
@@ -119,7 +119,7 @@ class SavePlanner:
             several = self._gang.process_count > 1
             mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
         state_comparison.check(mine, gang=self._gang, key=key)
-        if in_background:
+        if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)
             self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
             self._reserve(prepared, priorities)
@@ -163,7 +163,9 @@ class SavePlanner:
 
     def _reserve(self, prepared: PreparedSave, priorities: Priorities) -> HostSnapshot:
         if prepared.snapshot is None:
-            prepared.snapshot = HostSnapshot(prepared.specs, prepared.plan, priorities)
+            prepared.snapshot = HostSnapshot(
+                prepared.specs, prepared.plan, priorities, shared=self._options.writer not in IN_THREADS
+            )
         return prepared.snapshot
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:

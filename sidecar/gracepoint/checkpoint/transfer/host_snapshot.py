@@ -28,6 +28,7 @@ from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, aligned_empty
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
+from gracepoint.checkpoint.memory.shared_arena import SharedArena
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax_objects import priority_of
 from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
@@ -63,18 +64,24 @@ class HostSnapshot:
 
     Attributes:
         priorities: The priorities that the buffers were reserved for.
+        arena: The shared memory of the buffers. None: they are in memory of this process.
     """
 
-    def __init__(self, specs: Specs, plan: WritePlan, priorities: Priorities) -> None:
-        """Reserves memory. ``specs`` and ``plan`` are those of ``Transfer``."""
+    def __init__(self, specs: Specs, plan: WritePlan, priorities: Priorities, *, shared: bool = False) -> None:
+        """Reserves memory. ``specs`` and ``plan`` are those of ``Transfer``.
+
+        With ``shared``, a worker process can map the memory.
+        """
         self.priorities = priorities
+        self.arena = SharedArena(_arena_bytes(plan, priorities)) if shared else None
+        empty = aligned_empty if self.arena is None else self.arena.empty
         self._buffers = {}
         for shard in _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]:
             spec = specs[shard.leaf]
             assert spec is not None
             for chunk in shard.chunks:
-                alignment_bytes = ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
-                buffer = aligned_empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
+                alignment_bytes = _alignment_of(chunk)
+                buffer = empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
                 buffer.fill(0)  # numpy.zeros would leave the first touch to the first copy
                 self._buffers[chunk.file] = buffer
 
@@ -267,6 +274,15 @@ def snapshot_bytes(plan: WritePlan, priorities: Priorities) -> int:
     """Returns the size of the snapshot's buffers in bytes."""
     shards = _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]
     return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
+
+
+def _arena_bytes(plan: WritePlan, priorities: Priorities) -> int:
+    shards = _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]
+    return sum(SharedArena.room_for(chunk.bytes, _alignment_of(chunk)) for shard in shards for chunk in shard.chunks)
+
+
+def _alignment_of(chunk: Chunk) -> int:
+    return ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
 
 
 _LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
