@@ -1,9 +1,9 @@
 """One trainer whose worker process writes its saves: saves step 1, and then step 2 until the test kills somebody.
 
-    outliving_process.py ROOT ATTEMPT KIND SECONDS
+    outliving_process.py ROOT ATTEMPT KIND SECONDS WRITER
 
-KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2. With ``TEST_WHERE`` in the environment, the
-worker stops at a point of that save (``worker_points``), and the file ``handed.N`` says that process N has handed it
+KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2.
+WRITER is ``WriteOptions.writer``. With ``TEST_WHERE`` in the environment, the worker stops at a point of that save (``worker_points``), and the file ``handed.N`` says that process N has handed it
 over.
 """
 
@@ -27,7 +27,7 @@ from tests.multiprocess.checkpoint_process import make_state, with_keys
 from tests.multiprocess.launcher import here
 
 
-def main(root: str, attempt: str, kind: str, seconds: str) -> None:
+def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
     gang: ProcessGroup = SingleProcess()
@@ -36,7 +36,7 @@ def main(root: str, attempt: str, kind: str, seconds: str) -> None:
 
         store = JaxStore(distributed.global_state.client, f"test/{attempt}")
         gang = StoreGang(store, place.process_index, place.process_count)
-    engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer="worker"))
+    engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
     engine.prepare(with_keys(make_state(0), 0))
     engine.save_in_background(1, with_keys(make_state(1), 1), {})
     engine.executor.background.wait_until_finished(60)

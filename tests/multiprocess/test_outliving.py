@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from tests.multiprocess import outliving_process, worker_points
 from tests.multiprocess.checkpoint_runs import restore_here
-from tests.multiprocess.launcher import Processes
+from tests.multiprocess.launcher import ROOT, Processes
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -78,18 +80,48 @@ def test_a_save_that_was_not_staged_everywhere_is_not_a_checkpoint(
     assert restore_here(tmp_path / "root") == 1
 
 
+@pytest.mark.parametrize("kind", ["background", "emergency"])
+def test_a_keeper_finishes_the_save_of_killed_trainers(
+    gang: Callable[..., Processes], keeper: subprocess.Popen[bytes], tmp_path: Path, kind: str
+) -> None:
+    where = tmp_path / "where"
+    processes = gang(2, kind, "in the middle of the files", str(where / "keeper.sock"))
+    wait_until(lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == 2, processes)
+    for process in processes:
+        process.signal(signal.SIGKILL)
+    wait_until(lambda: not any(process.running for process in processes), processes)
+    keeper.terminate()  # as the kubelet does when the training container has ended
+    (where / "go").touch()
+    assert keeper.wait(60) == 0
+    assert restore_here(tmp_path / "root") == 2
+    assert not (where / "keeper.sock").exists()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A keeper whose workers stop in the middle of the files."""
+    where = tmp_path / "where"
+    where.mkdir()
+    environment = {worker_points.POINT: "in the middle of the files", worker_points.WHERE: str(where)}
+    command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(where / "keeper.sock")]
+    process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=ROOT)
+    yield process
+    process.kill()
+    process.wait(30)
+
+
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     """Starts trainers whose workers stop at a point. At the end of the test, nothing of them is left."""
     where, started = tmp_path / "where", []
 
-    def start(count: int, kind: str, point: str) -> Processes:
-        where.mkdir()
+    def start(count: int, kind: str, point: str, writer: str = "worker") -> Processes:
+        where.mkdir(exist_ok=True)
         started.append(
             Processes.start(
                 SCRIPT,
                 count,
-                arguments=[str(tmp_path / "root"), "job-0-a", kind, str(PATIENCE_S)],
+                arguments=[str(tmp_path / "root"), "job-0-a", kind, str(PATIENCE_S), writer],
                 environment={worker_points.POINT: point, worker_points.WHERE: str(where)},
                 devices=4 // count,
             )

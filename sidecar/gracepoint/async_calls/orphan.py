@@ -36,6 +36,17 @@ def is_orphan(connection: socket.socket, trainer: int | None) -> bool:
         connection: The socket to the trainer. A trainer that only says that no more calls come still reads from it.
         trainer: A file descriptor that is readable once the trainer has ended. None: it has, or cannot be observed.
     """
+    return _poll(connection, trainer, 0)
+
+
+def wait_until_orphan(connection: socket.socket, trainer: int | None) -> None:
+    """Returns when ``is_orphan`` is true. Waits as long as the trainer lives."""
+    _poll(connection, trainer, None)
+
+
+def _poll(connection: socket.socket, trainer: int | None, timeout_ms: int | None) -> bool:
     poll = select.poll()
     poll.register(connection, 0)  # only what is always reported: POLLHUP once both directions are closed
-    return bool(poll.poll(0)) or (trainer is not None and bool(select.select([trainer], [], [], 0)[0]))
+    if trainer is not None:
+        poll.register(trainer, select.POLLIN)
+    return bool(poll.poll(timeout_ms))

@@ -48,9 +48,13 @@ def main(connection: socket.socket) -> None:
     options = json.loads(connection.recv(ANSWER_BYTES))
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
     os.nice(options["nice"])
-    trainer = _process_handle(options["trainer"])
+    # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
+    trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
     threading.Thread(
-        target=_end_after, args=(trainer, options["orphan_limit_s"]), name="gracepoint-orphan-limit", daemon=True
+        target=_end_after,
+        args=(connection, trainer, options["orphan_limit_s"]),
+        name="gracepoint-orphan-limit",
+        daemon=True,
     ).start()
     while (call := _next_call(connection, trainer)) is not None:
         number, block_bytes, header_bytes, fds = call
@@ -67,9 +71,8 @@ def _process_handle(process_id: int) -> int | None:
         return None
 
 
-def _end_after(trainer: int | None, limit_s: float) -> None:
-    if trainer is not None:
-        select.select([trainer], [], [])
+def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -> None:
+    orphan.wait_until_orphan(connection, trainer)
     time.sleep(limit_s)
     logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
     os._exit(1)

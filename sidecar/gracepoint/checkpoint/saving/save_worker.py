@@ -2,8 +2,8 @@
 
 The thread that owns the ``SaveExecutor`` hands saves over: when ``hand_over`` returns, the worker needs this process no
 more. The thread of the save waits for the worker (``HandedOver``). The worker is a ``PersistentAsyncCaller``'s: one
-process that stays, started by ``start``. It ends after its last save when this object is closed or deleted, or when
-this process dies.
+process that stays, started by ``start`` or by a keeper. It ends after its last save when this object is closed or
+deleted, or when this process dies.
 """
 
 from __future__ import annotations
@@ -120,7 +120,12 @@ class SaveWorker:
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = dataclasses.replace(options, callback=Silent())
-        self._caller = PersistentAsyncCaller(gang=SingleProcess(), orphan_limit_s=ORPHAN_LIMIT_S, timeout_s=_ENDS_S)
+        self._caller = PersistentAsyncCaller(
+            gang=SingleProcess(),
+            orphan_limit_s=ORPHAN_LIMIT_S,
+            timeout_s=_ENDS_S,
+            keeper=None if options.writer == "worker" else options.writer,
+        )
         self._numbers = itertools.count()
         self._forms: weakref.WeakKeyDictionary[SharedArena, bytes] = weakref.WeakKeyDictionary()  # pickled
 
