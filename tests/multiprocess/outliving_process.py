@@ -2,9 +2,9 @@
 
     outliving_process.py ROOT ATTEMPT KIND SECONDS WRITER
 
-KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2.
-WRITER is ``WriteOptions.writer``. With ``TEST_WHERE`` in the environment, the worker stops at a point of that save (``worker_points``), and the file ``handed.N`` says that process N has handed it
-over.
+KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2. WRITER is ``WriteOptions.writer``. With
+``TEST_WHERE`` in the environment, the worker stops at a point of that save (``worker_points``), and the file
+``handed.N`` says that process N has handed it over.
 """
 
 from __future__ import annotations
