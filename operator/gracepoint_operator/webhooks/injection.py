@@ -18,6 +18,8 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.resources.policy import SaveWriter
+from gracepoint_operator.webhooks.keeper_sidecar import inject_keeper
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
 
@@ -36,11 +38,16 @@ YIELDING = frozenset(
         Env.MARGIN,
         Env.HEAD_START_S,
         Env.METADATA,
+        Env.WRITER,
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
         names.ENV_GCS_ENDPOINT,
     }
 )
+
+
+# Empty: the library's default.
+_WRITERS = {SaveWriter.THREAD: "", SaveWriter.WORKER: "worker", SaveWriter.KEEPER: names.KEEPER_SOCKET}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +109,8 @@ def inject_jobset(jobset: Json, policy_name: str, policy: CheckpointPolicySpec, 
         # Identity first: $(NAME) in a value refers only to variables that come before it.
         environment = [*_IDENTITY, *({"name": k, "value": str(v)} for k, v in constants.items())]
         _inject_template(member, policy_name, environment)
+        if policy.checkpoint.writer is SaveWriter.KEEPER:
+            inject_keeper(member.template["spec"], member.container)
         offset += member.processes
     return made
 
@@ -138,6 +147,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.SAVE_EVERY_S: policy.checkpoint.every_seconds,
         Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
         Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
+        Env.WRITER: _WRITERS[policy.checkpoint.writer],
     }
     head_start_s = policy.deadline.head_start_seconds
     return {

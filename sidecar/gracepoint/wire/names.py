@@ -18,6 +18,10 @@ TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 
+#: Where the trainer and the keeper of a pod meet: a volume that both mount, and the keeper's socket in it.
+KEEPER_DIRECTORY = "/var/run/gracepoint.dev"
+KEEPER_SOCKET = f"{KEEPER_DIRECTORY}/keeper.sock"
+
 #: Exit codes if the policy names none. From 3 to 125, as shells, Python and runtimes use 0 to 2 and 126 to 255.
 DEFAULT_SAVED_EXIT_CODE = 77
 DEFAULT_UNSAVED_EXIT_CODE = 78
