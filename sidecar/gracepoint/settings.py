@@ -17,11 +17,14 @@ from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_STALL_AFTER_S,
     DEFAULT_UNSAVED_EXIT_CODE,
     ENV_JOB_COMPLETION_INDEX,
     ENV_PREFIX,
     METADATA_AUTO,
     METADATA_CLOUDS,
+    STALL_REPORT,
+    STALL_RESTART,
     TOKEN_FILE,
     Env,
 )
@@ -70,6 +73,8 @@ class Settings:
     grace_period_s: float = 30.0  # Kubernetes' own default
     margin: float = 1.25
     head_start_s: float = DEFAULT_HEAD_START_S  # a save begins that long before the deadline at the latest
+    stall_after_s: float = DEFAULT_STALL_AFTER_S  # 0: nothing is watched
+    stall_action: str = STALL_REPORT
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -221,6 +226,15 @@ def _clouds(name: str, value: str) -> tuple[str, ...]:
     return found
 
 
+def _one_of(*words: str) -> Reader:
+    def read(name: str, value: str) -> str:
+        if value not in words:
+            raise SettingsError(f"{name}: expected {' or '.join(words)}, found {value!r}")
+        return value
+
+    return read
+
+
 _exit_code = _integer(3, 125)
 
 #: Environment variable -> (field, function that reads its text).
@@ -259,6 +273,8 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.GRACE_PERIOD_S: ("grace_period_s", _number(0, above=True)),
     Env.MARGIN: ("margin", _number(1)),
     Env.HEAD_START_S: ("head_start_s", _number(0)),
+    Env.STALL_AFTER_S: ("stall_after_s", _number(0)),
+    Env.STALL_ACTION: ("stall_action", _one_of(STALL_REPORT, STALL_RESTART)),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

@@ -61,13 +61,13 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _is_chunk(_: Any, path: str, *__: Any) -> bool:
-    return not path.rpartition("/")[2].startswith(("_", "."))
+def _is_written_here(_: Any, __: Any, chunk: Any, *___: Any) -> bool:
+    return bool(chunk.mine)
 
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before any file": lambda stop: stop(),
-    "in the middle of the files": lambda stop: _around(file_writer, "write_file", _is_chunk, stop, after=True),
+    "in the middle of the files": lambda stop: _around(file_writer, "_write_chunk", _is_written_here, stop, after=True),
     "before the done-record": lambda stop: _around(commit, "record", _always, stop, after=False),
     "after the done-record": lambda stop: _around(commit, "record", _always, stop, after=True),
 }

@@ -156,11 +156,11 @@ class GangObjects:
         workload = self.workloads.get(epoch.spec.workload.uid)
         if workload is None:
             return []
+        attempt = workload.restarts
         return [
             pod
-            for pod in self.pods_of(workload.uid)
-            if pod.namespace == epoch.namespace and pod.policy and pod.restart_attempt == workload.restarts
-            if epoch.includes(pod)
+            for pod in self.pods_of(workload.uid, epoch.namespace)
+            if pod.membership.restart_attempt == attempt and pod.policy and epoch.includes(pod)
         ]
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:

@@ -14,6 +14,7 @@ from typing import Any
 from gracepoint_operator import signals
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.fields import LONGEST_NAME
 from gracepoint_operator.kube.objects import Node, Pod, read_node
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
@@ -99,7 +100,7 @@ class CacheReader:
             with reading("metadata"):
                 meta = body["metadata"]
                 uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
-                if not (uid and name and all(isinstance(text, str) for text in (uid, name, namespace))):
+                if not (uid and name and all(map(_is_short, (uid, name, namespace)))):
                     return None
                 version = version_of(meta)
         except Unreadable:
@@ -113,6 +114,10 @@ class CacheReader:
         except Unreadable as error:
             return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
         return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
+
+
+def _is_short(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= LONGEST_NAME
 
 
 def _reader_of(known: WorkloadType) -> Callable[[Mapping[str, Any]], Workload]:

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from gracepoint_operator.unreadable import Unreadable
 
+#: Characters in the name of an object.
+LONGEST_NAME = 253
+
 _Shared = TypeVar("_Shared", bound=Hashable)
 
 
@@ -39,6 +42,13 @@ def text(value: Any) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise Unreadable(f"expected Unicode text, found {value!r:.80}")
     return value
+
+
+def object_name(value: Any) -> str:
+    """Returns the name of an object, which may be empty. A longer one than objects can have fits into no record."""
+    if len(name := text(value)) > LONGEST_NAME:
+        raise Unreadable(f"expected at most {LONGEST_NAME} characters, found {len(name)}: {name:.80}")
+    return name
 
 
 @functools.lru_cache(maxsize=65536)

@@ -37,6 +37,8 @@ YIELDING = frozenset(
         Env.KEEP_FOR_S,
         Env.MARGIN,
         Env.HEAD_START_S,
+        Env.STALL_AFTER_S,
+        Env.STALL_ACTION,
         Env.METADATA,
         Env.WRITER,
         names.ENV_S3_ENDPOINT,
@@ -149,7 +151,11 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
         Env.WRITER: _WRITERS[policy.checkpoint.writer],
     }
-    head_start_s = policy.deadline.head_start_seconds
+    unless_default = {
+        Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
+        Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
+        Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
+    }
     return {
         Env.DIRECTORY: directory,
         Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,
@@ -159,7 +165,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.GRACE_PERIOD_S: member.template["spec"]["terminationGracePeriodSeconds"],
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
-        **({Env.HEAD_START_S: head_start_s} if head_start_s != names.DEFAULT_HEAD_START_S else {}),
+        **{name: value for name, (value, default) in unless_default.items() if value != default},
         **_store_of(policy),
     }
 

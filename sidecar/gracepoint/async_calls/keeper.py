@@ -51,9 +51,9 @@ def _serve(listener: socket.socket, woken: int) -> None:
     workers: dict[int, subprocess.Popen[bytes]] = {}  # by a file descriptor that is readable once the worker has ended
     is_ending = False
     while workers or not is_ending:
-        readable, _, _ = select.select([listener, woken, *workers], [], [])
+        readable, _, _ = select.select([listener.fileno(), woken, *workers], [], [])
         for handle in readable:
-            if handle is listener:
+            if handle == listener.fileno():
                 connection, _ = listener.accept()
                 with connection:
                     worker = start_process(connection)

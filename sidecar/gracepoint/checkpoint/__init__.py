@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
     from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
     from gracepoint.checkpoint.handlers.string_handler import StringHandler
-    from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
+    from gracepoint.checkpoint.loading.own_host_state import Reshard
+    from gracepoint.checkpoint.loading.restore_step import Restored
     from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER
     from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
     from gracepoint.checkpoint.metrics import Saved, SaveStats
@@ -126,7 +127,7 @@ _MODULES = {
     "NumpyHandler": "gracepoint.checkpoint.handlers.numpy_handler",
     "PLACEHOLDER": "gracepoint.checkpoint.loading.restore_tree",
     "ParamInfo": "gracepoint.checkpoint.handler_registry",
-    "Reshard": "gracepoint.checkpoint.loading.restore_step",
+    "Reshard": "gracepoint.checkpoint.loading.own_host_state",
     "RestoreArgs": "gracepoint.checkpoint.options",
     "RestoreOptions": "gracepoint.checkpoint.options",
     "Restored": "gracepoint.checkpoint.loading.restore_step",

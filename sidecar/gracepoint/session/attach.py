@@ -42,6 +42,8 @@ def attach(
     metadata: str | None = None,
     host_memory_limit_bytes: int | None = None,
     writer: str | None = None,
+    stall_after_s: float | None = None,
+    stall_action: str | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -72,6 +74,11 @@ def attach(
             free.
         writer: Who writes saves: ``thread`` of this process; ``worker``, a process that finishes them even if this one
             dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
+        stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
+            restore or a meeting. A compilation counts as progress as long as it computes. Longer than the longest
+            evaluation without a sync point. 0: nothing is watched.
+        stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
+            all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -101,6 +108,8 @@ def attach(
         metadata=metadata,
         host_memory_limit_bytes=host_memory_limit_bytes,
         writer=writer,
+        stall_after_s=stall_after_s,
+        stall_action=stall_action,
     )
     join(settings)
     meeting = meet(settings)

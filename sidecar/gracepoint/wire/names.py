@@ -29,12 +29,19 @@ DEFAULT_UNSAVED_EXIT_CODE = 78
 #: Seconds before the deadline at which a preemption's save begins at the latest, if the policy names none.
 DEFAULT_HEAD_START_S = 60.0
 
+#: Seconds without progress after which a process is reported as stalled, if the policy names none.
+DEFAULT_STALL_AFTER_S = 900.0
+#: What follows from a stall. "report": it is said. "restart": the processes exit, too, so that the job starts again.
+STALL_REPORT = "report"
+STALL_RESTART = "restart"
+
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
 PATH_REPORT = "/v1/reports"  # Report in; 204 out
 PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
+PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 
 #: JobSet's own labels on pods (jobset.sigs.k8s.io, api/jobset/v1alpha2).
 JOBSET_LABEL_NAME = "jobset.sigs.k8s.io/jobset-name"
@@ -93,6 +100,8 @@ class Env:
     GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # seconds that the pod lives after a SIGTERM
     MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, at least 1
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
+    STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
+    STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
 
 
 #: Clouds whose metadata server the library can watch from within the pod.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.checkpoint.saving import save_planner
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 
 
 @pytest.fixture

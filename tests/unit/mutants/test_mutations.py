@@ -98,6 +98,14 @@ def test_the_same_seed_chooses_the_same_mutants_and_another_one_others() -> None
     assert sample(module, None, 0) == module.mutants()
 
 
+def test_what_no_test_noticed_once_is_always_tried() -> None:
+    module = judged()[LEASE]
+    assert {mutant.name for mutant in sample(module, 0, 0)} == set(module.once_unnoticed)
+    some = {mutant.name for mutant in sample(module, 10, 0)}
+    assert some > set(module.once_unnoticed)
+    assert len(some) == 10 + len(module.once_unnoticed)
+
+
 def test_equivalent_mutants_are_skipped_and_missing_ones_are_errors() -> None:
     everything = Judged(LEASE, (), {}).mutants()
     name = everything[0].name

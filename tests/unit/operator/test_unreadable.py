@@ -185,6 +185,17 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
         scene.cache.drop(uid)
 
 
+@pytest.mark.parametrize("field", ["metadata.name", "metadata.namespace", "spec.nodeName"])
+def test_a_pod_with_a_name_that_fits_into_no_record_is_left_out(field: str) -> None:
+    scene = Scene()
+    body = objects.pod(1, deleting_at=objects.NOW)
+    part, _, name = field.partition(".")
+    body[part][name] = "n" * 254
+    body["metadata"]["uid"] = "uid-of-another"
+    scene.cache.put(kinds.PODS, body, listed=False)
+    assert "uid-of-another" not in scene.cache.objects.pods
+
+
 MESSAGES: dict[str, Message] = {
     "subscription": subscription(),
     "acknowledgement": Acknowledgement(pod_uid="u", session="s", preemption="p", process_index=0),

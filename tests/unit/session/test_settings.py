@@ -115,7 +115,12 @@ def test_an_override_is_checked_like_the_environment() -> None:
 
 def _is_typed(name: str) -> bool:
     default = Settings.__dataclass_fields__[name.removeprefix("GRACEPOINT_").lower()]
-    return "str" not in str(default.type) or name in (Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.METADATA)
+    return "str" not in str(default.type) or name in (
+        Env.OPERATOR_URL,
+        Env.CA_CERTIFICATE,
+        Env.METADATA,
+        Env.STALL_ACTION,
+    )
 
 
 class _nothing:

@@ -210,6 +210,13 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
+def chunk_count(spec: ArraySpec) -> int:
+    """Returns the number of chunks of an array."""
+    if 0 in spec.shape:
+        return 0
+    return math.prod(-(-length // size) for length, size in zip(spec.shape, spec.chunk, strict=True))
+
+
 def grid(spec: ArraySpec) -> list[Index]:
     """Returns the indices of all chunks of an array."""
     if 0 in spec.shape:

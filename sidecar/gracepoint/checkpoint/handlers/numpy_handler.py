@@ -36,11 +36,13 @@ from gracepoint.checkpoint.options import (
     WriteOptions,
 )
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
-from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
+from gracepoint.checkpoint.planning.chunks import WritePlan
+from gracepoint.checkpoint.planning.write_plan import local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer, ask_priorities
+from gracepoint.checkpoint.transfer.host_snapshot import Transfer, ask_priorities
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline

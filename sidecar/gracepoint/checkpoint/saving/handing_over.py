@@ -17,10 +17,10 @@ from typing import Any
 import numpy.typing as npt
 
 from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import CallFailed, HandedOver, SaveWorker
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.deadline import Deadline
 
 logger = logging.getLogger(__name__)

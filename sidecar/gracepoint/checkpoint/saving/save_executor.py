@@ -226,7 +226,7 @@ class SaveExecutor:
             if prepared.snapshot is not None and self._handing.is_for(save) and not self.background.busy:
                 self.background.newest = None  # its memory is filled again
                 snapshot = self.planner.snapshot(leaves, prepared, save.key)
-            transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
+            transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
             handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline)
         return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 

@@ -9,17 +9,17 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
+from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.planning.chunk_grid import args_by_name
+from gracepoint.checkpoint.saving import small_files
 from gracepoint.checkpoint.saving.commit_apart import commit_apart
 from gracepoint.checkpoint.saving.handled_parts import HandledParts
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
@@ -154,7 +154,9 @@ class SaveOperation:
         """
         self._prepared = prepared
         self._host_state_names = tuple(host_state)
-        self._small_files = self._small_files_of(prepared, host_state)
+        self._small_files = small_files.small_files(
+            self.temporary, self._paths.item, self._gang, prepared, self._extras, host_state
+        )
         self._copies: dict[str, int] = {}
         if strings := orbax_metadata.strings(leaves):
             path = layout.in_item(self._paths.item, layout.STRINGS)
@@ -218,6 +220,7 @@ class SaveOperation:
 
     def part(self) -> SavePart:
         """Returns what this process writes, once ``describe`` was called."""
+        plan = self._prepared.plan
         return SavePart(
             paths=self._paths,
             temporary=self.temporary,
@@ -226,11 +229,14 @@ class SaveOperation:
             process_count=self._gang.process_count,
             digest=self._prepared.digest,
             specs={leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
-            arrays=self._prepared.plan.arrays,
+            arrays=plan.arrays,
             small_files=self._small_files,
             copies=self._copies,
             host_state=self._host_state_names,
             names_replaced=self._replace and self._gang.process_index == 0,
+            chunks=plan.chunks,
+            copied=plan.copied,
+            plan=plan.checksum if small_files.is_in_parts(self._prepared, self.temporary) else None,
         )
 
     def _record_handled(self, deadline: Deadline) -> Callable[[], Mapping[str, StoredFile]]:
@@ -261,23 +267,3 @@ class SaveOperation:
     def _finalize(self, deadline: Deadline) -> None:
         if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=lambda: check_time(deadline)):
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")
-
-    def _small_files_of(self, prepared: PreparedSave, values: Mapping[str, Any]) -> dict[str, bytes]:
-        """Returns contents by path below the checkpoint's folder."""
-        item = self._paths.item
-        files = {}
-        if self._gang.process_index == 0:
-            for name, data in prepared.metadata.items():
-                files[layout.in_item(item, name)] = data
-            files |= self._extras.files(item, prepared.metadata[layout.TREE_METADATA])
-        return files | self._files_of_items(values) if item else files
-
-    def _files_of_items(self, values: Mapping[str, Any]) -> dict[str, bytes]:
-        """Returns the files that a checkpoint with items has beside the train state, by path."""
-        files = {layout.host_state_file(self._gang.process_index): host_state.encode(values)}
-        if self._gang.process_index == 0:
-            success = f"Checkpoint commit was successful to {self.temporary.target / self._paths.item}"
-            files[layout.in_item(self._paths.item, layout.COMMIT_SUCCESS)] = success.encode()
-            summary = {"processes": self._gang.process_count, "names": list(self._host_state_names)}
-            files[f"{layout.HOST_STATE_ITEM}/metadata"] = json.dumps(summary).encode()
-        return files

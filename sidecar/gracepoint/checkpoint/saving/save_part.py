@@ -10,14 +10,15 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from gracepoint.checkpoint.format import ocdbt
+from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile
+from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
+from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -39,6 +40,9 @@ class SavePart:
         copies: Checksums of copies of files that another process writes, by path.
         host_state: Names of the host state's values.
         names_replaced: Whether the done-record names the checkpoint that the save replaces.
+        chunks: The chunks that this process holds.
+        copied: Indices of the leaves that each process has a copy of.
+        plan: A checksum of the assignment of all chunks to processes, if the manifest is in parts. None: it is not.
     """
 
     paths: Layout
@@ -53,6 +57,9 @@ class SavePart:
     copies: Mapping[str, int]
     host_state: tuple[str, ...]
     names_replaced: bool
+    chunks: Sequence[Chunk]
+    copied: frozenset[int]
+    plan: int | None
 
     def job(self, folder: StoragePath, source: ChunkSource) -> WriteJob:
         """Returns what the writers need."""
@@ -68,7 +75,7 @@ class SavePart:
 
     def without_specs(self) -> SavePart:
         """Returns the part without what is the same in all saves of one form of state."""
-        return dataclasses.replace(self, specs={}, arrays=())
+        return dataclasses.replace(self, specs={}, arrays=(), chunks=(), copied=frozenset())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +130,9 @@ def write_part(
         deadline.check_not_cancelled()
         written_s = deadline.clock() - began_s
         _check_stayed(temporary, writing.stayed)
+        chunk_bytes = written.chunk_bytes
+        if part.plan is not None:
+            written = _write_manifest_part(writing.folder, part, written)
         record = DoneRecord(
             step=temporary.step,
             item=part.paths.item,
@@ -139,10 +149,27 @@ def write_part(
             begun_ns=writing.begun_ns,
             replaces=commit.standing(temporary.target) if part.names_replaced else None,
             generations=dict(writing.generations),
+            chunks=None if part.plan is None else sum(chunk.mine for chunk in part.chunks),
+            plan=part.plan,
         )
         commit.record(temporary, record, functools.partial(check_time, deadline))
         on_stage("durable")
-        return PartStages(written_s, deadline.clock() - began_s, writing_s, written.chunk_bytes)
+        return PartStages(written_s, deadline.clock() - began_s, writing_s, chunk_bytes)
+
+
+def _write_manifest_part(folder: StoragePath, part: SavePart, written: WrittenFiles) -> WrittenFiles:
+    """Writes a process's part of the manifest durably. Returns what is left for its done-record."""
+    mine = {layout.in_item(part.paths.item, chunk.file): chunk.leaf for chunk in part.chunks if chunk.mine}
+    manifest = ManifestPart({path: file for path, file in written.files.items() if path in mine}, written.values)
+    data, name = manifest.to_bytes(), layout.manifest_part(part.process_index)
+    (folder / name).put(data)
+    files = {path: file for path, file in written.files.items() if path not in mine}
+    # Other processes have copies of these chunks, which the commit compares.
+    compared = [path for path, leaf in mine.items() if leaf in part.copied]
+    values = {
+        path: manifest.values[path] if path in manifest.values else manifest.files[path].crc32 for path in compared
+    }
+    return WrittenFiles(files | {name: file_of(data)}, values, written.copies, written.chunk_bytes)
 
 
 def clear_tree(part: SavePart) -> None:

@@ -18,21 +18,21 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
+from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
+from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
-from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
+from gracepoint.checkpoint.planning.write_plan import part_of
 from gracepoint.checkpoint.saving import state_comparison
 from gracepoint.checkpoint.transfer.device_to_host import compile_slices
-from gracepoint.checkpoint.transfer.host_snapshot import (
-    HostSnapshot,
-    Priorities,
-    Specs,
-    ask_priorities,
-    snapshot_bytes,
-)
+from gracepoint.checkpoint.transfer.host_snapshot import ask_priorities
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot, Priorities, Specs, snapshot_bytes
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
+
+#: From this number of chunks on, each process writes a part of the manifest. Below it, older versions can read it.
+MANY_CHUNKS = 4096
 
 
 @dataclasses.dataclass
@@ -48,6 +48,9 @@ class PreparedSave:
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
         snapshot: Memory for a snapshot. None if it is not reserved yet.
+        has_many_chunks: Whether the manifest of a save is in parts, in a store that can rename.
+        chunk_writers: Which process writes each chunk, as bytes. Empty if the manifest is not in parts, and in all
+            processes but the first.
     """
 
     form: TreeSignature
@@ -58,6 +61,8 @@ class PreparedSave:
     plan: WritePlan
     handlers: HandlerRegistry | None = None
     snapshot: HostSnapshot | None = None
+    has_many_chunks: bool = False
+    chunk_writers: bytes = b""
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -175,7 +180,9 @@ class SavePlanner:
         index, count = self._gang.process_index, self._gang.process_count
         specs = stored_specs(leaves, count, self._options, save_args, self._processes)
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
-        plan = make_plan(stored, index, count, self._processes, max_replicas=self._options.max_replicas)
+        owners = chunk_owners.assign(stored, count, self._processes, max_replicas=self._options.max_replicas)
+        plan = part_of(owners, stored, index)
+        has_many = plan.total_chunks >= MANY_CHUNKS
         metadata = orbax_metadata.metadata_files(
             stored,
             store_sharding=self._options.store_sharding,
@@ -183,5 +190,13 @@ class SavePlanner:
         )
         # A copy, as the caller may change the arguments before the next save.
         return PreparedSave(
-            form, copy.deepcopy(save_args), specs, tree_digest(pytree.specs_of(stored)), metadata, plan, self._handlers
+            form,
+            copy.deepcopy(save_args),
+            specs,
+            tree_digest(pytree.specs_of(stored)),
+            metadata,
+            plan,
+            self._handlers,
+            has_many_chunks=has_many,
+            chunk_writers=chunk_owners.table(owners) if has_many and index == 0 else b"",
         )

@@ -24,7 +24,7 @@ from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.checkpoint.memory.shared_arena import SharedArena
 from gracepoint.checkpoint.options import Silent, WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving import worker_side
 from gracepoint.checkpoint.saving.save_board import SaveBoard
 from gracepoint.checkpoint.saving.save_part import PartStages, SavePart
@@ -192,7 +192,8 @@ class SaveWorker:
         # An arena is reserved for states of one form.
         if arena not in self._forms:
             places = [(chunk, arena.offset_of(array)) for chunk, array in chunks]
-            self._forms[arena] = pickle.dumps(worker_side.StagedForm(places, part.specs, part.arrays), protocol=5)
+            form = worker_side.StagedForm(places, part.specs, part.arrays, part.copied)
+            self._forms[arena] = pickle.dumps(form, protocol=5)
         return self._forms[arena]
 
 

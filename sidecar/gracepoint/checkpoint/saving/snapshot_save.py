@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.save_operation import SaveOperation, SaveStages
 from gracepoint.checkpoint.saving.save_worker import HandedOver
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer
+from gracepoint.checkpoint.transfer.host_snapshot import Transfer
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed

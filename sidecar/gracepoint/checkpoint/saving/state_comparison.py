@@ -19,7 +19,8 @@ import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes
-from gracepoint.checkpoint.planning.write_plan import WritePlan
+from gracepoint.checkpoint.planning.chunks import WritePlan
+from gracepoint.checkpoint.planning.shard_holders import processes_with
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointError
 from gracepoint.process_group import ProcessGroup
@@ -114,7 +115,7 @@ def _said(leaf: pytree.Leaf, spec: ArraySpec | None, owners: int) -> Said:
     how = json.dumps([spec.kind, spec.key_impl, spec.write_shape, spec.format.to_json()])
     form = f"{leaf.value_type} {spec.dtype}{list(spec.shape)} in chunks of {list(spec.chunk)} ({how})"
     if leaf.is_global:
-        processes = sorted({device.process_index for device in leaf.data.sharding.device_set})
+        processes = sorted(processes_with(leaf.data.sharding))
         return Said(form, f"one array over processes {_ranges(processes)} (plan {owners:08x})", "")
     return Said(form, f"a copy in each process (plan {owners:08x})", _value(leaf.data))
 

@@ -23,7 +23,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.memory.shared_arena import array_at
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.save_board import SaveBoard
 from gracepoint.checkpoint.saving.save_part import SavePart, write_part
 from gracepoint.checkpoint.steps import commit, recovery
@@ -44,11 +44,13 @@ class StagedForm:
         chunks: The chunks in shared memory, each with the offset of its values.
         specs: See ``SavePart``.
         arrays: See ``SavePart``.
+        copied: See ``SavePart``.
     """
 
     chunks: Sequence[tuple[Chunk, int]]
     specs: Mapping[int, ArraySpec]
     arrays: Sequence[int]
+    copied: frozenset[int]
 
 
 def warm() -> None:
@@ -72,7 +74,8 @@ def write_handed(
     what = part.temporary.what
     try:
         staged: StagedForm = pickle.loads(form)
-        part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays)
+        chunks = [chunk for chunk, _ in staged.chunks]
+        part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
         deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
         stages = write_part(part, _writer(options), _Staged(staged, memory, told), deadline, told.reach)
     except Exception as error:  # noqa: BLE001 - the trainer raises it

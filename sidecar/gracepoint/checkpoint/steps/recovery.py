@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, is_whole, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, merge
+from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -58,7 +59,7 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
     """Commits a durable save by a rename. Returns whether it is committed."""
-    for path, file in merge(records).files.items():
+    for path, file in commit.all_files(temporary.path, merge(records)):
         check_size(temporary.path / path, file.bytes)
     return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.file_writer import FileWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of

@@ -214,7 +214,7 @@ def staged(root: Path, process: int = 0, count: int = 1) -> Callable[..., SaveBo
     arena, part = snapshot.arena, operation.part()
     assert chunks is not None
     assert arena is not None
-    form = worker_side.StagedForm([(c, arena.offset_of(a)) for c, a in chunks], part.specs, part.arrays)
+    form = worker_side.StagedForm([(c, arena.offset_of(a)) for c, a in chunks], part.specs, part.arrays, part.copied)
 
     def write(*, cancelled: bool = False) -> SaveBoard:
         board = SaveBoard()

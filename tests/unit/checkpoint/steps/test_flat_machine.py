@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.manifest import Claim
+from gracepoint.checkpoint.format.claim import Claim
 from gracepoint.checkpoint.steps.placement import Placement
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.errors import CheckpointCorrupt

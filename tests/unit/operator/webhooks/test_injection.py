@@ -47,6 +47,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
             "writer": "Worker",
         },
         deadline={"headStartSeconds": 10},
+        stalls={"afterSeconds": 60, "action": "Restart"},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 
@@ -123,6 +124,15 @@ def test_settings_come_from_the_policy_and_the_grace_period_from_the_pod() -> No
     assert env[Env.HEAD_START_S] == "0.0"
     assert (env[Env.SAVED_EXIT_CODE], env[Env.UNSAVED_EXIT_CODE]) == ("50", "51")
     assert (env[Env.GRACE_PERIOD_S], env[Env.COORDINATOR_PORT]) == ("300", "1234")
+
+
+def test_stalls_are_told_only_where_the_policy_differs() -> None:
+    body = jobset()
+    policy = policy_spec(stalls={"afterSeconds": 120, "action": "Restart"})
+    told = environment(pod_of(injected(body, policy))["containers"][0])
+    assert (told[Env.STALL_AFTER_S], told[Env.STALL_ACTION]) == ("120.0", "restart")
+    untold = environment(pod_of(injected(body))["containers"][0])
+    assert not {Env.STALL_AFTER_S, Env.STALL_ACTION} & untold.keys()
 
 
 def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:
