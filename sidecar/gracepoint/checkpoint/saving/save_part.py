@@ -7,7 +7,7 @@ can be written in a thread of the training process, or in a worker process that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec
@@ -133,7 +133,9 @@ def write_part(
         _check_stayed(temporary, writing.stayed)
         chunk_bytes = written.chunk_bytes
         if part.plan is not None:
-            written = _write_manifest_part(writing.folder, part, written)
+            written = write_manifest_part(
+                writing.folder, part.paths.item, part.process_index, part.chunks, part.copied, written
+            )
         record = DoneRecord(
             step=temporary.step,
             item=part.paths.item,
@@ -158,15 +160,31 @@ def write_part(
         return PartStages(written_s, deadline.clock() - began_s, writing_s, chunk_bytes)
 
 
-def _write_manifest_part(folder: StoragePath, part: SavePart, written: WrittenFiles) -> WrittenFiles:
-    """Writes a process's part of the manifest durably. Returns what is left for its done-record."""
-    mine = {layout.in_item(part.paths.item, chunk.file): chunk.leaf for chunk in part.chunks if chunk.mine}
+def write_manifest_part(
+    folder: StoragePath,
+    item: str,
+    process_index: int,
+    chunks: Sequence[Chunk],
+    copied: Collection[int],
+    written: WrittenFiles,
+) -> WrittenFiles:
+    """Writes a process's part of the manifest durably. Returns what is left for its done-record.
+
+    Args:
+        folder: Folder of the save.
+        item: Name of the train state's folder below it.
+        process_index: The process.
+        chunks: The chunks of the process.
+        copied: Leaves of which other processes have copies.
+        written: What the process has written.
+    """
+    mine = {layout.in_item(item, chunk.file): chunk.leaf for chunk in chunks if chunk.mine}
     manifest = ManifestPart({path: file for path, file in written.files.items() if path in mine}, written.values)
-    data, name = manifest.to_bytes(), layout.manifest_part(part.process_index)
+    data, name = manifest.to_bytes(), layout.manifest_part(process_index)
     (folder / name).put(data)
     files = {path: file for path, file in written.files.items() if path not in mine}
     # Other processes have copies of these chunks, which the commit compares.
-    compared = [path for path, leaf in mine.items() if leaf in part.copied]
+    compared = [path for path, leaf in mine.items() if leaf in copied]
     values = {
         path: manifest.values[path] if path in manifest.values else manifest.files[path].crc32 for path in compared
     }
