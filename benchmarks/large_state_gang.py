@@ -25,6 +25,7 @@ from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.saving import small_files, state_comparison
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS
+from gracepoint.checkpoint.saving.save_part import write_manifest_part
 from gracepoint.checkpoint.saving.save_planner import PreparedSave, SavePlanner
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
@@ -161,7 +162,8 @@ def _write_own(temporary: Temporary, prepared: PreparedSave, processes: int, ran
     (temporary.path / layout.host_state_file(rank)).put(data)
     written = WrittenFiles(files | {layout.host_state_file(rank): file_of(data)}, {}, copies)
     began_s = time.perf_counter()
-    kept = small_files.write_part(temporary.path, layout.STATE_ITEM, rank, prepared.plan, written)
+    plan = prepared.plan
+    kept = write_manifest_part(temporary.path, layout.STATE_ITEM, rank, plan.chunks, plan.copied, written)
     _record(temporary, prepared, processes, rank, kept, len(files))
     return time.perf_counter() - began_s
 
