@@ -113,9 +113,12 @@ OPTIONAL_PARTS = (
         "github.com/kubeflow/trainer/v2",
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
+    Part(
+        "gcsfuse", {"gcsfuse": "github.com/googlecloudplatform/gcsfuse/v3"}, "github.com/googlecloudplatform/gcsfuse/v3"
+    ),
 )
-"""Controllers that ``make test-workloads`` needs, and no other command."""
-CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS)
+"""What ``make test-workloads`` (controllers) and ``make test-mounts`` (gcsfuse) need, and no other command."""
+CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name != "gcsfuse")
 _BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""
@@ -193,7 +196,8 @@ def progress(what: str) -> Iterator[None]:
     say(f"  done: {what}: {time.monotonic() - begin:.0f} s")
 
 
-_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off"}
+# A part may need a newer Go than the one that is installed, which the module proxy also serves.
+_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "auto"}
 
 
 def _build(each: Part, done: int, total: int) -> int:
