@@ -103,7 +103,8 @@ class ClusterCache:
                 return set() if same else self.objects.workloads_with_policy(found.key)
             case PreemptionRecord() as epoch:
                 changed = self.preemptions.join(epoch)
-                return {epoch.spec.workload.uid} if changed else set()
+                # How a request ended is decided when its record says so, which is what this replica has written itself.
+                return {epoch.spec.workload.uid} if changed or epoch.phase.ended else set()
             case RequestRecord() as request:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
