@@ -65,6 +65,7 @@ def figures_of_gang(times: Times, processes: int) -> list[Figure]:
         Figure("listed", times.listed, "s", 0.05),
         Figure("listed, CPU time", times.listed_cpu, "s"),
         Figure("opened, with what is known of a process's own chunks", times.read, "s", 1.0),
+        Figure("opened, CPU time", times.read_cpu, "s"),
     ]
 
 

@@ -116,18 +116,18 @@ def occupant(cluster: Cluster, images: install.Images, name: str, seconds: int) 
 
 
 def kueue_workload(run: TrainingRun) -> Json:
-    """Kueue's Workload of a run."""
+    """Kueue's Workload of a run. Empty if there is none yet."""
     found = json.loads(run.cluster.kubectl("get", WORKLOADS, f"--namespace={NAMESPACE}", "--output=json").stdout)
-    return next(
-        item
-        for item in found["items"]
-        if any(owner["name"] == run.name for owner in item["metadata"].get("ownerReferences", []))
-    )
+    for item in found["items"]:
+        if any(owner["name"] == run.name for owner in item["metadata"].get("ownerReferences", [])):
+            return dict(item)
+    return {}
 
 
-def is_true(workload: Json, condition: str) -> bool:
+def waits(workload: Json) -> bool:
+    """Whether there is no quota for it."""
     conditions = workload.get("status", {}).get("conditions", [])
-    return any(item["type"] == condition and item["status"] == "True" for item in conditions)
+    return any(item["type"] == "QuotaReserved" and item["status"] == "False" for item in conditions)
 
 
 def test_a_run_waits_for_quota_and_gives_way_to_a_higher_priority(
@@ -135,14 +135,15 @@ def test_a_run_waits_for_quota_and_gives_way_to_a_higher_priority(
 ) -> None:
     run, cluster = queued, queued.cluster
     name = run.form.created.partition(".")[0]
-    occupant(cluster, images, f"first-{name}", 15)
+    occupant(cluster, images, f"first-{name}", 25)
     run.start(in_queue())
-    wait_until("the run to be queued", lambda: not is_true(kueue_workload(run), "Admitted"), timeout_s=60)
+    wait_until("the run to be queued", lambda: waits(kueue_workload(run)), timeout_s=60)
     assert run.look().pods == ()
 
-    home = run.wait_for_trainers(MIDDLE)[0].node
+    run.wait_for_step(MIDDLE, timeout_s=240)
+    home = run.wait_for_pods()[0].node
     taker = occupant(cluster, images, f"taker-{name}", 20)
-    record = run.wait_for_phase(Phase.COMMITTED)
+    record = run.wait_for_phase(Phase.COMMITTED, timeout_s=120)
     spec, status = record["spec"], record["status"]
     assert spec["cause"] == "PriorityPreemption"
     assert f"JobUID: {taker['metadata']['uid']}" in spec["signal"], "it says who took the quota"
@@ -171,7 +172,7 @@ def test_a_run_saves_before_its_time_in_the_queue_is_over(queued: TrainingRun, u
     # Kueue ends it at its time, and somebody lets it go on, as often as it takes.
     def over() -> bool:
         workload = kueue_workload(run)
-        if not workload["spec"].get("active", True) and not run.look().running():
+        if workload and not workload["spec"].get("active", True) and not run.look().running():
             patch = '{"spec":{"active":true}}'
             resource = f"{WORKLOADS}/{workload['metadata']['name']}"
             cluster.kubectl("patch", resource, f"--namespace={NAMESPACE}", "--type=merge", "--patch", patch)

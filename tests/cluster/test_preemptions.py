@@ -8,7 +8,6 @@ from demo import nodes
 from demo.snapshot import Json, Snapshot
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint_cli.timeline.stages import STAGES
 from tests.cluster.machine import end_at_once, paused
 from tests.cluster.operator import restart_abruptly, stopped
 

@@ -37,7 +37,7 @@ class Controller:
         deployment: Name of its Deployment.
         service: Name of the Service of its webhooks.
         secret: Name of the Secret with the webhooks' certificate.
-        extra: Further patches of the Deployment.
+        places: Whether its manifests leave it to others to set the namespace.
     """
 
     part: str
@@ -48,7 +48,7 @@ class Controller:
     deployment: str
     service: str
     secret: str
-    extra: Sequence[Mapping[str, Any]] = ()
+    places: bool = False
 
     @property
     def image(self) -> str:
@@ -64,6 +64,7 @@ TRAINER = Controller(
     deployment="kubeflow-trainer-controller-manager",
     service="kubeflow-trainer-controller-manager",
     secret="kubeflow-trainer-webhook-cert",
+    places=True,
 )
 KUEUE = Controller(
     part="kueue",
@@ -112,12 +113,11 @@ def _render(controller: Controller, work: Path) -> str:
         },
         {"op": "add", "path": f"{_POD}/nodeSelector", "value": {"kubernetes.io/hostname": CONTROL_PLANE}},
         {"op": "add", "path": f"{_POD}/tolerations", "value": [toleration]},
-        *controller.extra,
     ]
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "namespace": controller.namespace,
+        **({"namespace": controller.namespace} if controller.places else {}),
         "resources": [f"config/{base}" for base in controller.bases],
         "patches": [
             {"target": {"kind": "Deployment", "name": controller.deployment}, "patch": json.dumps(patches)},

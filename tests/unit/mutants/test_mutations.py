@@ -112,6 +112,12 @@ def test_what_no_test_noticed_once_is_always_tried() -> None:
     assert len(some) == 10 + len(module.once_unnoticed)
 
 
+def test_a_known_mutant_whose_line_has_changed_is_told_and_left_out() -> None:
+    module = Judged(LEASE, (), {}, ["claim: a line of the past => pass"])
+    assert module.changed() == ["claim: a line of the past => pass"]
+    assert sample(module, 0, 0) == []
+
+
 def test_equivalent_mutants_are_skipped_and_missing_ones_are_errors() -> None:
     everything = Judged(LEASE, (), {}).mutants()
     name = everything[0].name

@@ -17,20 +17,16 @@ from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
 from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
+from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
-from gracepoint.checkpoint.planning.write_plan import WritePlan, part_of
+from gracepoint.checkpoint.planning.write_plan import part_of
 from gracepoint.checkpoint.saving import state_comparison
 from gracepoint.checkpoint.transfer.device_to_host import compile_slices
-from gracepoint.checkpoint.transfer.host_snapshot import (
-    HostSnapshot,
-    Priorities,
-    Specs,
-    ask_priorities,
-    snapshot_bytes,
-)
+from gracepoint.checkpoint.transfer.host_snapshot import ask_priorities
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot, Priorities, Specs, snapshot_bytes
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
@@ -129,7 +125,7 @@ class SavePlanner:
             several = self._gang.process_count > 1
             mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
         state_comparison.check(mine, gang=self._gang, key=key)
-        if in_background:
+        if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)
             self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
             self._reserve(prepared, priorities)
@@ -173,7 +169,9 @@ class SavePlanner:
 
     def _reserve(self, prepared: PreparedSave, priorities: Priorities) -> HostSnapshot:
         if prepared.snapshot is None:
-            prepared.snapshot = HostSnapshot(prepared.specs, prepared.plan, priorities)
+            prepared.snapshot = HostSnapshot(
+                prepared.specs, prepared.plan, priorities, shared=self._options.writer not in IN_THREADS
+            )
         return prepared.snapshot
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:

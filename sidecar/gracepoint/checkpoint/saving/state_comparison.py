@@ -21,8 +21,8 @@ import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes
+from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.planning.shard_holders import processes_with
-from gracepoint.checkpoint.planning.write_plan import WritePlan
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointError
 from gracepoint.process_group import ProcessGroup
