@@ -17,7 +17,7 @@ CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts test test-unit test-contract test-fast test-cluster test-workloads mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,6 +99,9 @@ changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
 	$(PY) -m gracepoint_operator.signals --write docs/signals.md
+
+docs: $(STAMP) ## Builds the documentation's site in build/site, which works from a disk; links are checked.
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's image contains, with hashes, from constraints.txt.
 	$(PY) -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url \

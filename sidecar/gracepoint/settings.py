@@ -67,6 +67,7 @@ class Settings:
     keep_last: int = 3
     keep_every_steps: int = 0  # 0: no steps are kept for that reason
     keep_for_s: float = 0.0  # 0: no steps are kept for that reason
+    writer: str | None = None  # who writes saves: thread, worker, or the path of a keeper's socket; None: thread
     host_memory_limit_bytes: int | None = None  # for snapshots, in each process; None: all that is free
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
     unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
@@ -201,6 +202,12 @@ def _number(low: float, *, above: bool = False) -> Reader:
     return read
 
 
+def _writer(name: str, value: str) -> str:
+    if value not in ("thread", "worker") and not value.startswith("/"):
+        raise SettingsError(f"{name}: expected thread, worker, or the path of a keeper's socket, found {value!r}")
+    return value
+
+
 def _https_url(name: str, value: str) -> str:
     parts = urllib.parse.urlsplit(value)
     if parts.scheme != "https" or not parts.hostname:
@@ -265,6 +272,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.KEEP_LAST: ("keep_last", _integer(1)),
     Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
     Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
+    Env.WRITER: ("writer", _writer),
     Env.HOST_MEMORY_LIMIT_BYTES: ("host_memory_limit_bytes", _integer(1)),
     Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),
     Env.UNSAVED_EXIT_CODE: ("unsaved_exit_code", _exit_code),

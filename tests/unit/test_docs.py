@@ -102,6 +102,7 @@ def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
         ("room of the library", "sidecar/gracepoint"),
         ("room of `checkpoint`", "sidecar/gracepoint/checkpoint"),
         ("room of the operator", "operator/gracepoint_operator"),
+        ("room of the command line", "operator/gracepoint_cli"),
     ):
         table = page.partition(f"| {heading}")[2].partition("\n\n")[0]
         named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}

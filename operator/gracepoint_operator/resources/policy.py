@@ -64,6 +64,14 @@ class CloudMetadata(StrEnum):
     AUTO = "Auto"
 
 
+class SaveWriter(StrEnum):
+    """Who writes the saves of a training process."""
+
+    THREAD = "Thread"
+    WORKER = "Worker"
+    KEEPER = "Keeper"
+
+
 class Training(Model):
     """Which part of the JobSet trains."""
 
@@ -126,6 +134,10 @@ class Checkpoint(Model):
     """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
     keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
+    writer: SaveWriter = SaveWriter.THREAD
+    """Who writes saves: threads of the training process (Thread), a second process in the training container, which
+    finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
+    whole training container is killed (Keeper)."""
 
     @field_validator("directory")
     @classmethod

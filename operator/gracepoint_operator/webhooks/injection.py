@@ -19,6 +19,8 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
 from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.resources.policy import SaveWriter
+from gracepoint_operator.webhooks.keeper_sidecar import inject_keeper
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
@@ -39,11 +41,16 @@ YIELDING = frozenset(
         Env.STALL_AFTER_S,
         Env.STALL_ACTION,
         Env.METADATA,
+        Env.WRITER,
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
         names.ENV_GCS_ENDPOINT,
     }
 )
+
+
+# Empty: the library's default.
+_WRITERS = {SaveWriter.THREAD: "", SaveWriter.WORKER: "worker", SaveWriter.KEEPER: names.KEEPER_SOCKET}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,8 @@ def inject_workload(
         # Identity first: $(NAME) in a value refers only to variables that come before it.
         environment = [*identity, *({"name": k, "value": str(v)} for k, v in constants.items())]
         _inject_template(member, policy_name, environment)
+        if policy.checkpoint.writer is SaveWriter.KEEPER:
+            inject_keeper(member.template["spec"], member.container)
         offset += member.processes
     return made
 
@@ -160,6 +169,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.SAVE_EVERY_S: policy.checkpoint.every_seconds,
         Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
         Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
+        Env.WRITER: _WRITERS[policy.checkpoint.writer],
     }
     unless_default = {
         Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),

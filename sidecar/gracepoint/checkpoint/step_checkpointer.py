@@ -2,9 +2,7 @@
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
 the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
-process 0 those that delete trash (``cleanup``) and renew the lease (``lease``).
-
-Every wait for another process has a timeout.
+process 0 those that delete trash (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -326,6 +324,7 @@ class StepCheckpointer:
             self._committed.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
         finally:
+            self.executor.close()
             self.access.release()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
@@ -334,6 +333,7 @@ class StepCheckpointer:
         If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
         """
         self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.executor.close()
         self.access.release()
 
     def _learn(self, way: Way) -> None:

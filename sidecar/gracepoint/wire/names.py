@@ -18,6 +18,10 @@ TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 
+#: Where the trainer and the keeper of a pod meet: a volume that both mount, and the keeper's socket in it.
+KEEPER_DIRECTORY = "/var/run/gracepoint.dev"
+KEEPER_SOCKET = f"{KEEPER_DIRECTORY}/keeper.sock"
+
 #: Exit codes if the policy names none. From 3 to 125, as shells, Python and runtimes use 0 to 2 and 126 to 255.
 DEFAULT_SAVED_EXIT_CODE = 77
 DEFAULT_UNSAVED_EXIT_CODE = 78
@@ -92,6 +96,7 @@ class Env:
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
+    WRITER = "GRACEPOINT_WRITER"  # thread, worker, or the path of a keeper's socket; absent: thread
     HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # for snapshots; absent: all that is free
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"

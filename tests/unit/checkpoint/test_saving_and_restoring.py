@@ -146,7 +146,9 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts: made.append(parts))
+    monkeypatch.setattr(
+        "gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts, **_: made.append(parts)
+    )
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []
     engine(tmp_path).prepare(small_state())

@@ -1,4 +1,4 @@
-"""What a process writes of a save beside the values of arrays: metadata, host state, and its part of the manifest."""
+"""What a process writes of a save beside the values of arrays: metadata and host state."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 
 from gracepoint.checkpoint.format import host_state, layout
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import ManifestPart, file_of
-from gracepoint.checkpoint.planning.write_plan import WritePlan
 from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
-from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.write_job import WrittenFiles
 from gracepoint.process_group import ProcessGroup
 
 
@@ -54,21 +50,6 @@ def small_files(
         if is_in_parts(prepared, temporary):
             files[layout.CHUNK_WRITERS] = prepared.chunk_writers
     return files | _of_items(temporary, item, gang, values) if item else files
-
-
-def write_part(
-    folder: StoragePath, item: str, process_index: int, plan: WritePlan, written: WrittenFiles
-) -> WrittenFiles:
-    """Writes a process's part of the manifest durably. Returns what is left for its done-record."""
-    mine = {layout.in_item(item, chunk.file): chunk.leaf for chunk in plan.chunks if chunk.mine}
-    part = ManifestPart({path: file for path, file in written.files.items() if path in mine}, written.values)
-    data, name = part.to_bytes(), layout.manifest_part(process_index)
-    (folder / name).put(data)
-    files = {path: file for path, file in written.files.items() if path not in mine}
-    # Other processes have copies of these chunks, which the commit compares.
-    compared = [path for path, leaf in mine.items() if leaf in plan.copied]
-    values = {path: part.values[path] if path in part.values else part.files[path].crc32 for path in compared}
-    return WrittenFiles(files | {name: file_of(data)}, values, written.copies, written.chunk_bytes)
 
 
 def _of_items(temporary: Temporary, item: str, gang: ProcessGroup, values: Mapping[str, Any]) -> dict[str, bytes]:

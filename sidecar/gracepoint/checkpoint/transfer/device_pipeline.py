@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Shard
+from gracepoint.checkpoint.planning.chunks import Shard
 from gracepoint.checkpoint.transfer.device_to_host import Pull, device_of, pulls_of, start
 
 #: Default bound on the bytes in transfer from one or two devices at once. It is enough to keep the links busy.

@@ -28,7 +28,7 @@ from gracepoint import machine
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.transfer.array_view import as_it_lies
 
 logger = logging.getLogger(__name__)

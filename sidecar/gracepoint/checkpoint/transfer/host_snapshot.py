@@ -24,67 +24,31 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint import machine
-from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.pytree import Leaf
-from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, aligned_empty
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax_objects import priority_of
-from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
-from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
+from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.transfer.device_pipeline import Devices, transfers
 from gracepoint.checkpoint.transfer.device_threads import merged
 from gracepoint.checkpoint.transfer.device_to_host import Pull, in_place, is_far, values_of
+from gracepoint.checkpoint.transfer.snapshot_memory import LATER, HostSnapshot, Priorities, Specs, by_priority
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-Specs = Sequence[ArraySpec | None]
-#: Priorities by the index of the leaf. Leaves that are not in it are copied before the save returns.
-Priorities = Mapping[int, TransferPriority]
 
-# Chunks of at least this size are aligned for direct I/O, so that they are written without a copy. The padding is
-# small compared to their size.
-_ALIGNED_BYTES = 1 << 18
 # Seconds for the copies from devices before a save returns. A link with 1 GB/s copies the memory of eight devices.
 _COPY_TIMEOUT_S = 900.0
 
 _Piece = tuple[Chunk, npt.NDArray[Any]]
-
-
-class HostSnapshot:
-    """One reserved buffer for each chunk that is copied before a save returns. It holds one state at a time.
-
-    Attributes:
-        priorities: The priorities that the buffers were reserved for.
-    """
-
-    def __init__(self, specs: Specs, plan: WritePlan, priorities: Priorities) -> None:
-        """Reserves memory. ``specs`` and ``plan`` are those of ``Transfer``."""
-        self.priorities = priorities
-        self._buffers = {}
-        for shard in _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]:
-            spec = specs[shard.leaf]
-            assert spec is not None
-            for chunk in shard.chunks:
-                alignment_bytes = ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
-                buffer = aligned_empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
-                self._buffers[chunk.file] = buffer
-        with Copies(machine.available_cores()) as copies:  # numpy.zeros would leave the first touch to the first copy
-            for buffer in self._buffers.values():
-                copies.zero(buffer)
-
-    def buffer(self, chunk: Chunk) -> npt.NDArray[Any]:
-        """Returns the memory for the values of ``chunk``, in the type that is stored."""
-        return self._buffers[chunk.file]
 
 
 @dataclasses.dataclass
@@ -105,6 +69,7 @@ class Transfer:
         plan: WritePlan,
         options: WriteOptions,
         snapshot: HostSnapshot | None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Copies into ``snapshot`` what the options ask for. After that, these leaves may be donated.
 
@@ -115,6 +80,7 @@ class Transfer:
             options: The options of the save.
             snapshot: Memory that was reserved for the same form of state and plan, and for the priorities of this
                 save. None: everything stays on the devices until it is written.
+            deadline: When the copies into ``snapshot`` must have ended. None: the time that a link may need.
         """
         self._specs = specs
         self._paths = [leaf.path for leaf in leaves]
@@ -133,9 +99,9 @@ class Transfer:
         if snapshot is None:
             self._left = [list(plan.shards)]
             return
-        by_priority = _by_priority(plan, snapshot.priorities)
-        self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes))
-        self._left = [by_priority[priority] for priority in _LATER if by_priority[priority]]
+        shards_of = by_priority(plan, snapshot.priorities)
+        self._copy(shards_of[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes), deadline)
+        self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
         left = {shard.leaf for shards in self._left for shard in shards}
         if options.device_host_max_bytes is not None:
             logger.info(
@@ -217,7 +183,9 @@ class Transfer:
             self._taken.update((chunk.file, taken) for chunk in pull.chunks)
         return True
 
-    def _copy(self, shards: Sequence[Shard], snapshot: HostSnapshot, limit: ByteLimiter) -> None:
+    def _copy(
+        self, shards: Sequence[Shard], snapshot: HostSnapshot, limit: ByteLimiter, deadline: Deadline | None
+    ) -> None:
         far = [shard for shard in shards if shard.leaf in self._far]
         if len(far) < len(shards):
             with Copies() as copies:
@@ -232,7 +200,7 @@ class Transfer:
                 self._transferred(chunk)
         if far:
             makes = [functools.partial(self._copied_from, own, snapshot, limit) for own in self._devices.split(far)]
-            deadline = Deadline.after(_COPY_TIMEOUT_S, time.monotonic)
+            deadline = deadline or Deadline.after(_COPY_TIMEOUT_S, time.monotonic)
             # Joined, as the threads write to the snapshot, which the next save fills again.
             with contextlib.closing(merged(makes, deadline, join=True)) as pieces:
                 for chunk, buffer in pieces:
@@ -279,19 +247,3 @@ def ask_priorities(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
         index: priority_of(options.callback.key_priority(leaves[index].path), leaves[index].name)
         for index in dict.fromkeys(shard.leaf for shard in plan.shards)
     }
-
-
-def snapshot_bytes(plan: WritePlan, priorities: Priorities) -> int:
-    """Returns the size of the snapshot's buffers in bytes."""
-    shards = _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]
-    return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
-
-
-_LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
-
-
-def _by_priority(plan: WritePlan, priorities: Priorities) -> dict[TransferPriority, list[Shard]]:
-    found: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
-    for shard in plan.shards:
-        found[priorities.get(shard.leaf, TransferPriority.SYNCHRONOUS)].append(shard)
-    return found

@@ -30,7 +30,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.writing.write_crew import Finish, WriteCrew, threads_for

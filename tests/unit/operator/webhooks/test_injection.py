@@ -39,7 +39,13 @@ def test_every_variable_of_the_wire_is_set() -> None:
     wanted -= {Env.HOST_MEMORY_LIMIT_BYTES}  # the container's own business
     policy = policy_spec(
         cloudMetadata=["Auto"],
-        checkpoint={"directory": "/c", "everySeconds": 600, "keepEverySteps": 10, "keepForSeconds": 60},
+        checkpoint={
+            "directory": "/c",
+            "everySeconds": 600,
+            "keepEverySteps": 10,
+            "keepForSeconds": 60,
+            "writer": "Worker",
+        },
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
     )
