@@ -14,10 +14,10 @@ FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not lo
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
-CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
+CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,10 @@ test-fast: check ## Checks and the tests that need neither the cluster nor sever
 
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) $(CLUSTER)
+
+test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
+	$(PY) -m tests.testcluster build --parts trainer kueue
+	$(PYTEST) -n 0 -v -m controllers tests/cluster
 
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)

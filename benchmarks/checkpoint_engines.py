@@ -60,7 +60,7 @@ class Gracepoint:
         self._checkpointer.executor.background.wait_until_finished(_TIMEOUT_S)
 
     def restore(self, step: int, like: Any) -> Any:
-        restored = self._checkpointer.restore(like, step=step, timeout_s=_TIMEOUT_S)
+        restored = self._checkpointer.restorer.restore(like, step=step, timeout_s=_TIMEOUT_S)
         if restored is None:
             raise RuntimeError(f"step {step} of {self._root} is not there, expected what was just saved")
         return restored.state

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gang_scale_epochs import RUN_AHEAD, STEP_S, Epoch, Times
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import Agreement, StoreGang, agreement
+from gracepoint.multihost import Agreement, StoreGang, timekeeper
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Opened, Retracted
 from gracepoint.multihost.protocol import Verdict
 from gracepoint.multihost.store import JaxStore
@@ -261,7 +261,7 @@ def main() -> None:
     threading.stack_size(256 << 10)
     sys.setswitchinterval(0.5)  # every thread that waits for the interpreter's lock wakes up so often
     address, first, here, count = sys.argv[1], *map(int, sys.argv[2:5])
-    agreement._LOOK_EVERY_S = max(0.5, count / 1000)  # these looks ask nobody, and here two cores do them for all
+    timekeeper._LOOK_EVERY_S = max(0.5, count / 1000)  # these looks ask nobody, and here two cores do them for all
     worker = Worker(address, first, here, count, sys.argv[5])
     print(json.dumps({"connected_s": worker.connected_s}), flush=True)
     for line in sys.stdin:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import queue
 import secrets
 import subprocess
@@ -34,6 +33,7 @@ import psutil
 import trustme
 
 from benchmarks import notice_cluster, notice_gang, report
+from benchmarks.clients import start_client
 from benchmarks.notice_api import api_server, process
 from benchmarks.notice_results import Measured, figures
 from gracepoint_operator.kube.client import KubeClient
@@ -44,7 +44,6 @@ _CLIENT_PROCESSES = 4
 _CONNECT_TIMEOUT_S = 400.0
 _TOLD_TIMEOUT_S = 60.0
 _SETTLED_S = 3.0  # what subscribing, or the notice before, cost is over
-_ROOT = Path(__file__).parents[1]
 
 
 class Word(NamedTuple):
@@ -181,17 +180,7 @@ def _clients(folder: Path, gang: Sequence[notice_gang.Member], url: str, ca: str
                 }
                 for member in gang[part::_CLIENT_PROCESSES]
             ]
-            path = folder / f"clients-{part}.json"
-            path.write_text(json.dumps(members))
-            with log.open("a") as sink:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.notice_clients", str(path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=sink,
-                    text=True,
-                    cwd=_ROOT,
-                )
+            child = start_client("benchmarks.notice_clients", members, folder / f"clients-{part}.json", log)
             running.append(child)
             threading.Thread(target=_read, args=(child, words, connected), daemon=True).start()
         for _ in running:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,12 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from benchmarks.clients import start_client
 from benchmarks.operator_scale_cluster import Replica
 from benchmarks.operator_scale_objects import ACCOUNT, Gang, uid_of
 from gracepoint.wire.names import TOKEN_AUDIENCE
 from tests.testcluster.shell import wait_until
 
-_ROOT = Path(__file__).parents[1]
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
 _CLIENT_PROCESSES = 2
 _TOKEN_S = 3_600
@@ -143,17 +142,7 @@ def open_clients(
     try:
         for part in range(_CLIENT_PROCESSES):
             given = {"ca": ca, "ports": [item.https for item in replicas], "clients": entries[part::_CLIENT_PROCESSES]}
-            path = folder / f"clients-{part}.json"
-            path.write_text(json.dumps(given))
-            with log.open("a") as sink:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.operator_scale_clients", str(path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=sink,
-                    text=True,
-                    cwd=_ROOT,
-                )
+            child = start_client("benchmarks.operator_scale_clients", given, folder / f"clients-{part}.json", log)
             children.append(child)
             threading.Thread(target=clients.read, args=(child,), daemon=True).start()
         yield clients

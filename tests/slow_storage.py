@@ -43,9 +43,9 @@ class SlowStorage:
         self._write: Callable[..., int] = PosixBackend.write_large
         set_attribute(PosixBackend, "write_large", staticmethod(self._write_slowly))
 
-    def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], *, direct: bool) -> int:
+    def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], **named: Any) -> int:
         if self.only not in str(path):
-            return self._write(path, data, buffer, go_on, direct=direct)
+            return self._write(path, data, buffer, go_on, **named)
         self.asked.set()
         with self._gate:
             passed_bytes, last_s = 0.0, time.monotonic()
@@ -59,4 +59,4 @@ class SlowStorage:
                 now_s = time.monotonic()
                 passed_bytes += (now_s - last_s) * self.bytes_per_s
                 last_s = now_s
-        return self._write(path, data, buffer, go_on, direct=direct)
+        return self._write(path, data, buffer, go_on, **named)

@@ -38,6 +38,9 @@ log = logging.getLogger("gracepoint_operator")
 
 _SHORTEST_TOKEN = 16
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+#: A thread that wants to run Python waits for another one at most so long. With the default of 5 ms, a decision that
+#: needs the API server or another loop can wait for each of the others in turn.
+_THREADS_TAKE_TURNS_S = 0.001
 #: So soon it is noticed that a thread failed.
 _LOOK_S = 0.5
 #: The servers' last writes come after it, in 15 s for all.
@@ -49,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     configure(given.log_format)
     gc_schedule.restrain()
+    sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
     metrics = Metrics()
     try:
         own_rows = () if given.signals is None else read_own_rows(given.signals)

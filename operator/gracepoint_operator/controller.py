@@ -60,6 +60,7 @@ from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
+from gracepoint_operator.recording.stall_recorder import StallRecorder
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
@@ -134,6 +135,9 @@ class Controller:
         self.notifier = Notifier(
             self.cache, self.subscribers, self._acknowledgements, self._preemption_writer, metrics, clock
         )
+        self._stall_recorder = StallRecorder(
+            api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
+        )
         self.reports = ReportHandler(
             api,
             self.cache,
@@ -141,6 +145,7 @@ class Controller:
             self._acknowledgements,
             self._preemption_writer,
             self._policy_writer,
+            self._stall_recorder,
             metrics,
             clock,
         )
@@ -221,6 +226,7 @@ class Controller:
             await asyncio.gather(
                 self._preemption_writer.close(_LAST_WRITES_S),
                 self._policy_writer.close(_LAST_WRITES_S),
+                self._stall_recorder.close(_LAST_WRITES_S),
                 self._request_writer.close(_LAST_WRITES_S),
                 self._first_seen_writer.close(_LAST_WRITES_S),
             )
@@ -236,8 +242,9 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if found.kind is kinds.PREEMPTIONS and affected:
-            self._follow(found)
+        if found.kind is kinds.PREEMPTIONS and self.cache.versions.of(found.uid) == found.version:
+            # Also if nothing is new: the record may lack what is known here.
+            self._follow(found, is_new=bool(affected))
         self._note_policy(found, policy_before)
         self._decide_soon(affected)
 
@@ -261,17 +268,19 @@ class Controller:
         # UIDs are unique across kinds, so this does nothing for an object of another kind.
         self.subscribers.forget(uid)  # a pod
         self._policy_writer.forget(uid)  # a workload
+        self._stall_recorder.forget(uid)
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])
             self._request_writer.forget(place[1:])
         return self.cache.drop(uid, version)
 
-    def _follow(self, found: ObjectReading) -> None:
+    def _follow(self, found: ObjectReading, *, is_new: bool) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
         epoch = self.cache.preemptions.epochs.get(found.key)
         if epoch is not None and isinstance(found.value, PreemptionRecord):
-            self.notifier.tell(epoch)
+            if is_new:
+                self.notifier.tell(epoch)
             self._preemption_writer.follow(found.value)
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
@@ -325,10 +334,11 @@ class Controller:
             if self.ready:
                 self._decisions.add_due()
                 self._decisions.add(self._decider.held_back)
+                self._answer_homeless()
                 joined, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in joined:
                     self._decider.tell_hints(workload_uid)
-                self._answer_homeless()
+                    await asyncio.sleep(0)  # after the loss of a replica these are all workloads
 
     def _answer_homeless(self) -> None:
         for request in self.cache.homeless_requests():

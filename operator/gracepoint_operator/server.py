@@ -31,7 +31,7 @@ from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.gc_schedule import collect_between_notices
+from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -222,7 +222,7 @@ class Server:
                 self._canary_task = tasks.create_task(
                     self._canary.run(host, self.https_port, self._server_name), name="canary"
                 )
-            tasks.create_task(collect_between_notices(self._is_quiet), name="collector")
+            tasks.create_task(collect_in_portions(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the controller accepts objects from its first step on
             self._listening.set()
 

@@ -17,11 +17,14 @@ from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_STALL_AFTER_S,
     DEFAULT_UNSAVED_EXIT_CODE,
     ENV_JOB_COMPLETION_INDEX,
     ENV_PREFIX,
     METADATA_AUTO,
     METADATA_CLOUDS,
+    STALL_REPORT,
+    STALL_RESTART,
     TOKEN_FILE,
     Env,
 )
@@ -55,6 +58,7 @@ class Settings:
     token_file: str = TOKEN_FILE
     # What else is watched.
     metadata: tuple[str, ...] = ()  # some of METADATA_CLOUDS, or METADATA_AUTO alone
+    gce_notice_s: float = 0.0  # how long before its end GCE announces a preemption, beside the usual time
     # The policy.
     policy: str | None = None
     directory: str | None = None
@@ -63,12 +67,15 @@ class Settings:
     keep_last: int = 3
     keep_every_steps: int = 0  # 0: no steps are kept for that reason
     keep_for_s: float = 0.0  # 0: no steps are kept for that reason
+    writer: str | None = None  # who writes saves: thread, worker, or the path of a keeper's socket; None: thread
     host_memory_limit_bytes: int | None = None  # for snapshots, in each process; None: all that is free
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
     unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
     grace_period_s: float = 30.0  # Kubernetes' own default
     margin: float = 1.25
     head_start_s: float = DEFAULT_HEAD_START_S  # a save begins that long before the deadline at the latest
+    stall_after_s: float = DEFAULT_STALL_AFTER_S  # 0: nothing is watched
+    stall_action: str = STALL_REPORT
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -133,7 +140,11 @@ class Settings:
         Raises:
             SettingsError: A setting that it is computed from is missing.
         """
-        pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
+        if self.coordinator_job is None and self.replicated_job is None:
+            # A Job by itself. Its pods have the host names <job>-<completion index>.
+            pod = f"{self.required('jobset_name')}-0"
+        else:
+            pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
         return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
 
     def required(self, field: str, *, because: str | None = None) -> Any:
@@ -191,6 +202,12 @@ def _number(low: float, *, above: bool = False) -> Reader:
     return read
 
 
+def _writer(name: str, value: str) -> str:
+    if value not in ("thread", "worker") and not value.startswith("/"):
+        raise SettingsError(f"{name}: expected thread, worker, or the path of a keeper's socket, found {value!r}")
+    return value
+
+
 def _https_url(name: str, value: str) -> str:
     parts = urllib.parse.urlsplit(value)
     if parts.scheme != "https" or not parts.hostname:
@@ -212,6 +229,15 @@ def _clouds(name: str, value: str) -> tuple[str, ...]:
             f"found {value!r}"
         )
     return found
+
+
+def _one_of(*words: str) -> Reader:
+    def read(name: str, value: str) -> str:
+        if value not in words:
+            raise SettingsError(f"{name}: expected {' or '.join(words)}, found {value!r}")
+        return value
+
+    return read
 
 
 _exit_code = _integer(3, 125)
@@ -238,6 +264,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.CA_CERTIFICATE: ("ca_certificate", _pem),
     Env.TOKEN_FILE: ("token_file", _text),
     Env.METADATA: ("metadata", _clouds),
+    Env.GCE_NOTICE_S: ("gce_notice_s", _number(0)),
     Env.POLICY: ("policy", _text),
     Env.DIRECTORY: ("directory", _text),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
@@ -245,12 +272,15 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.KEEP_LAST: ("keep_last", _integer(1)),
     Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
     Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
+    Env.WRITER: ("writer", _writer),
     Env.HOST_MEMORY_LIMIT_BYTES: ("host_memory_limit_bytes", _integer(1)),
     Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),
     Env.UNSAVED_EXIT_CODE: ("unsaved_exit_code", _exit_code),
     Env.GRACE_PERIOD_S: ("grace_period_s", _number(0, above=True)),
     Env.MARGIN: ("margin", _number(1)),
     Env.HEAD_START_S: ("head_start_s", _number(0)),
+    Env.STALL_AFTER_S: ("stall_after_s", _number(0)),
+    Env.STALL_ACTION: ("stall_action", _one_of(STALL_REPORT, STALL_RESTART)),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

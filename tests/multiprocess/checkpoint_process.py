@@ -257,7 +257,7 @@ def do_background(engine: StepCheckpointer, gang: ProcessGroup, root: str, step:
 
 def do_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     expected = with_keys(make_state(int(step)), int(step))
-    restored = engine.restore(with_keys(make_state(0), 0), timeout_s=30)
+    restored = engine.restorer.restore(with_keys(make_state(0), 0), timeout_s=30)
     assert restored is not None
     assert restored.step == int(step), restored.step
     assert_same_here(restored.state, expected)
@@ -265,7 +265,7 @@ def do_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: st
 
 
 def do_restore_without_keys(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
-    restored = engine.restore(make_state(0), timeout_s=30)
+    restored = engine.restorer.restore(make_state(0), timeout_s=30)
     assert restored is not None
     assert_same_here(restored.state, make_state(int(step)))
     print(f"restored {restored.step}, by Orbax: {restored.by_orbax}", flush=True)

@@ -124,7 +124,7 @@ def do_die_before_commit(engine: StepCheckpointer, step: int) -> None:
 
 
 def do_restore(engine: StepCheckpointer, step: int) -> None:
-    restored = engine.restore(make_state(0), timeout_s=TIMEOUT_S)
+    restored = engine.restorer.restore(make_state(0), timeout_s=TIMEOUT_S)
     assert restored is not None
     assert restored.step == step
     mark(f"committed {step}")

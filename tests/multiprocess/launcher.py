@@ -213,6 +213,16 @@ class Processes:
         self._port.close()
         self._logs.cleanup()
 
+    def wait_for_any_line(self, indices: Sequence[int], text: str, timeout_s: float = 60) -> int:
+        """Returns which of these processes is the first to print a line that contains ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for index in indices:
+                if text in self[index].output:
+                    return index
+            time.sleep(0.05)
+        raise AssertionError(f"none of {indices} printed {text!r} within {timeout_s} s:\n{self.output()}")
+
     def output(self) -> str:
         """What all have printed, each under its own heading."""
         return "\n".join(f"--- process {i}\n{p.output}" for i, p in enumerate(self._processes))

@@ -51,7 +51,7 @@ def main(directory: str) -> None:
         print("there is no memory for a copy", flush=True)
     saved = engine.save(1, state, {}, deadline=Deadline.after(120.0, time.monotonic), on_stage=print)
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    restored = engine.restore(state, timeout_s=120.0)
+    restored = engine.restorer.restore(state, timeout_s=120.0)
     assert restored is not None
     assert bool((restored.state["w"] == state["w"]).all())
     print("saved", saved.bytes, flush=True)

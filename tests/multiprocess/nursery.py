@@ -31,7 +31,7 @@ _PRELOADED = (
     "jax.experimental.multihost_utils",
     "tensorstore",
     "gracepoint.session.session",
-    "gracepoint.checkpoint",
+    "gracepoint.checkpoint.checkpoint_manager",
     "gracepoint.multihost",
 )
 _PACKET_BYTES = 1 << 17

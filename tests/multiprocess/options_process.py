@@ -32,7 +32,7 @@ from gracepoint.checkpoint import (
 )
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
+from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.errors import CheckpointError, SettingsError
 from tests.multiprocess.checkpoint_process import assert_same_here
 from tests.multiprocess.launcher import here
@@ -92,7 +92,7 @@ def check_slices(folder: Path) -> None:
         return start(pull, data, options)
 
     with pytest.MonkeyPatch.context() as patch, AsyncCheckpointer(options=FORMATS["devices"]) as checkpointer:
-        patch.setattr(host_snapshot, "start", noting)
+        patch.setattr(device_pipeline, "start", noting)
         checkpointer.save(folder, {"replicated": make_state()["replicated"]})
         checkpointer.wait_until_finished()
     assert taken == [(2048, 4096)], taken

@@ -27,11 +27,14 @@ class Judged:
         name: Dotted.
         tests: Paths of the tests that judge it, relative to the root.
         equivalent: Names of the mutants that change nothing which can be observed, with the reason of each.
+        once_unnoticed: Names of mutants that no test noticed once. They are always among those that are tried, until
+            their line changes.
     """
 
     name: str
     tests: Sequence[str]
     equivalent: dict[str, str]
+    once_unnoticed: Sequence[str] = ()
 
     @property
     def file(self) -> Path:
@@ -59,6 +62,11 @@ class Judged:
             raise ValueError(f"{JUDGES.name}: {self.name} has no such mutants any more: {sorted(stale)}; remove them")
         return [mutant for mutant in found if mutant.name not in self.equivalent]
 
+    def changed(self) -> list[str]:
+        """Names of mutants that no test noticed once, and that do not exist any more."""
+        names = {mutant.name for mutant in self.mutants()}
+        return [name for name in self.once_unnoticed if name not in names]
+
 
 @functools.cache
 def _mutants(source: str) -> tuple[Mutant, ...]:
@@ -69,18 +77,31 @@ def judged() -> dict[str, Judged]:
     """The decisive modules, by name."""
     tables = tomllib.loads(JUDGES.read_text())
     return {
-        name: Judged(name, table["tests"], {item["mutant"]: item["why"] for item in table.get("equivalent", ())})
+        name: Judged(
+            name,
+            table["tests"],
+            {item["mutant"]: item["why"] for item in table.get("equivalent", ())},
+            table.get("once_unnoticed", ()),
+        )
         for name, table in tables.items()
     }
 
 
 def sample(module: Judged, count: int | None, seed: int) -> list[Mutant]:
-    """The mutants that are tried: the same ones for the same seed and source."""
+    """The mutants that are tried: the same ones for the same seed and source.
+
+    Args:
+        module: The module.
+        count: How many are chosen, beside those that no test noticed once. None: all.
+        seed: Decides which ones.
+    """
     found = module.mutants()
-    if count is None or count >= len(found):
+    known = [mutant for mutant in found if mutant.name in module.once_unnoticed]
+    others = [mutant for mutant in found if mutant.name not in module.once_unnoticed]
+    if count is None or count >= len(others):
         return found
-    chosen = random.Random(f"{seed} {module.name}").sample(found, count)
-    return sorted(chosen, key=lambda mutant: mutant.line)
+    chosen = random.Random(f"{seed} {module.name}").sample(others, count)
+    return sorted([*known, *chosen], key=lambda mutant: mutant.line)
 
 
 def _main() -> int:
@@ -89,6 +110,7 @@ def _main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="dotted names; all decisive ones if none is given")
     parser.add_argument("--sample", type=int, default=30, metavar="N", help="mutants of each module (default: 30)")
     parser.add_argument("--all", action="store_true", help="all mutants of each module")
+    parser.add_argument("--known", action="store_true", help="only the mutants that no test noticed once")
     parser.add_argument("--seed", type=int, default=0, help="which ones are chosen (default: 0)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at the same time (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the mutants, and try none")
@@ -96,8 +118,12 @@ def _main() -> int:
     unknown = sorted(set(options.modules) - modules.keys())
     if unknown:
         parser.error(f"found {', '.join(unknown)}, expected modules of {JUDGES.name}: {', '.join(modules)}")
-    count = None if options.all else options.sample
-    chosen = {name: sample(modules[name], count, options.seed) for name in options.modules or modules}
+    count = 0 if options.known else None if options.all else options.sample
+    sampled = {name: sample(modules[name], count, options.seed) for name in options.modules or modules}
+    chosen = {name: found for name, found in sampled.items() if found}
+    for name in sampled:
+        for changed in modules[name].changed():
+            print(f"{JUDGES.name}: {name} has changed; bring this name up to date or remove it: {changed}")
     if options.list:
         for name, found in chosen.items():
             print(name, *names(found), sep="\n")

@@ -177,6 +177,17 @@ def test_example_jobset_is_admitted_and_finds_its_claim() -> None:
     assert policy["spec"]["checkpoint"]["directory"].startswith(f"{mount}/")
 
 
+def test_example_job_is_admitted_as_the_api_server_hands_it_over() -> None:
+    service, job = yaml.safe_load_all(text(Path("examples/job.yaml")))
+    policy = yaml.safe_load(text(Path("examples/policy.yaml")))
+    job["spec"] |= {"backoffLimit": 6, "podReplacementPolicy": "TerminatingOrFailed"}  # the defaults
+    assert job["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
+    result = release_contract(job, CheckpointPolicy.of(policy).spec)
+    assert not isinstance(result, ContractViolation), result
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+
+
 def settings_rows() -> dict[str, list[str]]:
     """The table of settings: by argument, its other cells."""
     table = text(Path("docs/training-loop.md")).partition("| `attach(...)` |")[2].partition("\n\n")[0]

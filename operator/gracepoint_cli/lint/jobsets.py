@@ -12,7 +12,7 @@ from gracepoint_cli.lint.effects import effects
 from gracepoint_cli.lint.findings import Finding, Severity
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.unreadable import CAUSES, said
-from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_jobset, release_contract
+from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_workload, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
 from gracepoint_operator.webhooks.injected_annotation import overruled
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
@@ -78,7 +78,7 @@ def _check(
         # The path is in each message, as the operator says it.
         found += [Finding(Severity.ERROR, "release-contract", *_split(problem)) for problem in kept.problems]
         return found, []
-    made = inject_jobset(kept.object, under.name, under.spec, _SETTINGS)
+    made = inject_workload(kept.object, under.name, under.spec, _SETTINGS)
     if policy is not None:
         found += [Finding(Severity.WARNING, "at-creation", *_split(text)) for text in warnings(made, policy)]
         if "uid" not in (jobset.get("metadata") or {}):  # a stored JobSet has our own variables

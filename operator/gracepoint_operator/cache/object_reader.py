@@ -14,13 +14,14 @@ from typing import Any
 from gracepoint_operator import signals
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.fields import LONGEST_NAME
 from gracepoint_operator.kube.objects import Node, Pod, read_node
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
@@ -99,7 +100,7 @@ class CacheReader:
             with reading("metadata"):
                 meta = body["metadata"]
                 uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
-                if not (uid and name and all(isinstance(text, str) for text in (uid, name, namespace))):
+                if not (uid and name and all(map(_is_short, (uid, name, namespace)))):
                     return None
                 version = version_of(meta)
         except Unreadable:
@@ -115,6 +116,10 @@ class CacheReader:
         return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
 
 
+def _is_short(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= LONGEST_NAME
+
+
 def _reader_of(known: WorkloadType) -> Callable[[Mapping[str, Any]], Workload]:
     return known.read
 
@@ -124,8 +129,9 @@ def _node_of_claim(body: Mapping[str, Any]) -> str:
 
 
 def _owner_of_kueue_workload(body: Mapping[str, Any]) -> str:
+    # A workload of ours, or what made it (``Workload.queued_as``).
     owners = body["metadata"].get("ownerReferences") or ()
-    return next((str(owner["uid"]) for owner in owners if owner["kind"] in list(BY_NAME)), "")
+    return next((str(owner["uid"]) for owner in owners), "")
 
 
 def _read_preemption(body: Mapping[str, Any]) -> PreemptionRecord | RequestRecord:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.workloads import WorkloadIdentity
 
 Key = tuple[str, str]  # namespace, name
 _K = TypeVar("_K", bound=Hashable)
@@ -29,6 +30,7 @@ class PreemptionStore:
         self.epochs: dict[Key, PreemptionRecord] = {}
         self.requests: dict[Key, RequestRecord] = {}
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
+        self._epochs_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
         self._latest: set[Key] = set()  # at least the epochs of the last period for which ``latest`` was called
@@ -37,7 +39,11 @@ class PreemptionStore:
 
     def put(self, epoch: PreemptionRecord) -> None:
         """Keeps a record. It replaces the record that was known under its name."""
+        before = self.epochs.get(epoch.key)
+        if before is not None and _policy_of(before) != _policy_of(epoch):
+            discard(self._epochs_under, _policy_of(before), epoch.key)
         self.epochs[epoch.key] = epoch
+        self._epochs_under[_policy_of(epoch)].add(epoch.key)
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
         self._summarize(epoch.spec.workload.uid)
         self._latest.add(epoch.key)
@@ -46,10 +52,12 @@ class PreemptionStore:
         else:
             self._under_way.add(epoch.key)
 
-    def join(self, epoch: PreemptionRecord) -> None:
-        """Joins a record from the API server with what is known of it, and keeps the result."""
+    def join(self, epoch: PreemptionRecord) -> bool:
+        """Joins a record from the API server with what is known of it, and keeps the result. Returns if it changed."""
         known = self.epochs.get(epoch.key)
-        self.put(epoch if known is None else known.joined(epoch))
+        joined = epoch if known is None else known.joined(epoch)
+        self.put(joined)
+        return known != joined
 
     def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""
@@ -67,6 +75,7 @@ class PreemptionStore:
         self._latest.discard(key)
         self._unmade_since.pop(key, None)
         discard(self._epochs_of, epoch.spec.workload.uid, key)
+        discard(self._epochs_under, _policy_of(epoch), key)
         self._without_workload &= self._epochs_of.keys()
         return epoch.spec.workload.uid
 
@@ -92,10 +101,15 @@ class PreemptionStore:
             (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
         )
 
-    def requests_for(self, workload: Key) -> tuple[RequestRecord, ...]:
-        """The requests for the workload of that namespace and name, oldest first."""
-        found = (self.requests[key] for key in self._requests_for.get(workload, ()))
-        return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
+    def epochs_under(self, policy: Key) -> list[PreemptionRecord]:
+        """The epochs whose policy has that namespace and name, in no order."""
+        return [self.epochs[key] for key in self._epochs_under.get(policy, ())]
+
+    def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
+        """The requests for the workload of that kind, namespace and name, oldest first."""
+        found = (self.requests[key] for key in self._requests_for.get((workload.namespace, workload.name), ()))
+        mine = (item for item in found if item.spec.workload.kind == workload.kind)
+        return tuple(sorted(mine, key=lambda item: (item.created_at, item.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
         """The workloads with an epoch under way."""
@@ -135,6 +149,10 @@ class PreemptionStore:
         for epoch in epochs:
             if epoch.phase.ended and epoch.key not in whole:
                 self.epochs[epoch.key] = epoch.summary()
+
+
+def _policy_of(epoch: PreemptionRecord) -> Key:
+    return (epoch.namespace, epoch.spec.policy.name)
 
 
 def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

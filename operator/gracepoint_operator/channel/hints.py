@@ -31,7 +31,7 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
     if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
         return []
     found = []
-    for pod in gang.members if gang.marks else ():
+    for pod in gang.suspects if gang.marks else ():
         bound_at = gang.bound_at.get(pod.uid)
         for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ())):
             if signal.confidence is not Confidence.HINT or not gang.policy.spec.counts(signal.kind):
@@ -62,11 +62,11 @@ class HintNotifier:
         else:
             self._hinted.discard(gang.workload_uid)
         marks = {signal.mark for signal in found}
-        names = {pod.uid for pod in gang.members}
+        uids = {pod.uid for pod in gang.members}
         for subscriber in self._subscribers.of_workload(gang.workload_uid):
             subscriber.hinted &= marks  # a sign that goes away and comes again is told again
             new = [signal for signal in found if signal.mark not in subscriber.hinted]
-            if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in names:
+            if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in uids:
                 subscriber.hinted |= {signal.mark for signal in new}
                 subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST])))
                 log.info("hint", extra=about(pod=subscriber.hello.pod_name, signal=new[0].text, hints=len(new)))

@@ -1,4 +1,4 @@
-"""Handles the messages of gangs: acknowledgements, reports, forecasts, resumptions.
+"""Handles the messages of gangs: acknowledgements, reports, forecasts, resumptions, stalls.
 
 Everything here runs on the controller's event loop, each message in the task of its request. A message waits for the
 API server only if it names a preemption that is not known here. The last report of a gang also waits shortly until it
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tenacity
 
-from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption
+from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Stall
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.fresh_looks import look_afresh
@@ -30,6 +30,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.recording.stall_recorder import StallRecorder
 from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ReportHandler:
         acknowledgements: Keeps which pods this replica told, and which acknowledged.
         preemption_writer: Writes preemptions to the API server.
         policy_writer: Writes what gangs forecast.
+        stalls: Records gangs that make no progress.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
     """
@@ -65,6 +67,7 @@ class ReportHandler:
         acknowledgements: AcknowledgementLog,
         preemption_writer: PreemptionWriter,
         policy_writer: PolicyWriter,
+        stalls: StallRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -74,10 +77,11 @@ class ReportHandler:
         self._acknowledgements = acknowledgements
         self._preemption_writer = preemption_writer
         self._policy_writer = policy_writer
+        self._stalls = stalls
         self._metrics = metrics
         self._clock = clock
 
-    async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption) -> None:
+    async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall) -> None:
         """Handles a message of a running pod.
 
         Raises:
@@ -92,6 +96,8 @@ class ReportHandler:
                 self._policy_writer.forecast(message)
             case Resumption():
                 self._resumed(pod, message)
+            case Stall():
+                self._stalls.take(pod, message)
 
     def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
         now = self._clock()
@@ -126,6 +132,7 @@ class ReportHandler:
             await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
+        self._stalls.resumed(message.workload_uid)
         # The gang may already be disrupted again, in another epoch.
         epochs = self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace)
         left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
@@ -163,6 +170,9 @@ class ReportHandler:
         for it shortly.
         """
         key = (pod.namespace, name)
+        known = self._cache.preemptions.epochs.get(key)
+        if known is not None and known.spec.workload.uid == pod.workload_uid:
+            return known  # at once: all pods of a gang acknowledge at about the same time
         soon = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.NotFound),
             wait=tenacity.wait_fixed(_OTHER_REPLICA_POLL_S),

@@ -27,9 +27,10 @@ from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
 from gracepoint.wire.frames import Frame, Hello
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Subscription
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Stall, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
+from gracepoint_operator.channel.loop_calls import LoopCalls
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
 from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, nothing
@@ -50,7 +51,7 @@ _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
 _Result = TypeVar("_Result")
-_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption)
+_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, Stall)
 
 
 class Channel:
@@ -78,12 +79,13 @@ class Channel:
         self._replica = replica
         self._trust = trust
         self.is_canary: Callable[[str, Subscriber], bool] = lambda authorization, subscriber: False
-        self._core_loop: asyncio.AbstractEventLoop | None = None
+        self._core: LoopCalls | None = None
+        self._streams: LoopCalls | None = None
         self._keep: Callable[[web.Request], None] = lambda request: None
 
     def settle(self, core_loop: asyncio.AbstractEventLoop) -> None:
         """Sets the controller's event loop. Until then every request is refused with 503."""
-        self._core_loop = core_loop
+        self._core = LoopCalls(core_loop)
 
     async def release_subscribers(self) -> None:
         """Ends all streams, so that the pods connect to the other replica at once."""
@@ -102,12 +104,13 @@ class Channel:
         app.router.add_post(names.PATH_REPORT, self._report)
         app.router.add_post(names.PATH_FORECAST, self._forecast)
         app.router.add_post(names.PATH_RESUMPTION, self._resumption)
+        app.router.add_post(names.PATH_STALL, self._stall)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
         subscriber = None
         try:
             hello = await _read(request, Subscription)
-            subscriber = Subscriber(hello)
+            subscriber = Subscriber(hello, self._here())
             await self._on_core(self._admit_subscriber(_authorization(request), subscriber))
             self._keep(request)
             return await self._serve(request, subscriber)
@@ -169,6 +172,9 @@ class Channel:
     async def _resumption(self, request: web.Request) -> web.Response:
         return await self._take(request, Resumption)
 
+    async def _stall(self, request: web.Request) -> web.Response:
+        return await self._take(request, Stall)
+
     async def _take(self, request: web.Request, kind: type[_FromSession]) -> web.Response:
         """Handles a message of a session that has subscribed before."""
         try:
@@ -224,17 +230,22 @@ class Channel:
         self._subscribers.close()
 
     async def _on_core(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs ``work`` on the controller's loop. If the request is cancelled, so is the work."""
-        if self._core_loop is None:
+        """Runs ``work`` on the controller's loop, after what was handed over before. A cancelled request cancels it."""
+        if self._core is None:
             work.close()
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._core_loop))
+        return await self._core.run(work, self._here())
 
     def _post(self, work: Callable[[], None]) -> None:
         """Runs ``work`` on the controller's loop, after everything that was handed over before."""
-        if self._core_loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._core_loop.call_soon_threadsafe(work)
+        if self._core is not None:
+            self._core.post(work)
+
+    def _here(self) -> LoopCalls:
+        """Calls on the loop of the requests."""
+        if self._streams is None:
+            self._streams = LoopCalls(asyncio.get_running_loop())
+        return self._streams
 
     async def _admit(self, authorization: str, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
         """On the controller's loop."""

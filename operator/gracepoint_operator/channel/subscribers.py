@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Subscription
+from gracepoint_operator.channel.loop_calls import LoopCalls
 
 _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # for each pod
@@ -41,6 +41,10 @@ class Outgoing:
 class Subscriber:
     """One connected process.
 
+    Args:
+        hello: As in the attributes.
+        calls: Calls on the loop of the stream, which all streams share. None: it has its own once it takes frames.
+
     Attributes:
         hello: The message with which the process subscribed.
         told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
@@ -52,7 +56,7 @@ class Subscriber:
         left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
 
-    def __init__(self, hello: Subscription) -> None:
+    def __init__(self, hello: Subscription, calls: LoopCalls | None = None) -> None:
         self.hello = hello
         self.told: dict[str, float] = {}
         self.retracted: set[str] = set()
@@ -63,7 +67,7 @@ class Subscriber:
         self.left = False
         self._frames: collections.deque[Outgoing] = collections.deque()
         self._news = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None  # the stream's, once it takes frames
+        self._calls = calls
 
     def send(self, outgoing: Outgoing) -> None:
         """Adds a frame to the queue. If the queue is full, disconnects the subscriber."""
@@ -85,8 +89,8 @@ class Subscriber:
 
     async def next(self) -> Outgoing | None:
         """Waits for a frame without a timeout. Returns None once the subscriber is closed."""
-        # The loop is set before the queue is read, so that a frame which is added after the read wakes the loop.
-        self._loop = asyncio.get_running_loop()
+        # It is set before the queue is read, so that a frame which is added after the read wakes the loop.
+        self._calls = self._calls or LoopCalls(asyncio.get_running_loop())
         while True:
             self._news.clear()
             if self.closed:
@@ -96,9 +100,8 @@ class Subscriber:
             await self._news.wait()
 
     def _wake(self) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and the stream with it
-                self._loop.call_soon_threadsafe(self._news.set)
+        if self._calls is not None:
+            self._calls.post(self._news.set)
 
 
 class Subscribers:

@@ -272,28 +272,30 @@ def _expired(epoch: PreemptionRecord) -> End:
 
 def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
     """True if the pods of the epoch and their nodes still exist and have no signal any more."""
-    pods = {pod.name: pod for pod in gang.members if current.includes(pod)}
-    for name in current.spec.pods:
+    named = set(current.spec.pods)
+    pods = {pod.name: pod for pod in gang.members if pod.name in named and current.includes(pod)}
+    for name in named:
         pod = pods.get(name)
         if pod is None or pod.finished or pod.deletion_at is not None or pod.node not in gang.nodes:
             return False
     policy, drills = current.spec.policy.spec, current.is_rehearsal
-    return not any(True for pod in pods.values() for _ in relevant(gang, pod, policy, now, drills=drills))
+    suspects = [pod for pod in gang.suspects if current.includes(pod)]
+    return not any(True for pod in suspects for _ in relevant(gang, pod, policy, now, drills=drills))
 
 
 def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
     """Returns the stages after the save that the cluster shows: all pods have exited, all pods are back."""
     if gang.workload is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
         return []
-    acknowledgements = latest.status.acknowledgements
-    old = [pod for pod in gang.pods if pod.policy and latest.includes(pod)]
-    new = [pod for pod in gang.members if not latest.includes(pod)]
     reached: list[Decision] = []
-    exited = latest.timing("exited") is not None
-    if not exited and all(pod.finished for pod in old) and latest.knows_its_pods:
-        exited = True
+    if latest.timing("exited") is None:
+        lives = any(not pod.finished and pod.policy and latest.includes(pod) for pod in gang.pods)
+        if lives or not latest.knows_its_pods:
+            return []
         reached.append(Reached(latest, "exited"))
-    running = sum(pod.phase == "Running" for pod in new)
-    if exited and acknowledgements and running >= acknowledgements.expected and latest.timing("podsBack") is None:
-        reached.append(Reached(latest, "podsBack"))
+    acknowledgements = latest.status.acknowledgements
+    if acknowledgements and latest.timing("podsBack") is None:
+        running = sum(pod.phase == "Running" for pod in gang.members if not latest.includes(pod))
+        if running >= acknowledgements.expected:
+            reached.append(Reached(latest, "podsBack"))
     return reached

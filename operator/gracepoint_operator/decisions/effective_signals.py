@@ -60,14 +60,13 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
         now: Seconds since the epoch.
         drills: True for requests for drills, False for disruptions.
     """
-    pods = gang.members
-    if policy is None or any(pod.finished for pod in pods):
+    if policy is None or not gang.suspects or any(pod.finished for pod in gang.members):
         return []
     if drills and not any(request.is_drill(policy.mode) for request in gang.requests):
         return []
-    timed, runs = [], all(pod.phase == "Running" for pod in pods)
-    for pod in pods:
-        if not gang.may_have_signals(pod) or not gang.job_goes_on(pod):
+    timed, runs = [], all(pod.phase == "Running" for pod in gang.members)
+    for pod in gang.suspects:
+        if not gang.job_goes_on(pod):
             continue
         for signal, request in relevant(gang, pod, policy, now, drills=drills):
             since_at = gang.since[signal.mark]

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption
 from gracepoint_operator.decisions.phase_messages import phase_message, signal_message
-from gracepoint_operator.model import missing_acks
+from gracepoint_operator.model.missing_acks import Places, missing
 from gracepoint_operator.model.preemption import CONDITION_ENDED, EndReason, PreemptionRecord, joined_status
 from gracepoint_operator.resources import (
     Acknowledgements,
@@ -125,14 +125,14 @@ def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
     before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
     if before is None:
         return own
-    told = missing_acks.unpacked([*before.told_pods, *own.told_pods])
-    heard = missing_acks.unpacked([*before.acknowledged_pods, *own.acknowledged_pods])
+    told = Places([*before.told_pods, *own.told_pods])
+    heard = Places([*before.acknowledged_pods, *own.acknowledged_pods])
     return Replica(
         name=own.name,
         told=max(before.told, own.told, len(told)),
         acknowledged=max(before.acknowledged, own.acknowledged, len(heard)),
-        told_pods=missing_acks.packed(told),
-        acknowledged_pods=missing_acks.packed(heard),
+        told_pods=told.lines(),
+        acknowledged_pods=heard.lines(),
         told_at=_later(before.told_at, own.told_at),
         acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
     )
@@ -152,15 +152,15 @@ def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: fl
     """
     entries = status.replicas or []
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
-    told = missing_acks.unpacked(line for entry in entries for line in entry.told_pods)
-    heard = missing_acks.unpacked(line for entry in entries for line in entry.acknowledged_pods)
+    told = Places(line for entry in entries for line in entry.told_pods)
+    heard = Places(line for entry in entries for line in entry.acknowledged_pods)
     received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
     # A pod stays listed until its receipt comes, even if it does not exist any more.
     known = [*names, *(laggard.pod for laggard in before.laggards)]
     after = Acknowledgements(
         expected=max(before.expected, received),
         received=received,
-        laggards=missing_acks.missing(known, told, heard),
+        laggards=missing(known, told, heard),
     )
     status = status.model_copy(update={"acknowledgements": after})
     told_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]

@@ -81,10 +81,8 @@ def due(
     epochs, by_uid = list(epochs), {request.uid: request for request in requests}
     decisive = _decisive(epochs)
     found: list[Due] = []
-    of_records: set[str] = set()
     for epoch, reason in _beyond(epochs, now, limits):
         asked = [by_uid[reference.uid] for reference in epoch.spec.requests if reference.uid in by_uid]
-        of_records |= {request.uid for request in asked}
         workload = epoch.spec.workload
         is_decisive = epoch.key in decisive
         if not all(request.has_ended for request in asked) or (is_decisive and workload.uid in living):
@@ -93,7 +91,7 @@ def due(
         found.append(
             Due(epoch.key, reason, epoch.workload if is_decisive else None),
         )
-    recorded = of_records | {reference.uid for epoch in epochs for reference in epoch.spec.requests}
+    recorded = {reference.uid for epoch in epochs for reference in epoch.spec.requests}
     alone = [request for request in by_uid.values() if request.uid not in recorded]
     return list(dict.fromkeys(found)) + [
         Due(request.key, reason) for request, reason in _left_alone(alone, now, limits)

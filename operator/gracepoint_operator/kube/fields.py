@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from gracepoint_operator.unreadable import Unreadable
 
+#: Characters in the name of an object.
+LONGEST_NAME = 253
+
 _Shared = TypeVar("_Shared", bound=Hashable)
 
 
@@ -41,6 +44,13 @@ def text(value: Any) -> str:
     return value
 
 
+def object_name(value: Any) -> str:
+    """Returns the name of an object, which may be empty. A longer one than objects can have fits into no record."""
+    if len(name := text(value)) > LONGEST_NAME:
+        raise Unreadable(f"expected at most {LONGEST_NAME} characters, found {len(name)}: {name:.80}")
+    return name
+
+
 @functools.lru_cache(maxsize=65536)
 def shared(value: _Shared) -> _Shared:
     """Returns an equal value that was seen before, if there is one, so that equal values are in memory once."""
@@ -49,6 +59,12 @@ def shared(value: _Shared) -> _Shared:
 
 def read_labels(meta: Mapping[str, Any]) -> dict[str, str]:
     return {shared(text(key)): shared(text(value)) for key, value in (meta.get("labels") or {}).items()}
+
+
+def owner_uid(meta: Mapping[str, Any]) -> str:
+    """Returns the UID of the object that controls this one. Empty if there is none."""
+    owners = (owner for owner in meta.get("ownerReferences") or () if owner.get("controller") is True)
+    return next((text(owner["uid"]) for owner in owners), "")
 
 
 def optional_number(value: Any, default: Any) -> Any:

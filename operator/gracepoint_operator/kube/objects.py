@@ -13,6 +13,7 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint_operator.kube.fields import (
     label_number,
+    object_name,
     optional_number,
     parse_time,
     read_labels,
@@ -201,7 +202,7 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             namespace=shared(text(meta["namespace"])),
             name=text(meta["name"]),
             uid=text(meta["uid"]),
-            node=shared(text(spec.get("nodeName") or "")),
+            node=shared(object_name(spec.get("nodeName") or "")),
             labels=labels,
             created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
             bound_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled else None,

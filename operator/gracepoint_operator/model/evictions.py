@@ -8,6 +8,7 @@ recorded in the Preemption, and only the Preemption and the time decide whether 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator.kube.objects import Pod
@@ -31,9 +32,21 @@ class Hold:
     message: str
 
 
+_MARK = "/eviction"
+
+
 def mark(pod_uid: str) -> str:
     """Returns the key under which ``cache.first_seen`` remembers the first attempt."""
-    return f"{pod_uid}/eviction"
+    return pod_uid + _MARK
+
+
+def attempted(marks: Iterable[str]) -> set[str]:
+    """Returns the UIDs of the pods that somebody has tried to evict.
+
+    Args:
+        marks: Keys of ``cache.first_seen``.
+    """
+    return {key.removesuffix(_MARK) for key in marks if key.endswith(_MARK)}
 
 
 def signal(pod: Pod, policy: PolicyInForce) -> Signal:

@@ -61,15 +61,20 @@ class GangSnapshot:
         workload = self.workload
         if workload is None or workload.deleted or workload.finished:
             return ()
-        current = [pod for pod in self.pods if pod.policy and pod.restart_attempt == workload.restarts]
+        attempt = workload.restarts
+        current = tuple(pod for pod in self.pods if pod.membership.restart_attempt == attempt and pod.policy)
+        if not any(pod.finished for pod in current):
+            return current
         taken = {(pod.job_name, pod.completion_index) for pod in current if not pod.finished}
         return tuple(pod for pod in current if not pod.finished or (pod.job_name, pod.completion_index) not in taken)
 
-    def may_have_signals(self, pod: Pod) -> bool:
-        """True if anything is known that may be a signal for the pod."""
-        if self.requests or self.marks.get(pod.uid):
-            return True
-        return bool(self.since) and evictions.mark(pod.uid) in self.since
+    @functools.cached_property
+    def suspects(self) -> tuple[Pod, ...]:
+        """The members of which anything is known that may be a signal. Nearly always few of them."""
+        if self.requests:
+            return self.members
+        wanted = self.marks.keys() | evictions.attempted(self.since)
+        return tuple(pod for pod in self.members if pod.uid in wanted) if wanted else ()
 
     def job_goes_on(self, pod: Pod) -> bool:
         """True if the Job of this pod exists, has not ended, and was not scaled down below this pod.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -155,11 +156,15 @@ class PreemptionRecord:
         the API server, so clocks of different machines are not compared. They are whole seconds. A pod of the same
         second existed before: no gang saves, exits and starts again within one second.
         """
+        attempt, until_at = self._bounds
+        return pod.membership.restart_attempt <= attempt and pod.created_at <= until_at
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[float, float]:
+        """The highest attempt, and the latest creation, of a pod that is included. Thousands are compared with it."""
         attempt, newest_pod_at = self.spec.restart_attempt, self.spec.newest_pod_at
-        if attempt is not None and pod.restart_attempt > attempt:
-            return False
         until_at = self.created_at if newest_pod_at is None else newest_pod_at.timestamp()
-        return until_at is None or pod.created_at <= until_at
+        return (math.inf if attempt is None else attempt, math.inf if until_at is None else until_at)
 
     @property
     def knows_its_pods(self) -> bool:

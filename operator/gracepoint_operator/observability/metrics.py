@@ -50,6 +50,16 @@ class Metrics:
             "Pods that are connected to this replica.",
             registry=self.registry,
         )
+        self.stalls = prometheus.Counter(
+            "gracepoint_stalls",
+            "Stalls of gangs that this replica was told of: their processes made no progress for the policy's time.",
+            registry=self.registry,
+        )
+        self.stalled = prometheus.Gauge(
+            "gracepoint_stalled_workloads",
+            "Gangs that make no progress, as far as this replica was told.",
+            registry=self.registry,
+        )
         self.evictions = prometheus.Counter(
             "gracepoint_evictions_answered",
             "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",

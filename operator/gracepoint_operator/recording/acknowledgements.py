@@ -1,6 +1,7 @@
 """What only this replica knows of its notices: when it told each pod, and which pods acknowledged to it.
 
-The controller's event loop owns it; there are no locks.
+It is kept in the form in which it is written, because a gang of thousands of pods has an event for each of them. The
+controller's event loop owns it; there are no locks.
 """
 
 from __future__ import annotations
@@ -9,76 +10,91 @@ import dataclasses
 import datetime
 
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.model.missing_acks import packed, place_of
+from gracepoint_operator.model.missing_acks import Places, place_of
 from gracepoint_operator.resources import Replica
 
 Key = tuple[str, str]
 
 
 @dataclasses.dataclass
-class Receipt:
-    """What is known of one pod.
+class _Heard:
+    """Which pods something has happened to.
 
     Attributes:
-        place: The pod's place in its workload.
-        told_at: When it was told first, in seconds since the epoch. None if it was not told.
-        acknowledged_at: When it acknowledged first, in seconds since the epoch. None if it has not.
+        at: When it happened first, by UID of the pod, in seconds since the epoch.
+        first_at: When it happened to the first pod. None if it has not happened.
+        last_at: The same for the last pod.
+        places: The places of these pods.
     """
 
-    place: str
-    told_at: float | None = None
-    acknowledged_at: float | None = None
+    at: dict[str, float] = dataclasses.field(default_factory=dict)
+    first_at: float | None = None
+    last_at: float | None = None
+    places: Places = dataclasses.field(default_factory=Places)
+
+    def add(self, pod: Pod, at: float) -> bool:
+        """True if it is the first time for the pod."""
+        if pod.uid in self.at:
+            return False
+        self.at[pod.uid] = at
+        self.first_at = at if self.first_at is None else min(self.first_at, at)
+        self.last_at = at if self.last_at is None else max(self.last_at, at)
+        self.places.add(place_of(pod))
+        return True
+
+
+@dataclasses.dataclass
+class _Receipts:
+    """What is known of one preemption."""
+
+    told: _Heard = dataclasses.field(default_factory=_Heard)
+    acknowledged: _Heard = dataclasses.field(default_factory=_Heard)
 
 
 class AcknowledgementLog:
     """By preemption (namespace, name) and pod UID. The first notice and the first acknowledgement count."""
 
     def __init__(self) -> None:
-        self._receipts: dict[Key, dict[str, Receipt]] = {}
+        self._receipts: dict[Key, _Receipts] = {}
 
     def told(self, key: Key, pod: Pod, at: float) -> bool:
         """True if the pod is told for the first time."""
-        receipt = self._of(key, pod)
-        first = receipt.told_at is None
-        receipt.told_at = at if first else receipt.told_at
-        return first
+        return self._of(key).told.add(pod, at)
 
     def acknowledged(self, key: Key, pod: Pod, at: float) -> bool:
         """True if the pod acknowledges for the first time."""
-        receipt = self._of(key, pod)
-        first = receipt.acknowledged_at is None
-        receipt.acknowledged_at = at if first else receipt.acknowledged_at
-        return first
+        return self._of(key).acknowledged.add(pod, at)
 
     def told_at(self, key: Key, pod_uid: str) -> float | None:
-        receipt = self._receipts.get(key, {}).get(pod_uid)
-        return None if receipt is None else receipt.told_at
+        """When the pod was told first, in seconds since the epoch. None if this replica has not told it."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.told.at.get(pod_uid)
 
     def replica(self, key: Key, name: str) -> Replica:
         """This replica's entry in the Preemption's status."""
-        receipts = self._receipts.get(key, {}).values()
-        told = [receipt.told_at for receipt in receipts if receipt.told_at is not None]
-        acknowledged = [item.acknowledged_at for item in receipts if item.acknowledged_at is not None]
+        receipts = self._receipts.get(key, _Receipts())
+        told, acknowledged = receipts.told, receipts.acknowledged
         return Replica(
             name=name,
-            told=len(told),
-            acknowledged=len(acknowledged),
-            told_at=_time(max(told)) if told else None,
-            acknowledged_at=_time(max(acknowledged)) if acknowledged else None,
-            told_pods=packed(item.place for item in receipts if item.told_at is not None),
-            acknowledged_pods=packed(item.place for item in receipts if item.acknowledged_at is not None),
+            told=len(told.at),
+            acknowledged=len(acknowledged.at),
+            told_at=_time(told.last_at),
+            acknowledged_at=_time(acknowledged.last_at),
+            told_pods=told.places.lines(),
+            acknowledged_pods=acknowledged.places.lines(),
         )
 
     def first_acknowledged_at(self, key: Key) -> float | None:
-        times = [item.acknowledged_at for item in self._receipts.get(key, {}).values()]
-        return min((at for at in times if at is not None), default=None)
+        """When the first pod acknowledged, in seconds since the epoch. None if none has."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.acknowledged.first_at
 
     def forget(self, key: Key) -> None:
         self._receipts.pop(key, None)
 
-    def _of(self, key: Key, pod: Pod) -> Receipt:
-        return self._receipts.setdefault(key, {}).setdefault(pod.uid, Receipt(place_of(pod)))
+    def _of(self, key: Key) -> _Receipts:
+        return self._receipts.setdefault(key, _Receipts())
 
 
-def _time(at: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC)
+def _time(at: float | None) -> datetime.datetime | None:
+    return None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)

@@ -1,7 +1,8 @@
 """Deletes the Preemptions that ``retention`` selects.
 
-One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. It
-reads each again before, and deletes only the version that it read. Both replicas do so; the second one finds that the
+One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. A
+thread selects them, and ends with the selection. The task reads each again before, and deletes only the version that it
+read. Both replicas do so; the second one finds that the
 object does not exist. What is not deleted in one pass is deleted in the next. If the API server refuses a deletion,
 the object is not tried again for ``AGAIN_S``, so that it delays nothing else. The task ends when it is cancelled.
 """
@@ -71,10 +72,12 @@ class GarbageCollector:
     async def prune(self) -> None:
         """Runs one pass."""
         cache, now = self._cache, self._clock()
-        found = due(
-            cache.preemptions.epochs.values(),
-            cache.preemptions.requests.values(),
-            cache.objects.workloads,
+        # In a thread, as it looks at all records, which are immutable. Each is read again before it is deleted.
+        found = await asyncio.to_thread(
+            due,
+            list(cache.preemptions.epochs.values()),
+            list(cache.preemptions.requests.values()),
+            frozenset(cache.objects.workloads),
             now,
             self._limits,
         )

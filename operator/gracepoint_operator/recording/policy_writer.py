@@ -7,11 +7,11 @@ here, and writes the result under the version that was read. So both replicas wr
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gracepoint.wire.messages import Forecast
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import connectivity, policy_status
+from gracepoint_operator.decisions import connectivity, policy_status, progress
 from gracepoint_operator.decisions.connectivity import GangConnection
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -56,6 +56,7 @@ class PolicyWriter:
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
+        self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -74,6 +75,7 @@ class PolicyWriter:
             self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
                 uid=workload.uid,
+                workload_kind=WorkloadForecast.named(workload.kind),
                 drain_seconds=round(forecast.drain_s, 3),
                 save_seconds=round(forecast.save_s, 3),
                 margin=forecast.margin,
@@ -104,6 +106,11 @@ class PolicyWriter:
         if self._connections.get(policy) != tuple(gangs):
             self._connections[policy] = tuple(gangs)
             self.touch(*policy)
+
+    def stalls(self, policy: Key, stalled: Mapping[str, str]) -> None:
+        """Takes the stalls of the policy's gangs: by the workload's name, what is known of each."""
+        self._stalls[policy] = dict(stalled)
+        self.touch(*policy)
 
     def leave_connections(self) -> None:
         """This replica ends: it writes no condition Connected any more."""
@@ -170,11 +177,7 @@ class PolicyWriter:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
-        epochs = [
-            epoch
-            for epoch in self._cache.preemptions.epochs.values()
-            if (epoch.namespace, epoch.spec.policy.name) == key
-        ]
+        epochs = self._cache.preemptions.epochs_under(key)
         conditions: list[Condition] = [
             policy_status.readiness(policy, now),
             policy_status.injection(policy, workloads, now),
@@ -198,6 +201,8 @@ class PolicyWriter:
                 conditions.append(connected)
         if any(item.type == policy_status.CONDITION_STALLED for item in before):
             conditions.append(policy_status.stalled(policy.generation, None, now))
+        if key in self._stalls:
+            conditions.append(progress.condition(policy, self._stalls[key], now))
         # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_status.fit(policy, worst, now))

@@ -10,14 +10,16 @@ from gracepoint_operator.resources.policy import (
     Checkpoint,
     CheckpointPolicy,
     CheckpointPolicySpec,
-    CheckpointPolicyStatus,
     DeadlinePolicy,
-    LastSave,
     PolicyInForce,
-    PolicyReplica,
-    PolicyWorkloads,
     SignalKind,
     Training,
+)
+from gracepoint_operator.resources.policy_status import (
+    CheckpointPolicyStatus,
+    LastSave,
+    PolicyReplica,
+    PolicyWorkloads,
     WorkloadConnections,
     WorkloadForecast,
 )

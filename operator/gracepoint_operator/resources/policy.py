@@ -15,23 +15,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gracepoint.wire.messages import Mode
-from gracepoint.wire.names import DEFAULT_HEAD_START_S, DEFAULT_SAVED_EXIT_CODE, DEFAULT_UNSAVED_EXIT_CODE
-from gracepoint_operator.resources.base import (
-    LIST_SET,
-    Conditions,
-    Count,
-    LabelName,
-    Model,
-    ObjectName,
-    OfWorkload,
-    Resource,
-    Seconds,
-    Time,
-    Uid,
-    cel,
-    list_map,
-    rules,
+from gracepoint.wire.names import (
+    DEFAULT_HEAD_START_S,
+    DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_STALL_AFTER_S,
+    DEFAULT_UNSAVED_EXIT_CODE,
 )
+from gracepoint_operator.resources.base import LIST_SET, LabelName, Model, Resource, cel, rules
+from gracepoint_operator.resources.policy_status import CheckpointPolicyStatus
 
 _CHARACTERS = r"([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*"
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
@@ -71,6 +62,14 @@ class CloudMetadata(StrEnum):
     AWS = "AWS"
     AZURE = "Azure"
     AUTO = "Auto"
+
+
+class SaveWriter(StrEnum):
+    """Who writes the saves of a training process."""
+
+    THREAD = "Thread"
+    WORKER = "Worker"
+    KEEPER = "Keeper"
 
 
 class Training(Model):
@@ -135,6 +134,10 @@ class Checkpoint(Model):
     """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
     keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
+    writer: SaveWriter = SaveWriter.THREAD
+    """Who writes saves: threads of the training process (Thread), a second process in the training container, which
+    finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
+    whole training container is killed (Keeper)."""
 
     @field_validator("directory")
     @classmethod
@@ -225,6 +228,25 @@ class EvictionHoldPolicy(Model):
     continues for the difference."""
 
 
+class StallAction(StrEnum):
+    """What follows if a gang makes no progress."""
+
+    REPORT = "Report"
+    RESTART = "Restart"
+
+
+class StallPolicy(Model):
+    """What counts as a stall: no progress in a step, a save, a restore or a meeting of the processes."""
+
+    after_seconds: Annotated[float, Field(ge=0, le=604_800)] = DEFAULT_STALL_AFTER_S
+    """Seconds without progress after which a process is reported as stalled, with the process that holds up the others.
+    A compilation is progress as long as it computes. Longer than the longest evaluation without a sync point. 0:
+    nothing is watched."""
+    action: StallAction = StallAction.REPORT
+    """Report: the stall is a log line, an Event on the JobSet, the condition Progressing and a metric. Restart: the
+    processes exit with afterSave.unsavedExitCode, too, so that the JobSet starts again at the newest checkpoint."""
+
+
 class PolicyInForce(Model):
     """The part of the policy that the operator uses for its decisions. An edit takes effect at the next disruption. A
     disruption that is under way uses the policy as it was when it began."""
@@ -266,6 +288,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """How early an emergency save starts. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
     """How processes exit after a save. An edit applies to JobSets created afterwards."""
+    stalls: StallPolicy = StallPolicy()
+    """What happens if the processes make no progress. An edit applies to JobSets created afterwards."""
 
     @field_validator("cloud_metadata")
     @classmethod
@@ -278,94 +302,6 @@ class CheckpointPolicySpec(PolicyInForce):
     def in_force(self) -> PolicyInForce:
         """The part that the operator uses for its decisions, without the other fields."""
         return PolicyInForce(**{name: getattr(self, name) for name in PolicyInForce.model_fields})
-
-
-class PolicyWorkloads(Model):
-    """The JobSets that name the policy."""
-
-    count: Count = 0
-    """Number of these JobSets."""
-    names: list[ObjectName] = Field(default=[], max_length=50)
-    """Names of these JobSets, sorted; at most 50."""
-
-
-class LastSave(Model):
-    """The newest emergency save of any of the policy's JobSets."""
-
-    preemption: ObjectName
-    """Name of its Preemption."""
-    workload: ObjectName
-    """Name of the JobSet."""
-    step: Count
-    """The training step that was saved."""
-    time: Time
-    """When the checkpoint was committed."""
-
-
-class WorkloadForecast(OfWorkload):
-    """How long an emergency save of one JobSet is predicted to take, from its newest report."""
-
-    name: ObjectName
-    """Name of the JobSet."""
-    uid: Uid
-    """UID of the JobSet."""
-    drain_seconds: Seconds
-    """Seconds until the steps in flight are done."""
-    save_seconds: Seconds
-    """Seconds from drained to committed, measured at its last save."""
-    margin: Seconds
-    """The factor by which the sum is multiplied."""
-    time: Time
-    """When the JobSet reported it."""
-
-    @property
-    def needed_s(self) -> float:
-        """Seconds that an emergency save would take, with the margin."""
-        return (self.drain_seconds + self.save_seconds) * self.margin
-
-
-class WorkloadConnections(Model):
-    """How many pods of one JobSet are connected to one replica."""
-
-    uid: Uid
-    """UID of the JobSet."""
-    connected: Count
-    """Number of its pods that are connected to this replica."""
-
-
-class PolicyReplica(Model):
-    """What one operator replica knows alone. Only that replica writes the entry."""
-
-    name: ObjectName
-    """The replica's pod name."""
-    time: Time
-    """When the replica wrote the entry. It renews it about once a minute; an entry that is older than 150 seconds does
-    not count."""
-    workloads: list[WorkloadConnections] = Field(default=[], max_length=1000)
-    """The JobSets of which pods are connected to this replica, sorted by UID; at most 1000."""
-
-
-class CheckpointPolicyStatus(Model):
-    """Written by the operator."""
-
-    observed_generation: Count | None = None
-    """The generation of the policy from which the rest of the status was computed. Absent: the operator has not seen
-    the policy."""
-    workloads: PolicyWorkloads | None = None
-    """The JobSets that name the policy by label."""
-    conditions: Conditions | None = None
-    """Ready: the policy can be used. FitsGrace: an emergency save is predicted to fit into the grace period of the
-    pods, from the newest reports of the JobSets; Unknown until one has reported. Injected: the webhook changed every
-    JobSet when it was created, so that its pods can get notices. Recorded: the API server accepts the Preemptions;
-    False with its message if a quota or an admission policy refuses them, and gangs get notices all the same.
-    Connected: every running pod of the JobSets is connected to the operator; False if a pod is not for three minutes.
-    Stalled: True while the policy cannot be read."""
-    forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
-    """The newest predictions, at most 50. FitsGrace is computed from them."""
-    last_save: LastSave | None = None
-    """The newest emergency save. Absent: none was committed yet."""
-    replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
-    """One entry for each replica of the operator that pods are connected to. Connected is computed from them."""
 
 
 class CheckpointPolicy(Resource):

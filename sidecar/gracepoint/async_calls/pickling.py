@@ -8,6 +8,7 @@ the size of the header.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -23,11 +24,11 @@ _PIECE = 16 << 20
 
 def pack(
     function: Callable[..., Any], arguments: Sequence[Any], keywords: dict[str, Any], pool: BlockPool
-) -> tuple[Block, int]:
-    """Copies a call into shared memory.
+) -> tuple[Block, int, list[Block]]:
+    """Copies a call into shared memory. Blocks among the arguments are not copied: the worker maps them, too.
 
     Returns:
-        The block, and the size of its header in bytes.
+        The block, the size of its header in bytes, and the blocks among the arguments.
 
     Raises:
         TypeError: The function or an argument cannot be sent to another process. The message says why.
@@ -59,16 +60,23 @@ def pack(
             for piece in range(0, size, _PIECE):
                 stop = min(piece + _PIECE, size)
                 memory[start + offset + piece : start + offset + stop] = buffer[piece:stop]
-    return block, len(header)
+    return block, len(header), pickler.shared
 
 
-def unpack(memory: memoryview, header_bytes: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Returns the function, its arguments and its keyword arguments. Arrays are read-only and lie in ``memory``."""
+def unpack(
+    memory: memoryview, header_bytes: int, fds: Sequence[int] = ()
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Returns the function, its arguments and its keyword arguments.
+
+    Arrays are read-only and lie in ``memory``. Blocks among the arguments are mapped from ``fds``, and can be written.
+    """
     pickled_bytes, offsets = pickle.loads(memory[:header_bytes])
     pickled = memory[header_bytes : header_bytes + pickled_bytes]
     start = _start_of_buffers(header_bytes, pickled_bytes)
     buffers = [memory[start + offset : start + offset + size].toreadonly() for offset, size in offsets]
-    function, arguments, keywords = pickle.loads(pickled, buffers=buffers)
+    unpickler = _Unpickler(io.BytesIO(pickled), buffers=buffers)
+    unpickler.fds = fds
+    function, arguments, keywords = unpickler.load()
     return function, arguments, keywords
 
 
@@ -80,9 +88,19 @@ class _Pickler(pickle.Pickler):
     """Sends JAX arrays as NumPy arrays: to unpickle a JAX array would start a backend in the worker.
 
     NumPy pickles arrays of its own types out of band. Other arrays, such as those of bfloat16, are sent as bytes.
+
+    Attributes:
+        shared: The blocks that were found. In the pickle stand their positions in this list.
     """
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.shared: list[Block] = []
+
     def reducer_override(self, value: Any) -> Any:
+        if type(value) is Block:
+            self.shared.append(value)
+            return _mapped, (len(self.shared) - 1, value.bytes)
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(value, jax.Array):
             if not value.is_fully_addressable:
@@ -101,6 +119,21 @@ class _Pickler(pickle.Pickler):
         if array.dtype.kind == "V" and array.dtype.names is None and array.flags.c_contiguous:
             return _of_bytes, (array.reshape(-1).view("uint8"), array.dtype, array.shape)
         return array.__reduce_ex__(5)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Maps the blocks that came with a call."""
+
+    fds: Sequence[int] = ()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, _mapped.__name__):
+            return lambda index, size: Block.received(os.dup(self.fds[index]), size)
+        return super().find_class(module, name)
+
+
+def _mapped(index: int, size: int) -> Block:
+    raise TypeError(f"block {index} of {size} bytes was pickled: only a call to a worker process can hold it")
 
 
 def _of_bytes(data: Any, dtype: Any, shape: tuple[int, ...]) -> Any:

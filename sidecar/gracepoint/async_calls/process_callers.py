@@ -35,6 +35,8 @@ class _ProcessAsyncCaller(AsyncCaller):
         log_level: Level of a worker's log, which goes to the standard error of this process. None: the level of
             Python's root logger here.
         orphan_limit_s: Seconds that a worker still has for its calls after this process has died.
+        keeper: Path of the socket of a keeper, which starts the workers in its own container. If it cannot be reached,
+            this process starts them. None: this process starts them.
     """
 
     _kept_blocks = 0
@@ -48,11 +50,13 @@ class _ProcessAsyncCaller(AsyncCaller):
         clock: Callable[[], float] = time.monotonic,
         log_level: int | None = None,
         orphan_limit_s: float = 600.0,
+        keeper: str | None = None,
     ) -> None:
         super().__init__(gang=gang, nice=nice, timeout_s=timeout_s, clock=clock)
         self._pool = BlockPool(kept=self._kept_blocks)
         self._log_level = logging.getLogger().getEffectiveLevel() if log_level is None else log_level
         self._orphan_limit_s = orphan_limit_s
+        self._keeper = keeper
         self._workers: list[WorkerProcess] = []  # those that have not ended
         self._pid = os.getpid()
 
@@ -68,13 +72,13 @@ class _ProcessAsyncCaller(AsyncCaller):
             nothing: Future[None] = Future()
             nothing.set_result(None)
             return nothing
-        block, header_bytes = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
+        block, header_bytes, shared = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
         try:
             worker = self._worker()
         except BaseException:
             self._pool.give_back(block)
             raise
-        ended = worker.send(request.call_idx, block, header_bytes)
+        ended = worker.send(request.call_idx, block, header_bytes, shared)
         self._sent(worker)
         return ended
 
@@ -86,12 +90,38 @@ class _ProcessAsyncCaller(AsyncCaller):
         """Called when a worker has got a call."""
 
     def _start_worker(self) -> WorkerProcess:
-        worker = WorkerProcess(
-            self._pool, nice=self._nice, log_level=self._log_level, orphan_limit_s=self._orphan_limit_s
-        )
+        worker = self._new_worker(self._keeper)
         self._workers = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         return worker
+
+    def _new_worker(self, keeper: str | None) -> WorkerProcess:
+        try:
+            return WorkerProcess(
+                self._pool,
+                nice=self._nice,
+                log_level=self._log_level,
+                orphan_limit_s=self._orphan_limit_s,
+                keeper=keeper,
+            )
+        except OSError as error:
+            if keeper is None:
+                raise
+            logger.warning("%s: a worker process of this container is started in its place", error)
+            return self._new_worker(None)
+
+    def finish(self) -> None:
+        """Says that no more calls come. The workers end after their last call. Does not wait for them."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+        self._pool.close()
+
+    def kill(self) -> None:
+        """Ends the workers at once. Their calls fail, and the next call starts another worker."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()
 
     def close(self, abort: bool = False) -> None:
         """As ``AsyncCaller.close``.

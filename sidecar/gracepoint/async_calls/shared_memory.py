@@ -12,6 +12,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
+from typing import Self
 
 #: Blocks are whole pages of this size, so that blocks of nearly equal calls can be used again.
 _GRANULE = 1 << 20
@@ -27,21 +29,36 @@ class Block:
     """
 
     def __init__(self, size: int) -> None:
-        self.bytes = size
-        self.fd = os.memfd_create("gracepoint", os.MFD_CLOEXEC)
+        fd = os.memfd_create("gracepoint", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.fd, size)
-            self.memory = mmap.mmap(self.fd, size)
+            os.ftruncate(fd, size)
+            self._map(fd, size)
         except BaseException:
-            os.close(self.fd)
+            os.close(fd)
             raise
 
+    @classmethod
+    def received(cls, fd: int, size: int) -> Self:
+        """Returns the memory behind a descriptor that another process has sent. Takes the descriptor over."""
+        block = cls.__new__(cls)
+        block._map(fd, size)  # noqa: SLF001  of this class
+        return block
+
+    def _map(self, fd: int, size: int) -> None:
+        self.bytes = size
+        self.memory = mmap.mmap(fd, size)
+        self.fd = fd
+        self._closing = weakref.finalize(self, os.close, fd)
+        self._closing.atexit = False
+
     def free(self) -> None:
-        """Gives the memory back once no process maps it. Safe to repeat."""
+        """Gives the memory back once no process maps it. Safe to repeat.
+
+        Nobody has to call it: a block that is deleted is freed with the last array in it.
+        """
         self.memory.close()
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.fd = -1
+        self._closing()
 
 
 class BlockPool:

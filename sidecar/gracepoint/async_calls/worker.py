@@ -24,18 +24,21 @@ import threading
 import time
 import traceback
 
+from gracepoint.async_calls import orphan
 from gracepoint.async_calls.pickling import unpack
 
 logger = logging.getLogger(__name__)
 
 #: A call on its way to the worker: its number, the size of its block, the size of the block's header. The file
-#: descriptor of the block comes with it.
+#: descriptors of the block, and of the blocks among its arguments, come with it.
 CALL = struct.Struct("!QQQ")
 #: An answer: the number of the call, whether it failed, and whether the worker still maps the block because the
 #: function kept an array. The traceback of an error follows as text.
 ANSWER = struct.Struct("!Q??")
 #: Bytes of an answer at most, with its text.
 ANSWER_BYTES = 64 << 10
+# File descriptors that come with a call at most.
+_MOST_FDS = 16
 
 
 def main(connection: socket.socket) -> None:
@@ -45,13 +48,19 @@ def main(connection: socket.socket) -> None:
     options = json.loads(connection.recv(ANSWER_BYTES))
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
     os.nice(options["nice"])
-    trainer = _process_handle(options["trainer"])
+    # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
+    trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
     threading.Thread(
-        target=_end_after, args=(trainer, options["orphan_limit_s"]), name="gracepoint-orphan-limit", daemon=True
+        target=_end_after,
+        args=(connection, trainer, options["orphan_limit_s"]),
+        name="gracepoint-orphan-limit",
+        daemon=True,
     ).start()
     while (call := _next_call(connection, trainer)) is not None:
-        number, block_bytes, header_bytes, fd = call
-        _answer(connection, number, *_run(fd, block_bytes, header_bytes))
+        number, block_bytes, header_bytes, fds = call
+        _answer(connection, number, *_run(fds, block_bytes, header_bytes))
+    if orphan.is_orphan(connection, trainer):
+        orphan.run_last()
 
 
 def _process_handle(process_id: int) -> int | None:
@@ -62,15 +71,14 @@ def _process_handle(process_id: int) -> int | None:
         return None
 
 
-def _end_after(trainer: int | None, limit_s: float) -> None:
-    if trainer is not None:
-        select.select([trainer], [], [])
+def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -> None:
+    orphan.wait_until_orphan(connection, trainer)
     time.sleep(limit_s)
     logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
     os._exit(1)
 
 
-def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int, int, int] | None:
+def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int, int, list[int]] | None:
     """Returns the next call. None if no more can come: the connection is closed, or the trainer has ended.
 
     A process that the trainer forked may hold the connection open after the trainer's end. So its end counts, too.
@@ -79,20 +87,24 @@ def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int
     readable, _, _ = select.select(waited_for, [], [])
     if connection not in readable:
         return None
-    data, fds, _, _ = socket.recv_fds(connection, CALL.size, 1)
-    return (*CALL.unpack(data), fds[0]) if data else None
+    try:
+        data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
+    except ConnectionResetError:  # the trainer died, and had not read every answer
+        return None
+    return (*CALL.unpack(data), fds) if data else None
 
 
-def _run(fd: int, block_bytes: int, header_bytes: int) -> tuple[bool, bool, str]:
+def _run(fds: list[int], block_bytes: int, header_bytes: int) -> tuple[bool, bool, str]:
     """Runs one call. Returns whether it failed, whether its block is still mapped, and the traceback of its error."""
-    block = mmap.mmap(fd, block_bytes)
-    os.close(fd)
+    block = mmap.mmap(fds[0], block_bytes)
     failed, text = False, ""
     try:
-        function, arguments, keywords = unpack(memoryview(block), header_bytes)
+        function, arguments, keywords = unpack(memoryview(block), header_bytes, fds[1:])
         function(*arguments, **keywords)
     except BaseException:  # noqa: BLE001 - told to the trainer; SystemExit, too, must not end the worker
         failed, text = True, traceback.format_exc()
+    for fd in fds:
+        os.close(fd)
     function = arguments = keywords = None  # type: ignore[assignment]
     return failed, not _unmapped(block), text
 

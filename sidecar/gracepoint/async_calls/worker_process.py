@@ -1,4 +1,4 @@
-"""A worker process as the trainer sees it.
+"""A worker process as the trainer sees it: started by the trainer, or by a keeper that the trainer connects to.
 
 The caller's thread starts the process and hands calls over. One daemon thread reads the answers, completes the futures
 of the calls, and ends with the process, which it reaps. ``close`` ends the connection: the worker finishes its calls
@@ -17,6 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from gracepoint.async_calls.shared_memory import Block, BlockPool
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait until the worker takes a call, and until a process that closed its connection has ended.
 _TAKE_S = 60
 _END_S = 30.0
+#: Seconds to wait for a keeper that does not listen yet, and between two tries to reach it.
+_KEEPER_STARTS_S = 10.0
+_LOOK_EVERY_S = 0.1
 #: Accelerators belong to the trainer. The worker must never open them.
 _HIDDEN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 
@@ -44,31 +49,47 @@ class WorkerProcess:
         nice: Added to the CPU niceness of the worker: 0 to 19. Larger values leave more of the CPU to the training.
         log_level: Level of the worker's log, which goes to the standard error of this process.
         orphan_limit_s: Seconds that the worker still has for its calls after this process has died.
+        keeper: Path of the socket of a keeper that starts the worker. None: this process starts it.
+
+    Raises:
+        OSError: The process cannot be started, or the keeper cannot be reached.
     """
 
-    def __init__(self, pool: BlockPool, *, nice: int, log_level: int, orphan_limit_s: float) -> None:
+    def __init__(
+        self, pool: BlockPool, *, nice: int, log_level: int, orphan_limit_s: float, keeper: str | None = None
+    ) -> None:
         self._pool = pool
         self._calls: dict[int, tuple[Future[None], Block]] = {}
         self._lock = threading.Lock()  # of _calls and _ended
         self._ended = False
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._disconnected = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        if keeper is None:
+            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = start_process(theirs)
+        else:
+            self._connection = _connected(keeper)
         # Python's own timeout would make the socket non-blocking for the reading thread, too.
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TAKE_S, 0))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gracepoint.async_calls", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=_environment(),
-            )
-        options = {"log_level": log_level, "nice": nice, "orphan_limit_s": orphan_limit_s, "trainer": os.getpid()}
+        options = {
+            "log_level": log_level,
+            "nice": nice,
+            "orphan_limit_s": orphan_limit_s,
+            "trainer": os.getpid(),
+            "by_keeper": keeper is not None,
+        }
         self._connection.send(json.dumps(options).encode())
         threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True).start()
 
     @property
     def process_id(self) -> int:
-        return self._process.pid
+        """Process ID of the worker. 0: it is in the keeper's container."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def _name(self) -> str:
+        return "the keeper's worker process" if self._process is None else f"the worker process {self._process.pid}"
 
     @property
     def alive(self) -> bool:
@@ -76,10 +97,11 @@ class WorkerProcess:
         with self._lock:
             return not self._ended
 
-    def send(self, number: int, block: Block, header_bytes: int) -> Future[None]:
+    def send(self, number: int, block: Block, header_bytes: int, shared: Sequence[Block] = ()) -> Future[None]:
         """Hands a call over. Its bytes no longer need this process afterwards.
 
-        The block goes back to the pool when the call has ended, also if this method raises.
+        The block goes back to the pool when the call has ended, also if this method raises. The blocks in ``shared``,
+        which are among the arguments, stay the caller's.
 
         Raises:
             CallFailed: The worker has ended, or does not take the call in time.
@@ -88,18 +110,17 @@ class WorkerProcess:
         with self._lock:
             if self._ended:
                 self._pool.give_back(block)
-                raise CallFailed(f"the worker process {self.process_id} has ended: {self._how_ended()}")
+                raise CallFailed(f"{self._name} has ended: {self._how_ended()}")
             self._calls[number] = (future, block)
         try:
-            socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], [block.fd])
+            fds = [block.fd, *(each.fd for each in shared)]
+            socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], fds)
         except OSError as error:
             with self._lock:
                 is_mine = self._calls.pop(number, None) is not None
             if is_mine:  # else the reading thread has freed it
                 self._pool.give_back(block)
-            raise CallFailed(
-                f"the worker process {self.process_id} did not take call {number} within {_TAKE_S:g} s: {error}"
-            ) from error
+            raise CallFailed(f"{self._name} did not take call {number} within {_TAKE_S:g} s: {error}") from error
         return future
 
     def close(self) -> None:
@@ -108,12 +129,18 @@ class WorkerProcess:
             self._connection.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """Ends the worker at once. Its calls fail."""
+        """Ends the worker at once. Its calls fail. A keeper's worker is left alone: it ends after its call."""
+        if self._process is None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended. Returns whether it has."""
+        """Waits until the process has ended, or the connection to the keeper. Returns whether it has."""
+        if self._process is None:
+            return self._disconnected.wait(timeout_s)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -139,6 +166,7 @@ class WorkerProcess:
                 future.set_exception(CallFailed(data[ANSWER.size :].decode(errors="replace")))
             else:
                 future.set_result(None)
+        self._disconnected.set()
         if not self.wait(_END_S):
             logger.error("worker process %d closed its connection, and did not end: it is killed", self.process_id)
             self.kill()
@@ -149,11 +177,40 @@ class WorkerProcess:
         self._connection.close()
         for future, block in left:
             block.free()
-            future.set_exception(CallFailed(f"the worker process {self.process_id} ended: {self._how_ended()}"))
+            future.set_exception(CallFailed(f"{self._name} ended: {self._how_ended()}"))
 
     def _how_ended(self) -> str:
+        if self._process is None:
+            return "the connection was closed"
         code = self._process.returncode
         return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Starts a worker process that takes calls from ``connection``, which the caller closes afterwards."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "gracepoint.async_calls", str(connection.fileno())],
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env=_environment(),
+    )
+
+
+def _connected(keeper: str) -> socket.socket:
+    """Returns a connection to a keeper. Waits a few seconds for a keeper that is just starting."""
+    until_s = time.monotonic() + _KEEPER_STARTS_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(keeper)
+            return connection
+        except OSError as error:
+            connection.close()
+            is_starting = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+            if not is_starting or time.monotonic() > until_s:
+                raise OSError(error.errno, f"no keeper answers at {keeper}: {error.strerror}") from error
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _environment() -> dict[str, str]:

@@ -5,45 +5,54 @@ outermost to the innermost: ``handlers`` (leaves by type), ``loading``, ``saving
 ``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``. ``make imports`` checks that each
 package imports only packages after it. docs/checkpoint.md explains the use. docs/checkpoint-format.md says what is
 guaranteed about files.
+
+The names are imported at their first use: the process that writes saves imports packages below this one, and no JAX.
 """
 
-from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
-from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
-from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
-from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
-from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
-from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
-from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.handlers.string_handler import StringHandler
-from gracepoint.checkpoint.loading.restore_step import Reshard, Restored
-from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER
-from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
-from gracepoint.checkpoint.metrics import Saved, SaveStats
-from gracepoint.checkpoint.options import (
-    ArrayRestoreArgs,
-    RestoreArgs,
-    RestoreOptions,
-    SaveArgs,
-    SaveCallback,
-    SingleReplica,
-    SingleReplicaArrayRestoreArgs,
-    TransferPriority,
-    Transform,
-    WriteOptions,
-)
-from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
-from gracepoint.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExists,
-    CheckpointMismatch,
-    CheckpointNotFound,
-    CheckpointRefused,
-    CheckpointTooNew,
-    InvalidSharding,
-    SaveFailed,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
+    from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
+    from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
+    from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
+    from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
+    from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
+    from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
+    from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
+    from gracepoint.checkpoint.handlers.string_handler import StringHandler
+    from gracepoint.checkpoint.loading.own_host_state import Reshard
+    from gracepoint.checkpoint.loading.restore_step import Restored
+    from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER
+    from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
+    from gracepoint.checkpoint.metrics import Saved, SaveStats
+    from gracepoint.checkpoint.options import (
+        ArrayRestoreArgs,
+        RestoreArgs,
+        RestoreOptions,
+        SaveArgs,
+        SaveCallback,
+        SingleReplica,
+        SingleReplicaArrayRestoreArgs,
+        TransferPriority,
+        Transform,
+        WriteOptions,
+    )
+    from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
+    from gracepoint.errors import (
+        CheckpointCorrupt,
+        CheckpointError,
+        CheckpointExists,
+        CheckpointMismatch,
+        CheckpointNotFound,
+        CheckpointRefused,
+        CheckpointTooNew,
+        InvalidSharding,
+        SaveFailed,
+    )
 
 __all__ = [
     "PLACEHOLDER",
@@ -94,3 +103,65 @@ __all__ = [
     "save",
     "verify",
 ]
+
+# The module of each name.
+_MODULES = {
+    "ArrayHandler": "gracepoint.checkpoint.handlers.array_handler",
+    "ArrayRestoreArgs": "gracepoint.checkpoint.options",
+    "AsyncCheckpointer": "gracepoint.checkpoint.async_checkpointer",
+    "CheckpointCorrupt": "gracepoint.errors",
+    "CheckpointError": "gracepoint.errors",
+    "CheckpointExists": "gracepoint.errors",
+    "CheckpointManager": "gracepoint.checkpoint.checkpoint_manager",
+    "CheckpointMismatch": "gracepoint.errors",
+    "CheckpointNotFound": "gracepoint.errors",
+    "CheckpointRefused": "gracepoint.errors",
+    "CheckpointTooNew": "gracepoint.errors",
+    "Damage": "gracepoint.checkpoint.verification",
+    "Dispatcher": "gracepoint.checkpoint.handlers.dispatcher",
+    "HandlerRegistry": "gracepoint.checkpoint.handler_registry",
+    "InProcessDispatcher": "gracepoint.checkpoint.handlers.dispatcher",
+    "InvalidSharding": "gracepoint.errors",
+    "ItemHandler": "gracepoint.checkpoint.handler_registry",
+    "LeafMetadata": "gracepoint.checkpoint.metadata",
+    "NumpyHandler": "gracepoint.checkpoint.handlers.numpy_handler",
+    "PLACEHOLDER": "gracepoint.checkpoint.loading.restore_tree",
+    "ParamInfo": "gracepoint.checkpoint.handler_registry",
+    "Reshard": "gracepoint.checkpoint.loading.own_host_state",
+    "RestoreArgs": "gracepoint.checkpoint.options",
+    "RestoreOptions": "gracepoint.checkpoint.options",
+    "Restored": "gracepoint.checkpoint.loading.restore_step",
+    "SaveArgs": "gracepoint.checkpoint.options",
+    "SaveCallback": "gracepoint.checkpoint.options",
+    "SaveFailed": "gracepoint.errors",
+    "SaveStats": "gracepoint.checkpoint.metrics",
+    "Saved": "gracepoint.checkpoint.metrics",
+    "ScalarHandler": "gracepoint.checkpoint.handlers.numpy_handler",
+    "SingleReplica": "gracepoint.checkpoint.options",
+    "SingleReplicaArrayHandler": "gracepoint.checkpoint.handlers.single_replica_handler",
+    "SingleReplicaArrayRestoreArgs": "gracepoint.checkpoint.options",
+    "StringHandler": "gracepoint.checkpoint.handlers.string_handler",
+    "TransferPriority": "gracepoint.checkpoint.options",
+    "Transform": "gracepoint.checkpoint.options",
+    "TreeMetadata": "gracepoint.checkpoint.metadata",
+    "TypeHandler": "gracepoint.checkpoint.handler_registry",
+    "VerificationReport": "gracepoint.checkpoint.verification",
+    "WriteOptions": "gracepoint.checkpoint.options",
+    "all_steps": "gracepoint.checkpoint.api",
+    "default_handlers": "gracepoint.checkpoint.handlers.array_handler",
+    "latest_step": "gracepoint.checkpoint.api",
+    "restore": "gracepoint.checkpoint.api",
+    "save": "gracepoint.checkpoint.api",
+    "verify": "gracepoint.checkpoint.verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -184,8 +184,7 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        call = self._call(tree, args, save_args, custom_metadata)
-        save, executor, paths = self._begin(path, force, call)
+        call, save, executor, paths = self._begin(path, force, tree, args, save_args, custom_metadata)
         executor.in_background(
             save,
             call.tree,
@@ -214,8 +213,7 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        call = self._call(tree, args, save_args, custom_metadata)
-        save, executor, paths = self._begin(path, force, call)
+        call, save, executor, paths = self._begin(path, force, tree, args, save_args, custom_metadata)
         deadline = Deadline.after(self._timeout_s, self._clock)
         executor.now(save, call.tree, {}, save_args=call.save_args, deadline=deadline, on_stage=lambda stage: None)
         self._saves.after_commit(save, paths)
@@ -333,16 +331,18 @@ class AsyncCheckpointer:
         self._at_exit.forget()
         self._last_save, self._saves.executor = self.last_save, None
 
-    def _call(
-        self, tree: Any, args: Any, save_args: Any, custom_metadata: Mapping[str, Any] | None
-    ) -> orbax_calls.SaveCall:
-        return orbax_calls.save_call(
+    def _begin(
+        self,
+        path: UserPath,
+        force: bool,
+        tree: Any,
+        args: Any,
+        save_args: Any,
+        custom_metadata: Mapping[str, Any] | None,
+    ) -> tuple[orbax_calls.SaveCall, SaveOperation, SaveExecutor, Layout]:
+        call = orbax_calls.save_call(
             tree, args, save_args=save_args, custom_metadata=custom_metadata, options=self._options
         )
-
-    def _begin(
-        self, path: UserPath, force: bool, call: orbax_calls.SaveCall
-    ) -> tuple[SaveOperation, SaveExecutor, Layout]:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
-        return self._saves.begin(path, force, SaveExtras(call.custom_metadata))
+        return call, *self._saves.begin(path, force, SaveExtras(call.custom_metadata))

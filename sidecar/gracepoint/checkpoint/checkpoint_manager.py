@@ -292,7 +292,7 @@ class CheckpointManager:
         )
         wanted = ItemsRequest(call.items, self._item_handlers)
         check_items(wanted.args, wanted.handlers)
-        restored = self._open().restore(
+        restored = self._open().restorer.restore(
             call.like,
             step=step,
             restore_args=call.restore_args,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: Default of ``RestoreOptions.limit_bytes``. Enough for the fastest storage: at 10 GB/s it is read in 0.4 s.
 READ_LIMIT_BYTES = 4 << 30
+#: Values of ``WriteOptions.writer`` that mean threads of the training process.
+IN_THREADS = (None, "thread")
+_POSITIVE = ("min_slice_bytes", "max_replicas", "target_chunk_bytes", "device_host_max_bytes", "write_limit_bytes")
 _ZSTD_LEVELS = range(-7, 23)  # the levels of zstd
 
 
@@ -93,6 +96,8 @@ class WriteOptions:
             shapes of arrays, only from there.
         ocdbt_target_data_file_bytes: Size in bytes at which TensorStore begins another data file in OCDBT. A single
             value is never divided. None: TensorStore's default. 0: no limit.
+        writer: Who writes files: ``thread`` of this process, ``worker`` (a process that outlives it), or a keeper, by
+            the absolute path of its socket. None: what the policy says, or else ``thread``.
     """
 
     use_ocdbt: bool | None = None
@@ -111,14 +116,16 @@ class WriteOptions:
     store_sharding: bool = True
     store_array_metadata: bool = True
     ocdbt_target_data_file_bytes: int | None = None
+    writer: str | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingsError, naming the option, if a value is wrong."""
-        for name in ("min_slice_bytes", "max_replicas", "target_chunk_bytes", "device_host_max_bytes"):
+        for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
-        _check_positive("write_limit_bytes", self.write_limit_bytes)
         if self.ocdbt_target_data_file_bytes != 0:
             _check_positive("ocdbt_target_data_file_bytes", self.ocdbt_target_data_file_bytes)
+        if self.writer not in (*IN_THREADS, "worker") and not str(self.writer).startswith("/"):
+            raise SettingsError(f"WriteOptions.writer is {self.writer!r}; expected thread, worker, or a path")
         if self.compression not in (None, "zstd"):
             raise SettingsError(f"WriteOptions.compression is {self.compression!r}; expected 'zstd' or None")
         if self.compression_level not in _ZSTD_LEVELS:
@@ -212,9 +219,6 @@ class SingleReplica:
         broadcast_memory_limit_bytes: Most bytes of each device's part that are sent at once. An array that is larger
             is sent alone. None: computed from the free memory of the devices.
         broadcast_memory_scaling_factor: Part of that memory that is used then, above 0 and at most 1.
-
-    Raises:
-        InvalidSharding: A value is out of range.
     """
 
     replica_axis_index: int = 0

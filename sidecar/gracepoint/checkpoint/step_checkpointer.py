@@ -2,9 +2,7 @@
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
 the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
-process 0 those that delete trash (``cleanup``) and renew the lease (``lease``).
-
-Every wait for another process has a timeout.
+process 0 those that delete trash (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -16,12 +14,8 @@ from typing import Any
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
-from gracepoint.checkpoint.loading import donation
-from gracepoint.checkpoint.loading.restore_step import Reshard, Restored, restore_newest
-from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest
-from gracepoint.checkpoint.loading.warm_start import restore_base
 from gracepoint.checkpoint.metrics import Saved
-from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
+from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.due_saves import DueSaves
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
@@ -29,6 +23,7 @@ from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.throughput import Throughput, Way
+from gracepoint.checkpoint.step_restorer import StepRestorer
 from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
@@ -52,6 +47,7 @@ class StepCheckpointer:
         access: Checks that all processes share the directory, and claims it for this job.
         due_saves: Decides for all processes whether a periodic save begins.
         executor: Runs the saves, and knows which one is under way.
+        restorer: Restores steps of the directory, or of another run's.
         save_interval: Says when a periodic save is due.
         throughput: How fast saves have been.
     """
@@ -103,15 +99,13 @@ class StepCheckpointer:
             SettingsError: An argument is wrong.
         """
         self._paths = layout.Layout(storage_path(directory), item=item)
-        self._gang = gang
-        self._attempt = layout.checked_attempt(attempt)
         self._clock = clock
-        self._key = f"checkpoint/{attempt}"
+        key = f"checkpoint/{layout.checked_attempt(attempt)}"
         self.save_interval = SaveInterval(
             every_steps=save_every_steps,
             every_s=save_every_s,
             gang=gang,
-            key=f"{self._key}/cadence",
+            key=f"{key}/cadence",
             clock=clock,
             hastens=hastens,
         )
@@ -124,14 +118,24 @@ class StepCheckpointer:
             host_memory_limit_bytes=host_memory_limit_bytes,
             handlers=handlers,
         )
-        self._handlers = handlers
-        self.access = DirectoryAccess(self._paths, gang, key=self._key, attempt=attempt, clock=clock)
-        self.due_saves = DueSaves(gang, f"{self._key}/due", fail=self.refuse)
+        self.access = DirectoryAccess(self._paths, gang, key=key, attempt=attempt, clock=clock)
+        self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
         retention = Retention(keep_last, keep_every_steps, keep_for_s)
-        self._committed = CommittedSteps(self._paths, gang, key=self._key, attempt=attempt, retention=retention)
+        self._committed = CommittedSteps(self._paths, gang, key=key, attempt=attempt, retention=retention)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
-        self._restores = 0
+        self.restorer = StepRestorer(
+            self._paths,
+            gang,
+            key=f"{key}/restore",
+            attempt=attempt,
+            access=self.access,
+            executor=self.executor,
+            committed=self._committed,
+            save_interval=self.save_interval,
+            handlers=handlers,
+            clock=clock,
+        )
 
     # The next three forward: an emergency save sees the engine as one object (``preemption``).
 
@@ -303,97 +307,10 @@ class StepCheckpointer:
         self._committed.newest = step
         return Saved(step, total_bytes)
 
-    def restore(
-        self,
-        like: Any,
-        *,
-        timeout_s: float,
-        step: int | None = None,
-        restore_args: Any = None,
-        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-        reshard: Mapping[str, Reshard] | None = None,
-        items: ItemsRequest = NO_ITEMS,
-        tidy: bool = True,
-    ) -> Restored | None:
-        """Restores the newest complete step into the form, shardings and types of ``like``.
-
-        Saves that are durable but not committed are committed first. This waits for a save that an earlier attempt is
-        still writing, for half of the timeout at most. Damaged steps are skipped with a log line.
-
-        Args:
-            like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. The number of processes and the
-                shardings may differ from those of the save. None: the tree as it was saved, as dicts and lists.
-            timeout_s: Seconds for the whole call.
-            step: The only step that may be restored. None: the newest.
-            restore_args: See ``read_tree``.
-            options: See ``RestoreOptions``.
-            reshard: See ``restore_newest``.
-            items: The items to restore beside the state.
-            tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
-                may use the directory.
-
-        Returns:
-            The restored state. None if nothing looks like a checkpoint; the log says what was found.
-
-        Raises:
-            CheckpointNotFound: There is no complete checkpoint of ``step``.
-            CheckpointCorrupt: There are checkpoints, and none can be restored.
-            CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
-                processes.
-            CheckpointError: The newest step cannot be read for another reason.
-            BarrierError: Other processes did not take part in time.
-        """
-        deadline = Deadline.after(timeout_s, self._clock)
-        self._restores += 1
-        self.executor.background.wait(deadline.remaining_s())
-        with donation.telling(like):
-            restored = restore_newest(
-                self._paths,
-                like,
-                gang=self._gang,
-                key=f"{self._key}/restore/{self._restores}",
-                attempt=self._attempt,
-                deadline=deadline,
-                sleep=time.sleep,
-                holds_lease=self.access.holds_lease,
-                restore_args=restore_args,
-                options=options.with_handlers(self._handlers),
-                reshard=reshard,
-                only=step,
-                items=items,
-            )
-        self.save_interval.began_at(0 if restored is None else restored.step)
-        if restored is not None and not restored.by_orbax:
-            self._committed.newest = restored.step
-        if restored is not None:
-            self._committed.mark(restored.passed_over)
-        if tidy:
-            self._committed.tidy(self._committed.newest, self.executor.saves)
-        return restored
-
     @property
     def directory(self) -> str:
         """The directory of the steps, as messages show it."""
         return str(self._paths.root)
-
-    def restore_base(
-        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
-    ) -> Restored:
-        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
-
-        The steps of this directory begin at 0.
-        """
-        self._restores += 1
-        with donation.telling(like):
-            return restore_base(
-                base,
-                like,
-                gang=self._gang,
-                key=f"{self._key}/restore/{self._restores}",
-                deadline=Deadline.after(timeout_s, self._clock),
-                restore_args=restore_args,
-                options=options.with_handlers(self._handlers),
-            )
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.
@@ -407,6 +324,7 @@ class StepCheckpointer:
             self._committed.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
         finally:
+            self.executor.close()
             self.access.release()
 
     def abandon(self, reason: str, *, timeout_s: float) -> None:
@@ -415,6 +333,7 @@ class StepCheckpointer:
         If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
         """
         self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.executor.close()
         self.access.release()
 
     def _learn(self, way: Way) -> None:

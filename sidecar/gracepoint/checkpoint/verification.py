@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
@@ -102,10 +103,14 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
                 f"{folder} was written by Orbax, which records no checksums: restoring it is the only test there is"
             )
         raise CheckpointNotFound(f"{folder} is no committed checkpoint: it has no {layout.MANIFEST}")
-    total_bytes = sum(file.bytes for file in manifest.files.values())
-    wanted = 1 + max(total_bytes // _THREAD_BYTES, len(manifest.files) // _THREAD_FILES)
+    try:
+        files = dict(commit.all_files(folder, manifest))
+    except CheckpointCorrupt:
+        files = dict(manifest.files)  # the damaged part of the manifest is one of them
+    total_bytes = sum(file.bytes for file in files.values())
+    wanted = 1 + max(total_bytes // _THREAD_BYTES, len(files) // _THREAD_FILES)
     with ThreadPoolExecutor(min(wanted, _MAX_THREADS), "gracepoint-verify") as threads:
-        damage = _damaged_files(folder, manifest, threads)
+        damage = _damaged_files(folder, manifest, files, threads)
         if any(spec.format.ocdbt for spec in manifest.arrays):
             damage += _damaged_chunks(folder, manifest, threads)
     damage += [
@@ -113,7 +118,7 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
         for mark in (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
         if not (folder / mark).is_value()
     ]
-    return VerificationReport(folder.for_users(), manifest.step, len(manifest.files), total_bytes, tuple(damage))
+    return VerificationReport(folder.for_users(), manifest.step, len(files), total_bytes, tuple(damage))
 
 
 def checkpoints_at(path: UserPath) -> list[StoragePath]:
@@ -125,7 +130,9 @@ def checkpoints_at(path: UserPath) -> list[StoragePath]:
     return [paths.step(step) for step in paths.steps()] or [folder]
 
 
-def _damaged_files(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
+def _damaged_files(
+    folder: StoragePath, manifest: Manifest, files: Mapping[str, StoredFile], threads: Executor
+) -> list[Damage]:
     arrays = {layout.in_item(manifest.item, spec.name): spec.name for spec in manifest.arrays}
 
     def look(name: str, file: StoredFile) -> Damage | None:
@@ -136,7 +143,7 @@ def _damaged_files(folder: StoragePath, manifest: Manifest, threads: Executor) -
             return Damage(name, next((arrays[path] for path in above if path in arrays), None), str(error))
         return None
 
-    return [found for found in threads.map(look, manifest.files, manifest.files.values()) if found]
+    return [found for found in threads.map(look, files, files.values()) if found]
 
 
 def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:

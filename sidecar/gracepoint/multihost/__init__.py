@@ -3,7 +3,7 @@
 Importing this package does not load JAX. Its functions load JAX when they are called.
 """
 
-from gracepoint.multihost.agreement import Agreement, Observer
+from gracepoint.multihost.agreement import Agreement
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.broadcast import broadcast_one_to_all
 from gracepoint.multihost.cluster import Meeting, join, meet, raise_jax_notice
@@ -12,6 +12,7 @@ from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.multihost.members import ProcessNames
 from gracepoint.multihost.state import State, global_state
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
+from gracepoint.multihost.timekeeper import Observer
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
     failing_together,

@@ -5,11 +5,8 @@
 * The **reading thread** ("gracepoint-agreement", one per process, daemon) waits on the bell. It reads every
   entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
   the ordinal. The last process to publish writes what was agreed.
-* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) sleeps until there is a notice. Then
-  it computes when the freeze must begin, from this process's own figures, and writes the start when it is time. The
-  first process that does so starts the epoch for all. In an open epoch, this thread takes over for a process that died
-  in the middle of the protocol, and gives the epoch up for all when the time is over. Both read the store, so the
-  processes take turns (``turns``): the more there are, the less often does each of them look.
+* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) runs the ``timekeeper``: it sleeps until
+  there is a notice, starts the freeze when it is time, and looks after an open epoch.
 * **Any thread** may call ``tell`` and ``take_back``.
 
 The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
@@ -20,28 +17,25 @@ The threads share the seat, the ledger and ``_failure``. ``protocol`` says which
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, GracepointError
-from gracepoint.multihost import turns
+from gracepoint.multihost import step_comparison
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Broken, Closed, Event, Opened
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import KeyValueStore, StoreUnavailable
+from gracepoint.multihost.timekeeper import Observer, Timekeeper
 from gracepoint.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
-_LOOK_EVERY_S = 0.5
 #: How long training waits after the deadline for the timing thread, which can name the missing processes.
 _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
@@ -49,32 +43,6 @@ _RING_ATTEMPTS = 5
 _HEARD_S = 5.0
 #: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
-
-
-class Observer(Protocol):
-    """Gets the events from the background threads, and tells them the times."""
-
-    def heard(self, event: Event) -> None:
-        """Called in the reading thread when an entry of the bell has an effect. Must not block."""
-
-    def start_in_s(self, remaining_s: float = math.inf) -> float:
-        """Returns the seconds until the freeze must begin, so that the save is done in time. 0 or less means now.
-
-        Args:
-            remaining_s: Seconds until the deadline of one more notice, which this process is about to tell.
-        """
-
-    def time_left_s(self) -> float:
-        """Returns the seconds in which all work of the open epoch must be done."""
-
-    def position(self) -> tuple[int, bool]:
-        """Returns the step that training has reached, and whether all must meet at the agreed point before they save.
-
-        They must if this process has a snapshot that could be saved in place of the agreed step. Any thread may call.
-        """
-
-    def looked(self) -> None:
-        """Called in the timing thread about twice a second while an epoch is open."""
 
 
 class Agreement:
@@ -91,14 +59,12 @@ class Agreement:
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
-        self._turn_s = turns.after_s(self._me)  # the first processes do for all what is due; others if they have not
         self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard, observer.position)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
+        self._timekeeper = Timekeeper(self._member, observer, gang.process_index)
         self.seat = self._member.seat
         self._changed = threading.Condition()
         self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
-        self._started_for: int | None = None  # value of ``changed`` when this process last wrote a start
-        self._looks = 0  # at an open epoch; only for the timing thread
         self._leaving = False  # close or abandon was called, so no thread waits any more
         self._threads = [
             threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
@@ -232,24 +198,12 @@ class Agreement:
             return None
 
         def compared(told: list[str]) -> str:
-            steps, words = zip(*(each.split(" ", 1) for each in told), strict=True)
-            for other, found in enumerate(steps):
-                if found != steps[0]:
-                    wrong = (
-                        f"at sync point {self.seat.ordinal} process 0 is at step {steps[0]} and process {other} at "
-                        f"step {found}: every process must call step() once for each step, with the same number"
-                    )
-                    return json.dumps({"wrong": wrong})
-            try:
-                return json.dumps({"merged": merge(list(words))})
-            except AgreementError as error:
-                return json.dumps({"wrong": str(error)})
+            return step_comparison.compare(told, self.seat.ordinal, merge)
 
-        answer = self._gang.reduce(self.steps_key, f"{step} {word}", compared, timeout_s=deadline.remaining_s())
-        found: dict[str, str] = json.loads(answer)
-        if "wrong" in found:
-            raise AgreementError(found["wrong"])
-        return found["merged"]
+        word = step_comparison.word(step, word)
+        return step_comparison.result(
+            self._gang.reduce(self.steps_key, word, compared, timeout_s=deadline.remaining_s())
+        )
 
     def end_epoch(self) -> None:
         """Ends the epoch of a drill, at the agreed point or before it. Every process calls it and trains on.
@@ -373,38 +327,10 @@ class Agreement:
             with self._changed:
                 if self._leaving:
                     return
-                sleep_s = self._sleep_s()
+                sleep_s = self._timekeeper.sleep_s()
                 if (sleep_s is None or sleep_s > 0) and self._changed.wait(sleep_s):
                     continue  # something has changed: compute the time again
             try:
-                self._look()
+                self._timekeeper.look()
             except GracepointError as error:
                 log.warning("could not keep the time of a notice, trying again error=%s", error)
-
-    def _sleep_s(self) -> float | None:
-        """Returns the seconds until the next action. None if there is nothing to do until something changes."""
-        ledger = self._member.ledger
-        if ledger.failed is not None or (not ledger.standing and ledger.epoch is None):
-            return None
-        if ledger.epoch is not None:
-            undecided = ledger.epoch.agreed is None
-            return max(_LOOK_EVERY_S / 10, min(self._observer.time_left_s() if undecided else 1.0, _LOOK_EVERY_S))
-        if ledger.finished:
-            return None
-        if self._started_for == ledger.changed:  # the start was written and has not been read yet
-            return _LOOK_EVERY_S
-        return min(self._observer.start_in_s() + self._turn_s, _LOOK_EVERY_S)
-
-    def _look(self) -> None:
-        ledger = self._member.ledger
-        if ledger.epoch is None:
-            start_in_s = self._observer.start_in_s() + self._turn_s
-            if start_in_s <= 0:
-                self._started_for = ledger.changed
-            self._member.look(start_in_s, self._observer.time_left_s())
-            return
-        self._observer.looked()
-        self._looks += 1
-        left_s = self._observer.time_left_s() + self._turn_s
-        if left_s <= 0 or turns.polls(self._me, self._looks):
-            self._member.look(0.0, left_s)

@@ -16,6 +16,9 @@ from typing import Any
 from gracepoint import deadline_plan
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
+from gracepoint.multihost.members import PodNames
+from gracepoint.multihost.stalls import StallBoard, Suspicion
+from gracepoint.preemption.activities import Activities
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
 from gracepoint.preemption.forecast import Figures, Forecaster
 from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
@@ -23,10 +26,13 @@ from gracepoint.preemption.observer import PreemptionObserver
 from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.stall_detector import Stalled
+from gracepoint.preemption.stall_watch import StallWatch
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings
+from gracepoint.wire.names import STALL_RESTART
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +73,7 @@ class Coordinator:
         step: The step that training has reached. The session sets it; all threads read it.
         arrive: Passes the next sync point, as ``Agreement.arrive``. It is that method itself: a quiet sync point costs
             one call.
+        activities: What the process does, for the watch for stalls. The session names the stages.
     """
 
     def __init__(
@@ -123,6 +130,23 @@ class Coordinator:
             group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
         )
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
+        self._settings = settings
+        self.activities = Activities(
+            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.newest_snapshot
+        )
+        self._stall_watch: StallWatch | None = None
+        if settings.stall_after_s > 0:
+            self._stall_watch = StallWatch(
+                settings.stall_after_s,
+                self.activities,
+                lambda: self._agreement.sync_point,
+                StallBoard(meeting.store, group),
+                PodNames(meeting.members),
+                on_stall=self._stalled,
+                on_over=self._goes_on,
+                on_limit=self._restart_if_asked,
+                clock=clock,
+            )
         try:
             self._receivers.listen(session, group, tell_jax)
         except BaseException:
@@ -224,6 +248,20 @@ class Coordinator:
         """Reports what an emergency save would take now."""
         self._reporter.forecast(figures, self._forecaster.margin)
 
+    # Stalls. Called by threads of the stall watch.
+
+    def _stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
+        stage, message = stalled.activity.stage, suspicion.why
+        self._reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
+
+    def _goes_on(self, part: str) -> None:
+        self._reporter.stall(part, self.step, 0.0, [], "there is progress again", "")
+
+    def _restart_if_asked(self, why: str) -> None:
+        if self._settings.stall_action == STALL_RESTART and not self._exit.decided:
+            log.error("this process exits, so that the job starts again reason=%s", why)
+            self._exit.decide(self._settings.unsaved_exit_code)
+
     # The end of the session.
 
     def finish(self) -> None:
@@ -259,6 +297,8 @@ class Coordinator:
             False if the watchdog stays until the process has exited: the process exits for a preemption, or it
             breaks off while others may hold up JAX's shutdown.
         """
+        if self._stall_watch is not None:
+            self._stall_watch.stop()
         self._agreement.close()
         self._receivers.stop_listening()
         exits = self._exit.decided

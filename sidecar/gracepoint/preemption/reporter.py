@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Sequence
 
 from gracepoint.preemption.forecast import Figures
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming
+from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming, Stall
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ _UNHURRIED_S = 60.0
 _AFTER_DEADLINE_S = 5.0
 #: How long ``flush`` waits in a process that has sent no report: its acknowledgement may still be held back.
 _RECEIPT_S = 1.0
+#: A stall names this many processes, and this much of a stack.
+_SUSPECTS = 100
+_STACK_CHARACTERS = 3000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,6 +152,33 @@ class Reporter:
                 age_s=0.0,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
+
+    def stall(self, stage: str, step: int, for_s: float, suspects: Sequence[int], message: str, stack: str) -> None:
+        """Reports that the processes make no progress, by whichever process finds that out.
+
+        Args:
+            stage: What this process does, in words.
+            step: The step that this process has reached.
+            for_s: Seconds for which it has made no progress. 0: there is progress again.
+            suspects: The processes that hold up the others.
+            message: Why they are suspected.
+            stack: Where the first of them is.
+        """
+        log.error("stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message)
+        if self._sender is not None:
+            told = Stall(
+                pod_uid=self._settings.pod_uid or "",
+                session=self._session,
+                workload_uid=self._settings.jobset_uid or "",
+                over=for_s == 0,
+                stage=stage,
+                step=step,
+                for_s=for_s,
+                suspects=list(suspects[:_SUSPECTS]),
+                message=message,
+                stack=stack[-_STACK_CHARACTERS:],
+            )
+            self._sender.send(told, within_s=_UNHURRIED_S)
 
     def flush(self, timeout_s: float) -> None:
         """Waits until the operator has all messages, for ``timeout_s`` at most."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption
-from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Stall
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_STALL
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ _PATHS: dict[type[Message], str] = {
     Forecast: PATH_FORECAST,
     Report: PATH_REPORT,
     Resumption: PATH_RESUMPTION,
+    Stall: PATH_STALL,
 }
 _MOST_WAITING = 200
 #: Short, as a replica that is gone with its node does not answer, and the next attempt may reach the other replica.
@@ -61,7 +62,7 @@ class _Item:
 
 
 class Sender:
-    """Sends acknowledgements, reports, forecasts and resumptions.
+    """Sends acknowledgements, reports, forecasts, resumptions and stalls.
 
     Args:
         channel: The connection, used by the sender's thread alone.

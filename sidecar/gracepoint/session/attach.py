@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -39,7 +40,11 @@ def attach(
     margin: float | None = None,
     head_start_s: float | None = None,
     metadata: str | None = None,
+    gce_notice_s: float | None = None,
     host_memory_limit_bytes: int | None = None,
+    writer: str | None = None,
+    stall_after_s: float | None = None,
+    stall_action: str | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -66,8 +71,17 @@ def attach(
             s) are acted upon at once. 0: the prediction alone counts.
         metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
             commas, or ``auto``.
+        gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
+            metadata server does not tell it. 0: they have none.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
             free.
+        writer: Who writes saves: ``thread`` of this process; ``worker``, a process that finishes them even if this one
+            dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
+        stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
+            restore or a meeting. A compilation counts as progress as long as it computes. Longer than the longest
+            evaluation without a sync point. 0: nothing is watched.
+        stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
+            all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -95,7 +109,11 @@ def attach(
         margin=margin,
         head_start_s=head_start_s,
         metadata=metadata,
+        gce_notice_s=gce_notice_s,
         host_memory_limit_bytes=host_memory_limit_bytes,
+        writer=writer,
+        stall_after_s=stall_after_s,
+        stall_action=stall_action,
     )
     join(settings)
     meeting = meet(settings)
@@ -114,7 +132,7 @@ def attach(
         host_memory_limit_bytes=settings.host_memory_limit_bytes,
         remember_throughput=True,
         hastens=settings.operator_url is not None,
-        options=write_options,
+        options=_options(settings, write_options),
         clock=time.monotonic,
     )
     checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
@@ -131,6 +149,13 @@ def attach(
     except BaseException as error:
         checkpointer.abandon(str(error), timeout_s=0.0)
         raise
+
+
+def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
+    from gracepoint.checkpoint.options import DEFAULT_OPTIONS
+
+    options = given or DEFAULT_OPTIONS
+    return dataclasses.replace(options, writer=settings.writer) if options.writer is None else options
 
 
 def _directory(settings: Settings, process_count: int) -> str:

@@ -172,8 +172,8 @@ class Session:
 
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with asked.telling():
-            restored = self._checkpointer.restore(
+        with self._coordinator.activities.at("restore"), asked.telling():
+            restored = self._checkpointer.restorer.restore(
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,
                 restore_args=asked.restore_args,
@@ -220,7 +220,8 @@ class Session:
         if self._hints.due():
             self._checkpointer.hasten()
         if self._saves.begins(number):
-            self._checkpointer.save_in_background(number, state, self._values.get())
+            with self._coordinator.activities.at("periodic save"):
+                self._checkpointer.save_in_background(number, state, self._values.get())
         if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures)
 
@@ -304,8 +305,9 @@ class Session:
         self._points.settle("the session was closed")
         self._points.closed = True
         try:
-            self._coordinator.finish()
-            self._checkpointer.close(_CLOSE_TIMEOUT_S)
+            with self._coordinator.activities.at("close"):
+                self._coordinator.finish()
+                self._checkpointer.close(_CLOSE_TIMEOUT_S)
         finally:
             self._end_threads(well=True)
 

@@ -76,7 +76,7 @@ def start_from(
             log.info("restored step=%d", restored.step)
             return Start(restored.state, restored.step, RestoredFrom(checkpointer.directory, restored.step, own=True))
         if base is not None:
-            found = checkpointer.restore_base(
+            found = checkpointer.restorer.restore_base(
                 base,
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,

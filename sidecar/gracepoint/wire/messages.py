@@ -228,3 +228,35 @@ class Resumption(Message):
     restored_step: int | None
     training: bool
     age_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stall(Message):
+    """Written by one process for all when a gang makes no progress, and again when it does; read by the operator.
+
+    Any process may write it, as the primary process may be the one that is stopped. If process 0 does not answer, all
+    processes write it.
+
+    Attributes:
+        pod_uid: UID of the pod that writes.
+        session: Session that writes.
+        workload_uid: The JobSet's UID.
+        over: True if there is progress again. The other fields then say which stall that was.
+        stage: What the writer does, in words.
+        step: The step that the writer has reached.
+        for_s: Seconds for which the writer has made no progress.
+        suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
+        message: Why they are suspected, in words.
+        stack: Where the first suspect is, as lines of a traceback. If it has not said so: where the writer is.
+    """
+
+    pod_uid: str
+    session: str
+    workload_uid: str
+    over: bool
+    stage: str
+    step: int
+    for_s: float
+    suspects: list[int]
+    message: str
+    stack: str

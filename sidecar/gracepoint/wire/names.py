@@ -9,14 +9,18 @@ from __future__ import annotations
 GROUP = "gracepoint.dev"
 API_VERSION = "v1alpha1"
 
-#: Label on a JobSet that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The operator's
-#: webhook copies it to the pods when the JobSet is created.
+#: Label on a JobSet or Job that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The
+#: operator's webhook copies it to the pods when the workload is created.
 LABEL_POLICY = "gracepoint.dev/policy"
 
 #: Audience of the projected service-account token by which a pod identifies itself.
 TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
+
+#: Where the trainer and the keeper of a pod meet: a volume that both mount, and the keeper's socket in it.
+KEEPER_DIRECTORY = "/var/run/gracepoint.dev"
+KEEPER_SOCKET = f"{KEEPER_DIRECTORY}/keeper.sock"
 
 #: Exit codes if the policy names none. From 3 to 125, as shells, Python and runtimes use 0 to 2 and 126 to 255.
 DEFAULT_SAVED_EXIT_CODE = 77
@@ -25,12 +29,19 @@ DEFAULT_UNSAVED_EXIT_CODE = 78
 #: Seconds before the deadline at which a preemption's save begins at the latest, if the policy names none.
 DEFAULT_HEAD_START_S = 60.0
 
+#: Seconds without progress after which a process is reported as stalled, if the policy names none.
+DEFAULT_STALL_AFTER_S = 900.0
+#: What follows from a stall. "report": it is said. "restart": the processes exit, too, so that the job starts again.
+STALL_REPORT = "report"
+STALL_RESTART = "restart"
+
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
 PATH_REPORT = "/v1/reports"  # Report in; 204 out
 PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
+PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 
 #: JobSet's own labels on pods (jobset.sigs.k8s.io, api/jobset/v1alpha2).
 JOBSET_LABEL_NAME = "jobset.sigs.k8s.io/jobset-name"
@@ -64,7 +75,9 @@ class Env:
     PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
     PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
     PODS_PER_JOB = "GRACEPOINT_PODS_PER_JOB"
-    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>
+    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>. In a Job by itself,
+    # JOBSET_NAME and JOBSET_UID are those of the Job, COORDINATOR_JOB and REPLICATED_JOB are absent, and process 0
+    # listens at <JOBSET_NAME>-0.<SUBDOMAIN>:<COORDINATOR_PORT>.
     COORDINATOR_JOB = "GRACEPOINT_COORDINATOR_JOB"
     COORDINATOR_PORT = "GRACEPOINT_COORDINATOR_PORT"
     SUBDOMAIN = "GRACEPOINT_SUBDOMAIN"
@@ -74,6 +87,7 @@ class Env:
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
     # What else is watched.
     METADATA = "GRACEPOINT_METADATA"  # some of METADATA_CLOUDS, separated by commas; or METADATA_AUTO
+    GCE_NOTICE_S = "GRACEPOINT_GCE_NOTICE_S"  # seconds of the instance's preemptionNoticeDuration
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
@@ -82,12 +96,15 @@ class Env:
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
+    WRITER = "GRACEPOINT_WRITER"  # thread, worker, or the path of a keeper's socket; absent: thread
     HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # for snapshots; absent: all that is free
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
     GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # seconds that the pod lives after a SIGTERM
     MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, at least 1
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
+    STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
+    STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
 
 
 #: Clouds whose metadata server the library can watch from within the pod.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.checkpoint.saving import save_planner
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
 
     class Noted(HostSnapshot):
-        def __init__(self, *form: object) -> None:
-            super().__init__(*form)  # type: ignore[arg-type]
+        def __init__(self, *form: object, **options: bool) -> None:
+            super().__init__(*form, **options)  # type: ignore[arg-type]
             made.append(self)
 
     monkeypatch.setattr(save_planner, "HostSnapshot", Noted)

@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
-from gracepoint.process_group import ProcessGroup
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -146,7 +146,9 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts: made.append(parts))
+    monkeypatch.setattr(
+        "gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts, **_: made.append(parts)
+    )
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []
     engine(tmp_path).prepare(small_state())
@@ -218,7 +220,7 @@ def test_saving_the_restored_step_again_writes_nothing(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, small_state())
     before = (tmp_path / "1").stat().st_ino
     checkpointer = engine(tmp_path, attempt="job-1-b")
-    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
     save(checkpointer, 1, small_state())
     assert (tmp_path / "1").stat().st_ino == before
 
@@ -366,7 +368,6 @@ def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_at_once(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    from gracepoint.process_group import SingleProcess
 
     options: dict[str, Any] = {"directory": str(tmp_path), "attempt": "a", **arguments}
     with pytest.raises(SettingsError, match=message):
@@ -375,7 +376,7 @@ def test_wrong_arguments_are_refused_at_once(tmp_path: Path, arguments: dict[str
 
 def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
-    checkpointer = StepCheckpointer(f"file://{tmp_path}/with%20space", gang=engine(tmp_path)._gang, attempt="a")
+    checkpointer = StepCheckpointer(f"file://{tmp_path}/with%20space", gang=SingleProcess(), attempt="a")
     save(checkpointer, 1, small_state())
     assert (folder / "1").is_dir()
 

@@ -15,7 +15,7 @@ from gracepoint_cli.doctor import installation, probe_pod
 from gracepoint_cli.doctor.checks import Check, State
 from gracepoint_operator.resources import Training
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.webhooks import inject_jobset
+from gracepoint_operator.webhooks import inject_workload
 from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
@@ -124,7 +124,7 @@ def stored() -> Json:
     pod_of(body)["terminationGracePeriodSeconds"] = 60
     pod_of(body)["serviceAccountName"] = "trainer"
     pod_of(body)["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
-    made = inject_jobset(body, "default", policy_spec(), SETTINGS)
+    made = inject_workload(body, "default", policy_spec(), SETTINGS)
     made["metadata"]["uid"] = "u"
     return made
 

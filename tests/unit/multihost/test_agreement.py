@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 import threading
@@ -19,7 +18,7 @@ from gracepoint.errors import AgreementError, BarrierFailed
 from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
 from gracepoint.multihost import agreement as agreement_module
 from gracepoint.multihost.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
-from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Ledger, Moot, Noticed, Opened, Retracted, Settled
+from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
 from gracepoint.multihost.store import StoreUnavailable
 from tests.unit.multihost.fakes.gangs import gangs, together
 
@@ -667,34 +666,6 @@ def test_its_threads_keep_no_process_from_ending(make: Callable[..., Gang]) -> N
     make(1)
     found = [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint-agreement")]
     assert [thread.daemon for thread in found] == [True, True]
-
-
-OPEN = Epoch(0, False, frozenset({"spot"}), 0, 0)
-STANDING = {"spot": NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)}
-
-
-@pytest.mark.parametrize(
-    ("ledger", "left_s", "expected"),
-    [
-        pytest.param(Ledger(), 30.0, None, id="nothing stands"),
-        pytest.param(Ledger(standing=STANDING), 30.0, 0.5, id="a notice stands"),
-        pytest.param(Ledger(standing=STANDING, epoch=OPEN), 30.0, 0.5, id="an epoch is open"),
-        pytest.param(Ledger(standing=STANDING, epoch=OPEN), 0.2, 0.2, id="its time is over soon"),
-        pytest.param(Ledger(standing=STANDING, epoch=OPEN), -5.0, 0.05, id="its time is over"),
-        pytest.param(Ledger(epoch=dataclasses.replace(OPEN, agreed=4)), -5.0, 0.5, id="it is agreed"),
-        pytest.param(Ledger(standing=STANDING, epoch=OPEN, failed="why"), 30.0, None, id="it has failed"),
-        pytest.param(Ledger(standing=STANDING, finished=True), 30.0, None, id="training has finished"),
-    ],
-)
-def test_the_timing_thread_sleeps_until_there_is_something_to_do(
-    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, ledger: Ledger, left_s: float, expected: float | None
-) -> None:
-    gang = make(1, start_in_s=LATER_S)
-    (agreement,), (watcher,) = gang.agreements, gang.watchers
-    agreement.close()
-    monkeypatch.setattr(watcher, "time_left_s", lambda: left_s)
-    agreement._member.ledger = ledger
-    assert agreement._sleep_s() == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_quiet_sync_point_costs_less_than_a_microsecond(make: Callable[..., Gang]) -> None:

@@ -1,54 +1,102 @@
-"""Full garbage collections come between notices."""
+"""Garbage collections are short, and come often enough."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import gc
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 
 from gracepoint_operator import gc_schedule
+from gracepoint_operator.gc_schedule import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
 
 
-def _collected(quiet: list[bool]) -> list[int]:
-    """The minutes in which it was collected, of minutes that were quiet or not. Negative: of everything."""
-    minutes: Iterator[int] = iter(range(len(quiet)))
-    now = -1
-    collected: list[int] = []
+def _collected(
+    looks: int, *, quiet: Callable[[float], bool] = lambda at: True, new_a_second: float = 0.0
+) -> list[tuple[float, bool]]:
+    """When it was collected, in seconds from the start, and whether everything was looked at."""
+    now, since_s = 0.0, 0.0
+    collected: list[tuple[float, bool]] = []
 
     async def sleep(seconds: float) -> None:
-        nonlocal now
-        assert seconds == gc_schedule.EVERY_S
-        try:
-            now = next(minutes)
-        except StopIteration:
-            raise asyncio.CancelledError from None
+        nonlocal now, looks
+        if looks == 0:
+            raise asyncio.CancelledError
+        now, looks = now + seconds, looks - 1
+
+    def collect(whole: bool) -> None:
+        nonlocal since_s
+        collected.append((now, whole))
+        since_s = now
 
     async def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await gc_schedule.collect_between_notices(
-                lambda: quiet[now], sleep=sleep, collect=lambda whole: collected.append(-now if whole else now)
+            await gc_schedule.collect_in_portions(
+                lambda: quiet(now), sleep=sleep, new=lambda: int((now - since_s) * new_a_second), collect=collect
             )
 
     asyncio.run(run())
     return collected
 
 
-def test_garbage_is_collected_each_minute_while_nothing_is_under_way() -> None:
-    assert _collected([True] * 3) == [0, 1, 2]
-
-
-def test_a_preemption_under_way_puts_it_off_to_the_first_quiet_minute() -> None:
-    assert _collected([True, False, False, True, True]) == [0, 3, 4]
-
-
-def test_consecutive_preemptions_postpone_it_for_a_bounded_time() -> None:
-    most = gc_schedule.MOST_PUT_OFF
-    assert _collected([False] * (2 * most + 2)) == [most, 2 * most + 1]
-
-
-def test_everything_is_looked_at_once_an_hour() -> None:
-    collected = _collected([True] * 2 * gc_schedule.WHOLE_EVERY)
-    assert [minute for minute in collected if minute < 0] == [
-        1 - gc_schedule.WHOLE_EVERY,
-        1 - 2 * gc_schedule.WHOLE_EVERY,
+def test_it_collects_as_soon_as_there_is_a_portion_of_new_objects() -> None:
+    assert _collected(round(3 * PORTION / LOOK_S), new_a_second=1.0) == [
+        (PORTION, False),
+        (2 * PORTION, False),
+        (3 * PORTION, False),
     ]
+
+
+def test_it_looks_at_everything_once_a_day() -> None:
+    assert _collected(round(2.5 * WHOLE_S / LOOK_S)) == [(WHOLE_S, True), (2 * WHOLE_S, True)]
+
+
+def test_preemptions_under_way_put_that_off_for_a_bounded_time() -> None:
+    assert _collected(round(1.5 * WHOLE_S / LOOK_S), quiet=lambda at: at > WHOLE_S + 60) == [(WHOLE_S + 61, True)]
+    assert _collected(round(1.5 * WHOLE_S / LOOK_S), quiet=lambda at: False) == [(WHOLE_S + PUT_OFF_S, True)]
+
+
+def test_a_collection_does_not_look_at_what_was_known_before() -> None:
+    """In a process of its own: the settings are those of the process."""
+    program = """
+        import gc, time
+        from gracepoint_operator import gc_schedule
+        gc_schedule.restrain()
+        known = [[index] for index in range(2_000_000)]
+        began_s = time.thread_time()
+        gc_schedule._collect(True)
+        whole_s = time.thread_time() - began_s
+        new = [[index] for index in range(1_000)]
+        began_s = time.thread_time()
+        gc_schedule._collect(False)
+        assert time.thread_time() - began_s < whole_s / 20, (time.thread_time() - began_s, whole_s)
+        assert gc.get_freeze_count() > 2_000_000
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
+    program = """
+        import gc, weakref
+        from gracepoint_operator import gc_schedule
+        class Cycle: pass
+        gc_schedule.restrain()
+        one = Cycle(); one.itself = one; gone = weakref.ref(one)
+        gc_schedule._collect(False)
+        del one
+        gc_schedule._collect(False)
+        assert gone() is not None
+        gc_schedule._collect(True)
+        assert gone() is None
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+def test_the_portion_is_counted_by_pythons_own_collections() -> None:
+    gc.collect()
+    assert gc_schedule._new() == 0
+    gc.collect(1)
+    assert gc_schedule._new() == 1

@@ -33,6 +33,7 @@ from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import read_job, read_pod
+from gracepoint_operator.workloads.job import LONE_JOBS, JobType
 from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
 from tests.hypothesis_profiles import examples
 from tests.unit.operator.fakes import objects
@@ -114,6 +115,7 @@ VALID: dict[kinds.Kind, tuple[Body, ...]] = {
     kinds.PODS: (objects.pod(disruption="EvictionByEvictionAPI", deleting_at=objects.NOW),),
     kinds.JOBS: (objects.job(condition="Failed"),),
     JOBSETS: (objects.jobset(), objects.jobset(finished="Completed")),
+    LONE_JOBS: (objects.lone_job(), objects.lone_job(condition="Complete")),
     kinds.POLICIES: (objects.policy(mode="Drill", deadline={"margin": 2}),),
     kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"), objects.request()),
 }
@@ -122,6 +124,7 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "pod": (read_pod, kinds.PODS),
     "job": (read_job, kinds.JOBS),
     "jobset": (JobSetType().read, JOBSETS),
+    "lone job": (JobType().read, LONE_JOBS),
     "policy": (CheckpointPolicy.of, kinds.POLICIES),
     "preemption": (PreemptionRecord.of, kinds.PREEMPTIONS),
     "request": (Asked.of, kinds.PREEMPTIONS),
@@ -183,6 +186,17 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
         evictions.hold(None, pod, scene.clock())
     for uid in [uid for kind in VALID for uid in scene.cache.uids(kind)]:
         scene.cache.drop(uid)
+
+
+@pytest.mark.parametrize("field", ["metadata.name", "metadata.namespace", "spec.nodeName"])
+def test_a_pod_with_a_name_that_fits_into_no_record_is_left_out(field: str) -> None:
+    scene = Scene()
+    body = objects.pod(1, deleting_at=objects.NOW)
+    part, _, name = field.partition(".")
+    body[part][name] = "n" * 254
+    body["metadata"]["uid"] = "uid-of-another"
+    scene.cache.put(kinds.PODS, body, listed=False)
+    assert "uid-of-another" not in scene.cache.objects.pods
 
 
 MESSAGES: dict[str, Message] = {
@@ -300,7 +314,7 @@ async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.
             continue
         request = AdmissionRequest("u", "n", body, "x", dry_run=False)
         for answer in (
-            await routes.mutate_jobset(request, Operator()),
+            await routes.mutate_workload(request, Operator()),
             routes.mutate_pod(request, Operator()),
             await routes.validate_eviction(request, Operator()),
         ):

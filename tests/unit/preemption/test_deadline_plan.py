@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, plan
+from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
 from gracepoint.errors import AgreementError
 from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
@@ -63,6 +63,87 @@ def test_save_with_nothing_on_disk_is_not_expected_sooner_than_elapsed() -> None
     assert (usual.finish_s, stuck.finish_s) == (4.0, 600.0)
     assert plan(usual).choice is Choice.FINISH_IN_FLIGHT
     assert plan(stuck).choice is Choice.CANCEL_AND_SAVE
+
+
+def exactly(
+    left_s: float, *, save_s: float = 8, finish_s: float | None = None, rewrite_s: float | None = None
+) -> Situation:
+    """Four seconds to drain, a margin of 2. Half of a save under way is done; ``rewrite_s`` is of a held snapshot."""
+    found = None
+    if finish_s is not None:
+        found = NewestSnapshot(step=990, state=SnapshotState.WRITING, done_bytes=8, left_bytes=8, elapsed_s=0.0)
+        rewrite_s = 2 * finish_s
+    elif rewrite_s is not None:
+        found = NewestSnapshot(step=990, state=SnapshotState.HELD, done_bytes=8, left_bytes=8, elapsed_s=0.0)
+    return Situation(
+        step=STEP,
+        left_s=left_s,
+        state_bytes=16,
+        process_count=1,
+        drain_s=4.0,
+        streamed_bytes_per_s=16 / save_s,
+        snapshot_bytes_per_s=None if rewrite_s is None else 16 / rewrite_s,
+        snapshot=found,
+        margin=2.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "choice", "words"),
+    [
+        pytest.param(exactly(24, finish_s=4), Choice.FINISH_IN_FLIGHT, "time for both", id="both, with the margin"),
+        pytest.param(exactly(24, finish_s=6), Choice.CANCEL_AND_SAVE, "no time for both", id="the current step"),
+        pytest.param(exactly(16, finish_s=6, save_s=10), Choice.FINISH_IN_FLIGHT, "is safe", id="both, without it"),
+        pytest.param(exactly(18, finish_s=9, save_s=9), Choice.FINISH_IN_FLIGHT, "is safe", id="the one under way"),
+        pytest.param(exactly(18, finish_s=10), Choice.CANCEL_AND_SAVE, "without margin", id="neither is safe"),
+        pytest.param(exactly(12, finish_s=6), Choice.PROMOTE, "another 6.0 s, 12.0 s are left", id="an older one"),
+        pytest.param(exactly(24), Choice.SAVE_NOW, "drain and save, 24.0 s", id="no other save, with the margin"),
+        pytest.param(exactly(12), Choice.SAVE_NOW, "without margin", id="no other save, without it"),
+        pytest.param(exactly(20, rewrite_s=10), Choice.PROMOTE, "whose save failed", id="a held one, with the margin"),
+        pytest.param(exactly(10, rewrite_s=10), Choice.PROMOTE, "without margin", id="a held one, without it"),
+    ],
+)
+def test_what_needs_exactly_the_time_left_fits(now: Situation, choice: Choice, words: str) -> None:
+    found = plan(now)
+    assert found.choice is choice, found.reason
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("streamed", "from_snapshot", "save_s", "rewrite_s"),
+    [(8.0, 2.0, 2.0, 8.0), (8.0, None, 2.0, 2.0), (None, 2.0, 8.0, 8.0)],
+)
+def test_each_way_is_predicted_by_its_own_rate_or_else_the_other(
+    streamed: float | None, from_snapshot: float | None, save_s: float, rewrite_s: float
+) -> None:
+    now = dataclasses.replace(exactly(24), streamed_bytes_per_s=streamed, snapshot_bytes_per_s=from_snapshot)
+    assert (now.save_s, now.rewrite_s) == (save_s, rewrite_s)
+
+
+@pytest.mark.parametrize(
+    ("state", "done", "left", "finish_s"),
+    [
+        pytest.param(SnapshotState.HELD, 8, 8, 0.0, id="no save is under way"),
+        pytest.param(SnapshotState.WRITING, 0, 0, 0.0, id="it has nothing to write"),
+        pytest.param(SnapshotState.WRITING, 0, 1, 8.0, id="it has one byte to write"),
+        pytest.param(SnapshotState.WRITING, 12, 4, 2.0, id="a quarter is left"),
+    ],
+)
+def test_save_under_way_ends_when_the_rest_is_written(
+    state: SnapshotState, done: int, left: int, finish_s: float
+) -> None:
+    found = NewestSnapshot(step=990, state=state, done_bytes=done, left_bytes=left, elapsed_s=3.0)
+    assert dataclasses.replace(exactly(24), snapshot=found).finish_s == finish_s
+
+
+def test_unknown_state_is_predicted_to_take_no_time() -> None:
+    assert dataclasses.replace(exactly(24), state_bytes=None).save_s == 0.0
+
+
+@pytest.mark.parametrize("state", [None, *SnapshotState])
+def test_there_is_a_choice_while_a_snapshot_could_be_saved(state: SnapshotState | None) -> None:
+    found = None if state is None else snapshot(state)
+    assert must_choose(found) == (state in (SnapshotState.WRITING, SnapshotState.HELD))
 
 
 seconds = st.floats(0, 1e4)
@@ -133,6 +214,7 @@ def test_all_processes_choose_alike_by_the_worst_known_figure(
     assert together == merged([Situation.from_json(s.to_json()) for s in alike])
     assert together.left_s == min(s.left_s for s in alike)
     assert together.drain_s == max(s.drain_s for s in alike)
+    assert together.margin == max(s.margin for s in alike)
 
 
 def snapshot(state: SnapshotState, done: int = 5, step: int = 990) -> NewestSnapshot:

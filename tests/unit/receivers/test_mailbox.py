@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -121,6 +122,64 @@ def test_repeated_deadline_is_ignored_and_a_drifting_one_is_not(mailbox: Mailbox
     mailbox.post(disruption(remaining_s=19.45))
     assert listener.heard == [("gpt-1", 30), ("gpt-1", 19.45)]
     assert mailbox.remaining_s() == pytest.approx(19.45)
+
+
+@pytest.mark.parametrize(("moved_s", "heard"), [(0.5, 1), (-0.5, 1), (0.75, 2), (-0.75, 2)])
+def test_a_deadline_without_revision_is_the_same_up_to_half_a_second(
+    mailbox: Mailbox, moved_s: float, heard: int
+) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    mailbox.post(disruption(remaining_s=30))
+    mailbox.post(disruption(remaining_s=30 + moved_s))
+    assert len(listener.heard) == heard
+
+
+def of_revision(revision: int | None, remaining_s: float) -> Disruption:
+    return dataclasses.replace(disruption(remaining_s=remaining_s), revision=revision)
+
+
+@pytest.mark.parametrize("later_s", [40.0, 20.0], ids=["delayed on its way", "faster"])
+def test_of_one_revision_the_earlier_deadline_is_kept(mailbox: Mailbox, later_s: float) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    for remaining_s in (30.0, later_s):
+        mailbox.post(of_revision(3, remaining_s))
+    assert mailbox.remaining_s() == min(30.0, later_s)
+    assert len(listener.heard) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "heard"),
+    [
+        pytest.param(3, 9_000, 2, id="another deadline"),
+        pytest.param(None, 9_000, 1, id="a word without a revision came before"),
+        pytest.param(3, None, 1, id="a word without a revision came between"),
+    ],
+)
+def test_the_revision_that_was_told_is_remembered(
+    mailbox: Mailbox, first: int | None, second: int | None, heard: int
+) -> None:
+    listener = Listening()
+    mailbox.listen(listener)
+    mailbox.post(of_revision(first, 30.0))
+    mailbox.post(of_revision(second, 30.0))
+    assert len(listener.heard) == heard
+    mailbox.post(of_revision(second or first, 90.0))
+    assert len(listener.heard) == heard, "it is the same deadline by its revision, whatever it says"
+
+
+def test_readers_find_what_is_there_by_origin_and_by_name(mailbox: Mailbox) -> None:
+    notice, signal = disruption("gpt-1"), disruption("", signal="SIGTERM")
+    for found in (notice, signal):
+        mailbox.post(found)
+    assert mailbox.named() == [notice]
+    assert (mailbox.find("SIGTERM"), mailbox.find("gpt-2")) == (signal, None)
+    assert (mailbox.drop("gpt-1"), mailbox.drop("gpt-1")) == (notice, None)
+
+
+def test_a_notice_is_real_unless_it_is_called_a_drill() -> None:
+    assert not Disruption(preemption="gpt-1", cause="Spot", signal="taint", remaining_s=1.0).drill
 
 
 def test_a_drill_that_becomes_real_is_news(mailbox: Mailbox) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import tensorstore as ts
 
 Kind = Literal["array", "key", "numpy", "scalar", "empty"]
 Index = tuple[tuple[int, int], ...]  # start and stop in each dimension
@@ -187,6 +186,8 @@ _ZERO: dict[str, Any] = {"b": False, "i": 0, "u": 0, "c": [0.0, 0.0]}
 
 @functools.cache
 def _is_known(name: str) -> bool:
+    import tensorstore as ts  # not in the process that writes saves
+
     try:
         ts.dtype(name)
     except ValueError:
@@ -201,7 +202,19 @@ def _format(*values: Any) -> Format:
 
 @functools.cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name) if name[0] in "<|" else np.dtype(ts.dtype(name).numpy_dtype)
+    if name[0] in "<|":
+        return np.dtype(name)
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
+
+
+def chunk_count(spec: ArraySpec) -> int:
+    """Returns the number of chunks of an array."""
+    if 0 in spec.shape:
+        return 0
+    return math.prod(-(-length // size) for length, size in zip(spec.shape, spec.chunk, strict=True))
 
 
 def grid(spec: ArraySpec) -> list[Index]:

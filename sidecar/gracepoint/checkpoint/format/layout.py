@@ -7,6 +7,8 @@ Checkpoints of steps, in a root of their own:
     _CHECKPOINT_METADATA, commit_success.txt   Orbax's marks of a finished step
     _GRACEPOINT                                Gracepoint's manifest: every file of the step with size and checksum
     done.process_<N>.json                      done-record: what process N has made durable
+    _GRACEPOINT.process_<N>                    part of the manifest: the chunks of process N; only if there are many
+    _GRACEPOINT_CHUNK_WRITERS                  which process wrote each chunk; only with such parts
     _GRACEPOINT_DAMAGED                        why a restore skipped this step; only if one did
     _GRACEPOINT_MORE_METADATA                  custom metadata, and the handlers of other items; only if there are some
     default/                                   the train state: Orbax's item of that name
@@ -48,6 +50,8 @@ NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
 #: What Orbax's metadata of this checkpoint has in addition. Only if there is something to add.
 MORE_METADATA = "_GRACEPOINT_MORE_METADATA"
+#: Which process wrote each chunk. Only if the manifest is in parts.
+CHUNK_WRITERS = "_GRACEPOINT_CHUNK_WRITERS"
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
@@ -64,10 +68,13 @@ _RESERVED = frozenset(
         STEP_METADATA,
         MANIFEST,
         MORE_METADATA,
+        CHUNK_WRITERS,
     }
 )
 _ARRAY_METADATA = re.compile(r"process_\d+", re.ASCII)
-_OF_A_PROCESS = re.compile(r"done\.process_\d+\.json|ocdbt\.process_\d+(\.[0-9a-f]+)?", re.ASCII)
+_OF_A_PROCESS = re.compile(
+    r"done\.process_\d+\.json|_GRACEPOINT\.process_\d+|ocdbt\.process_\d+(\.[0-9a-f]+)?", re.ASCII
+)
 
 _HIDDEN = ".gracepoint-"
 _STEP = r"0|[1-9]\d*"
@@ -267,6 +274,10 @@ def array_metadata(process_index: int) -> str:
 
 def done_record(process_index: int) -> str:
     return f"done.process_{process_index}.json"
+
+
+def manifest_part(process_index: int) -> str:
+    return f"{MANIFEST}.process_{process_index}"
 
 
 def host_state_file(process_index: int) -> str:

@@ -3,23 +3,23 @@
 A done-record states that all files that one process writes in a save are durable. **A save is durable when the
 done-records of all its processes exist**: together they hold all that is needed to finish it. The manifest combines
 them, and is written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
+
+If a state has many chunks, the manifest is **in parts**: each process writes the sizes and checksums of its own chunks
+to a file of its own, a ``ManifestPart``, before its done-record. A table names the process that wrote each chunk.
+Records and manifest then hold only what is not a chunk, so that a commit and a listing read little.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import ArraySpec, grid, tree_digest
+from gracepoint.checkpoint.format.array_spec import ArraySpec, chunk_count, grid, tree_digest
+from gracepoint.checkpoint.format.sealed_json import seal, unsealed
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
-
-# The last entry: the checksum of all bytes before it.
-_CHECKSUM = b', "checksum": '
+from gracepoint.errors import CheckpointCorrupt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,9 @@ class DoneRecord:
             in process 0's record. None if the save replaces nothing. Older records do not have this field.
         generations: The generation of each file that lies in the step's folder already, by path. Only in stores that
             cannot rename; empty in others. Older records do not have this field.
+        chunks: Number of chunks that this process wrote, if the manifest is in parts. ``files`` then has the part and
+            not the chunks, and ``values`` has only chunks that other processes have copies of. None: not in parts.
+        plan: Checksum of which process writes which chunk. None if the manifest is not in parts.
     """
 
     step: int | None
@@ -75,20 +78,25 @@ class DoneRecord:
     begun_ns: int
     replaces: str | None = None
     generations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    chunks: int | None = None
+    plan: int | None = None
 
-    FORMAT: ClassVar[str] = "gracepoint.done/1"
+    FORMATS: ClassVar[tuple[str, str]] = ("gracepoint.done/1", "gracepoint.done/2")  # the second: in parts
 
     def to_bytes(self) -> bytes:
-        return _seal(self.FORMAT, _fields(self))
+        return seal(self.FORMATS[self.chunks is not None], _fields(self))
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
-        return cls(**_parse(cls.FORMAT, data, where))
+        return cls(**_parse(cls.FORMATS, data, where))
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """``_GRACEPOINT``: the contents of a committed step. The fields have the meaning that ``DoneRecord`` documents."""
+    """``_GRACEPOINT``: the contents of a committed step. The fields have the meaning that ``DoneRecord`` documents.
+
+    If it is in parts, ``files`` has the parts and the table of writers, and not the chunks.
+    """
 
     step: int | None
     item: str
@@ -101,7 +109,12 @@ class Manifest:
     host_state: tuple[str, ...]
     begun_ns: int
 
-    FORMAT: ClassVar[str] = "gracepoint.checkpoint/1"
+    FORMATS: ClassVar[tuple[str, str]] = ("gracepoint.checkpoint/1", "gracepoint.checkpoint/2")  # the second: in parts
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if the sizes and checksums of chunks are in the parts of the processes."""
+        return layout.CHUNK_WRITERS in self.files
 
     @classmethod
     def fields_in(cls, data: bytes, where: str) -> dict[str, Any]:
@@ -111,78 +124,37 @@ class Manifest:
             CheckpointCorrupt: The fields cannot be read.
             CheckpointTooNew: This version does not know their format.
         """
-        return _unsealed(cls.FORMAT, data, where)
+        return unsealed(cls.FORMATS, data, where)
 
     def to_bytes(self) -> bytes:
-        return _seal(self.FORMAT, _fields(self))
+        return seal(self.FORMATS[self.is_in_parts], _fields(self))
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
-        return cls(**_parse(cls.FORMAT, data, where))
+        return cls(**_parse(cls.FORMATS, data, where))
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
-    """Stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
+class ManifestPart:
+    """``_GRACEPOINT.process_N``: the chunks that process N wrote, if the manifest is in parts.
 
     Attributes:
-        attempt: The attempt of the job that claims.
-        ordinal: Number of the save within the attempt.
-        begun_ns: Time at which the save began, in nanoseconds since the epoch by the store's clock.
-        trash: Name of the trash that the step becomes. None if the step is being written.
-        nonce: Makes the contents unique, as some stores tell versions apart by their contents.
-        swept_ns: When the process that deletes the step last said so, in nanoseconds by the store's clock. 0 if no
-            process deletes it yet.
+        files: Size and checksum of the file of each chunk, by path below the step's folder. Empty in OCDBT.
+        values: See ``DoneRecord``.
     """
 
-    attempt: str
-    ordinal: int
-    begun_ns: int
-    trash: str | None = None
-    nonce: str = dataclasses.field(default_factory=lambda: Claim.new_nonce())
-    swept_ns: int = 0
+    files: Mapping[str, StoredFile]
+    values: Mapping[str, int]
 
-    FORMAT: ClassVar[str] = "gracepoint.claim/1"
-
-    @staticmethod
-    def new_nonce() -> str:
-        return secrets.token_hex(8)
-
-    @property
-    def note(self) -> str:
-        """What the save leaves with each object that it writes."""
-        return f"{self.attempt} {self.ordinal} {self.begun_ns}"
-
-    @classmethod
-    def noted(cls, note: str) -> Claim | None:
-        """Returns the save that left a note. None if Gracepoint did not leave it."""
-        attempt, _, rest = note.partition(" ")
-        numbers = rest.split(" ")
-        if not attempt or len(numbers) < 2 or not all(number.isdecimal() for number in numbers[:2]):
-            return None
-        return cls(attempt, int(numbers[0]), int(numbers[1]))
-
-    def is_same(self, other: Claim) -> bool:
-        """Returns whether both are of one save."""
-        return (self.attempt, self.ordinal) == (other.attempt, other.ordinal)
-
-    def is_later(self, other: Claim) -> bool:
-        """Returns whether this save began after ``other``."""
-        if self.attempt == other.attempt:
-            return self.ordinal > other.ordinal
-        return self.begun_ns > other.begun_ns
+    FORMAT: ClassVar[str] = "gracepoint.part/1"
 
     def to_bytes(self) -> bytes:
-        return _seal(self.FORMAT, dataclasses.asdict(self))
+        return seal(self.FORMAT, {"files": _files_json(self.files), "values": self.values})
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
-        return cls(**_unsealed(cls.FORMAT, data, where))
-
-
-def is_claim(data: bytes) -> bool:
-    """Returns whether ``data`` is a claim of any version, and not a manifest."""
-    return data.startswith(b'{"format": "gracepoint.claim/')
+        fields = unsealed((cls.FORMAT,), data, where)
+        return cls(_files_of(fields["files"]), fields["values"])
 
 
 def merge(records: Sequence[DoneRecord]) -> Manifest:
@@ -194,7 +166,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
     first = records[0]
     where = f"save {first.ordinal} of attempt {first.attempt}" + ("" if first.step is None else f", step {first.step}")
     for record in records:
-        for field in ("step", "item", "attempt", "ordinal", "process_count", "digest", "host_state"):
+        for field in ("step", "item", "attempt", "ordinal", "process_count", "digest", "host_state", "plan"):
             found, expected = getattr(record, field), getattr(first, field)
             if found != expected:
                 raise CheckpointCorrupt(
@@ -205,6 +177,11 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
         raise CheckpointCorrupt(f"{where}: process 0's record has no array list that fits its digest")
     files = {path: file for record in records for path, file in record.files.items()}
     values = {path: checksum for record in records for path, checksum in record.values.items()}
+    if first.plan is not None and sum(record.chunks or 0 for record in records) != sum(map(chunk_count, first.arrays)):
+        raise CheckpointCorrupt(
+            f"{where}: its processes wrote {sum(record.chunks or 0 for record in records)} chunks, expected "
+            f"{sum(map(chunk_count, first.arrays))}"
+        )
     missing = [path for path in _expected_files(first) if path not in files and path not in values]
     if missing:
         raise CheckpointCorrupt(f"{where}: nobody wrote {len(missing)} of its files, as {missing[0]}")
@@ -224,7 +201,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
         process_count=first.process_count,
         arrays=first.arrays,
         files=files,
-        values=values,
+        values=values if first.plan is None else {},  # the parts have them
         host_state=first.host_state,
         begun_ns=first.begun_ns,
     )
@@ -232,60 +209,40 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
 
 def _expected_files(first: DoneRecord) -> list[str]:
     assert first.arrays is not None
+    processes = range(first.process_count)
+    with_host_state = [layout.host_state_file(process) for process in processes] if first.item else []
+    if first.plan is not None:
+        return [layout.CHUNK_WRITERS, *map(layout.manifest_part, processes), *with_host_state]
     chunks = [layout.in_item(first.item, spec.chunk_file(index)) for spec in first.arrays for index in grid(spec)]
-    with_host_state = range(first.process_count) if first.item else ()
-    return chunks + [layout.host_state_file(process) for process in with_host_state]
+    return chunks + with_host_state
 
 
 def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    fields["files"] = {path: [file.bytes, file.crc32] for path, file in value.files.items()}
+    fields["files"] = _files_json(value.files)
+    # Older versions do not know these fields.
     if not fields.get("generations", True):
         del fields["generations"]
+    for name in ("chunks", "plan"):
+        if fields.get(name, 0) is None:
+            del fields[name]
     fields["arrays"] = None if value.arrays is None else [spec.to_json() for spec in value.arrays]
     return fields
 
 
-def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
-    body = json.dumps({"format": form, **fields}).removesuffix("}").encode()
-    return body + _CHECKSUM + str(crc32(body)).encode() + b"}"
-
-
-def is_whole(data: bytes) -> bool:
-    """True if a record or manifest of any version matches its own checksum."""
-    body, _, checksum = data.rpartition(_CHECKSUM)
-    return checksum == str(crc32(body)).encode() + b"}"
-
-
-def _unsealed(form: str, data: bytes, where: str) -> dict[str, Any]:
-    if not is_whole(data):
-        raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
-    try:
-        value = dict(json.loads(data.rpartition(_CHECKSUM)[0] + b"}"))
-        found = value.pop("format")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
-    if found != form:
-        if _is_newer(found, form):
-            raise CheckpointTooNew(
-                f"{where} was written by a newer Gracepoint: found format {found!r}, expected {form!r}. Install in the "
-                "image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
-            )
-        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}")
-    return value
-
-
-def _is_newer(found: Any, form: str) -> bool:
-    name, _, version = form.partition("/")
-    number = found.removeprefix(f"{name}/") if isinstance(found, str) else ""
-    return number.isdecimal() and int(number) > int(version)
-
-
-def _parse(form: str, data: bytes, where: str) -> dict[str, Any]:
-    value = _unsealed(form, data, where)
+def _parse(forms: Sequence[str], data: bytes, where: str) -> dict[str, Any]:
+    value = unsealed(forms, data, where)
     arrays = value["arrays"]
     return value | {
         "arrays": None if arrays is None else tuple(ArraySpec.from_json(spec) for spec in arrays),
-        "files": {path: StoredFile(*file) for path, file in value["files"].items()},
+        "files": _files_of(value["files"]),
         "host_state": tuple(value["host_state"]),
     }
+
+
+def _files_json(files: Mapping[str, StoredFile]) -> dict[str, list[int]]:
+    return {path: [file.bytes, file.crc32] for path, file in files.items()}
+
+
+def _files_of(value: Mapping[str, Sequence[int]]) -> dict[str, StoredFile]:
+    return {path: StoredFile(*file) for path, file in value.items()}

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import tensorstore as ts
+from typing import TYPE_CHECKING, Any
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.storage.tensorstore_context import new_context
 from gracepoint.errors import CheckpointCorrupt
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 MANIFEST = "manifest.ocdbt"
 #: Timeout of a merge. A merge only reads and writes nodes of B+trees.
@@ -34,6 +34,8 @@ def process_folder(process_index: int) -> str:
 
 def context(**resources: Any) -> ts.Context:
     """Returns a context for one save. It caches nodes as long as it lives, and syncs files."""
+    from gracepoint.checkpoint.storage.tensorstore_context import new_context  # needs TensorStore
+
     return new_context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
 
 
@@ -89,6 +91,8 @@ def merged_apart(item: StoragePath, folders: Iterable[str]) -> dict[str, bytes]:
         CheckpointCorrupt: A tree cannot be read.
         TimeoutError: The merge took longer than ``MERGE_TIMEOUT_S``.
     """
+    import tensorstore as ts
+
     memory = {"driver": "memory", "path": "merged/"}
 
     def base(path: str) -> dict[str, Any]:
@@ -160,6 +164,8 @@ def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
 
 
 def _copy_all(trees: Sequence[dict[str, Any]], target: dict[str, Any], merging: ts.Context) -> None:
+    import tensorstore as ts
+
     transaction = ts.Transaction(atomic=True)
     merged = ts.KvStore.open(target, context=merging).result(timeout=MERGE_TIMEOUT_S)
     copying = [

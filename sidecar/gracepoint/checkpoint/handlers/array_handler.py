@@ -14,7 +14,8 @@ from gracepoint.checkpoint.handlers.call_checks import is_primary
 from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
 from gracepoint.checkpoint.handlers.string_handler import StringHandler
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
+from gracepoint.checkpoint.planning.chunks import WritePlan
+from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.errors import CheckpointRefused
 
 #: Event of ``jax.monitoring``, with Orbax's name: an array handler was created.

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint import orbax_objects
+from gracepoint.checkpoint import metrics, orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, pytree
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
@@ -36,11 +36,13 @@ from gracepoint.checkpoint.options import (
     WriteOptions,
 )
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
-from gracepoint.checkpoint.planning.write_plan import WritePlan, local_shards, make_plan
+from gracepoint.checkpoint.planning.chunks import WritePlan
+from gracepoint.checkpoint.planning.write_plan import local_shards, make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
-from gracepoint.checkpoint.transfer.host_snapshot import HostSnapshot, Transfer, ask_priorities
+from gracepoint.checkpoint.transfer.host_snapshot import Transfer, ask_priorities
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
@@ -185,7 +187,9 @@ class NumpyHandler:
                 # Two calls, for example for two types of leaves, must not share a tree: both would write one manifest.
                 tree_numbers=itertools.count(jax.process_index(), jax.process_count()),
             )
-            self._writer.write(job, Deadline.after(self._timeout_s, self._clock))
+            deadline = Deadline.after(self._timeout_s, self._clock)
+            written = self._writer.write(job, deadline)
+            metrics.tell_written(written.chunk_bytes, deadline.elapsed_s(), job.folder)
 
         return write
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jax.experimental.layout import Format
 
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.planning.write_plan import normal_index
+from gracepoint.checkpoint.planning.shard_holders import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 
 

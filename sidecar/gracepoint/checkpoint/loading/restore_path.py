@@ -14,12 +14,13 @@ from typing import Any
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading.reading_together import read_together
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
-from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import commit, legacy, listing, retention
+from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -31,8 +32,6 @@ from gracepoint.errors import (
     CheckpointTooNew,
     SaveFailed,
     SettingsError,
-    from_word,
-    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
@@ -184,12 +183,9 @@ def restore(
         CheckpointError: It cannot be read for another reason.
         BarrierError: Other processes did not take part in time.
     """
-    word = None
-    if gang.process_index == 0:
-        word = json.dumps(_found(paths, path, attempt, deadline, sleep))
-    kind, found = json.loads(gang.broadcast(f"{key}/folder", word, timeout_s=deadline.remaining_s()))
-    if kind != "folder":
-        raise from_word(kind)(found)
+    found = by_process_zero(
+        lambda: str(_found(paths, path, attempt, deadline, sleep)), gang=gang, key=f"{key}/folder", deadline=deadline
+    )
     reading = _reading(storage_path(found)) if gang.process_index == 0 else contextlib.nullcontext()
     with donation.telling(like), reading:
         tree, damage = read_together(
@@ -222,10 +218,11 @@ def _reading(folder: StoragePath) -> contextlib.AbstractContextManager[None]:
 
 def _found(
     paths: Layout, path: StoragePath, attempt: str, deadline: Deadline, sleep: Callable[[float], object]
-) -> tuple[str, str]:
-    """Returns "folder" and the folder to read, or the kind and the message of an error.
+) -> StoragePath:
+    """Returns the folder to read.
 
-    Raises nothing, as the result is sent to all processes.
+    Raises:
+        CheckpointError: As ``restore`` does.
     """
     remarks: list[str] = []
     try:
@@ -235,10 +232,10 @@ def _found(
         )
         for remark in remarks:
             logger.info("restore: %s", remark)
-        return "folder", str(folder_of(path))
+        return folder_of(path)
     except CheckpointNotFound as error:
-        return to_word(error), "; ".join([str(error), *remarks])
-    except (CheckpointCorrupt, CheckpointRefused, CheckpointTooNew) as error:
-        return to_word(error), str(error)
+        raise CheckpointNotFound("; ".join([str(error), *remarks])) from error
+    except (CheckpointCorrupt, CheckpointRefused, CheckpointTooNew):
+        raise
     except (OSError, CheckpointError) as error:
-        return to_word(CheckpointError()), f"process 0 could not look at {path}: {error}"
+        raise CheckpointError(f"process 0 could not look at {path}: {error}") from error

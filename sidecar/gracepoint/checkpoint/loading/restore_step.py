@@ -10,47 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.format import host_state
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
+from gracepoint.checkpoint.loading.reading_together import read_together
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
-from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
+from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.listing import Listing
+from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
-    CheckpointError,
-    CheckpointMismatch,
     CheckpointNotFound,
-    from_word,
-    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-# Kinds of errors (``errors.to_word``) for which an older step is read.
-_DAMAGE = ("corrupt", "not found")
-# All other kinds end the restore. If the processes report different kinds, the first in this order is raised in all.
-_RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
-
-#: Computes this process's value of the host state if another number of processes saved it. Called with the values that
-#: those processes saved, the index of this process, and the current number of processes.
-Reshard = Callable[[Sequence[Any], int, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +98,15 @@ def restore_newest(
         CheckpointTooNew: A newer Gracepoint wrote the newest step that is not damaged.
         CheckpointError: The step cannot be read, for reasons other than damage.
     """
-    listing = _agree_on_listing(paths, gang, key, attempt, deadline, sleep, holds_lease)
+
+    def look() -> str:
+        # Waiting for another attempt's writer must leave time to read.
+        until = deadline.part(0.5)
+        return catalog.list_steps(
+            paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease
+        ).to_text()
+
+    listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
@@ -210,73 +202,6 @@ def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
     return dataclasses.replace(listing, steps=(step,), refused=())
 
 
-def _agree_on_listing(
-    paths: Layout,
-    gang: ProcessGroup,
-    key: str,
-    attempt: str,
-    deadline: Deadline,
-    sleep: Callable[[float], object],
-    holds_lease: bool,
-) -> Listing:
-    if gang.process_index != 0:
-        answer = json.loads(gang.broadcast(f"{key}/list", None, timeout_s=deadline.remaining_s()))
-        if "error" in answer:
-            raise CheckpointError(f"process 0 could not list {paths.root}: {answer['error']}")
-        return Listing.from_text(answer["listing"])
-    try:
-        # Waiting for another attempt's writer must leave time to read.
-        listing = catalog.list_steps(
-            paths, attempt=attempt, deadline=deadline.part(0.5), sleep=sleep, holds_lease=holds_lease
-        )
-    except Exception as error:
-        gang.broadcast(f"{key}/list", json.dumps({"error": repr(error)}), timeout_s=deadline.remaining_s())
-        raise
-    gang.broadcast(f"{key}/list", json.dumps({"listing": listing.to_text()}), timeout_s=deadline.remaining_s())
-    return listing
-
-
-def read_together(
-    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
-) -> tuple[Result | None, str]:
-    """Calls ``read`` in every process, and exchanges the outcomes.
-
-    Returns:
-        The result and an empty text. If some process found damage, None and a description of the damage, in all
-        processes.
-
-    Raises:
-        CheckpointMismatch: ``read`` raised this error in some process; says what each process reported.
-        CheckpointTooNew: ``read`` raised this error in some process.
-        CheckpointRefused: ``read`` raised this error in some process.
-        InvalidSharding: ``read`` raised this error in some process.
-        CheckpointError: ``read`` raised another error that is not damage.
-    """
-    failure: Exception | None = None
-    result = None
-    metrics.tell_restore_started()
-    began_s = time.monotonic()
-    try:
-        result = read()
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
-        failure = error
-    mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
-    answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
-    failures: dict[str, list[str]] = {}  # the reports of the processes, by kind of error
-    for process, answer in enumerate(map(json.loads, answers)):
-        if answer:
-            word, text = answer
-            who = "" if gang.process_count == 1 else f"process {process}: "
-            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the message below names it
-    damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
-    for word in sorted(failures, key=_RAISED_FIRST.index):
-        raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
-    if damage:
-        return None, "; ".join(damage)
-    metrics.tell_restored(time.monotonic() - began_s)
-    return result, ""
-
-
 def read_step(
     paths: Layout,
     step: int,
@@ -301,31 +226,7 @@ def read_step(
         stored = open_tree(folder, deadline, preferred=paths.item)
         own: dict[str, Any] = {}
         if with_host_state:
-            own = _host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+            own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
         beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
     return Restored(state, step, own, stored.manifest is None, items=beside)
-
-
-def _host_state(
-    stored: StoredTree, process_index: int, process_count: int, reshard: Mapping[str, Reshard]
-) -> dict[str, Any]:
-    manifest = stored.manifest
-    if manifest is None:
-        logger.warning("%s was written by Orbax: it has no host state of Gracepoint's", stored.folder)
-        return {}
-    if not manifest.host_state:
-        return {}
-    if manifest.process_count == process_count:
-        return host_state.decode(stored.host_state(process_index))
-    if fixed := [name for name in manifest.host_state if name not in reshard]:
-        raise CheckpointMismatch(
-            f"{stored.folder}: the host state ({', '.join(fixed)}) was saved by {manifest.process_count} processes, "
-            f"each its own, and cannot be restored into {process_count}: start with {manifest.process_count} "
-            f"processes, or say how with reshard="
-        )
-    saved = [host_state.decode(stored.host_state(index)) for index in range(manifest.process_count)]
-    return {
-        name: reshard[name]([values[name] for values in saved], process_index, process_count)
-        for name in manifest.host_state
-    }

@@ -29,7 +29,7 @@ from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.options import SingleReplica
-from gracepoint.checkpoint.planning.write_plan import normal_index
+from gracepoint.checkpoint.planning.shard_holders import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding, from_word

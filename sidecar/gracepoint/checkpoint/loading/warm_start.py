@@ -14,9 +14,10 @@ from gracepoint.checkpoint.loading.restore_step import Restored, restore_listed
 from gracepoint.checkpoint.options import RestoreOptions
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps.listing import Listing
+from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, CheckpointNotFound
+from gracepoint.errors import CheckpointNotFound
 from gracepoint.process_group import ProcessGroup
 
 _STEP = re.compile(r"0|[1-9]\d*", re.ASCII)
@@ -54,25 +55,15 @@ def restore_base(
         SettingsError: ``base`` is not an absolute path or a URI.
     """
     folder = storage_path(base)
-    paths, listing = Layout(folder), None
-    if gang.process_index == 0:
-        try:
-            paths, listing = _find(Layout(folder))
-            word = {"root": str(paths.root), "listing": listing.to_text()}
-        except Exception as error:
-            word = {"error": str(error) or repr(error), "found": str(not isinstance(error, CheckpointNotFound))}
-            gang.broadcast(f"{key}/list", json.dumps(word), timeout_s=deadline.remaining_s())
-            raise
-        gang.broadcast(f"{key}/list", json.dumps(word), timeout_s=deadline.remaining_s())
-    else:
-        answer = json.loads(gang.broadcast(f"{key}/list", None, timeout_s=deadline.remaining_s()))
-        if "error" in answer:
-            kind = CheckpointError if answer["found"] == "True" else CheckpointNotFound
-            raise kind(f"process 0: {answer['error']}")
-        paths, listing = Layout(storage_path(answer["root"])), Listing.from_text(answer["listing"])
+
+    def look() -> str:
+        paths, listing = _find(Layout(folder))
+        return json.dumps([str(paths.root), listing.to_text()])
+
+    root, listing = json.loads(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     restored = restore_listed(
-        paths,
-        listing,
+        Layout(storage_path(root)),
+        Listing.from_text(listing),
         like,
         gang=gang,
         key=key,

@@ -23,6 +23,7 @@ MAX_THREADS = 8
 _BLOCK_BYTES = 8 << 20
 # Copies up to this size are not worth handing to a thread.
 _SMALL_BYTES = 256 << 10
+_ZERO = np.zeros(1, np.uint8)
 
 _Job = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -56,16 +57,27 @@ class Copies:
         if values.nbytes <= _SMALL_BYTES:
             copy(values, into)
             return
-        self._queued_bytes += values.nbytes
-        if len(self._threads) < min(self._helpers, self._queued_bytes // _BLOCK_BYTES):
-            self._threads.append(threading.Thread(target=self._help, name="gracepoint: copying", daemon=True))
-            self._threads[-1].start()
+        self._expect(values.nbytes)
         if values.dtype != into.dtype or not values.flags.c_contiguous:
             self._jobs.put((values, into))
             return
         source, target = _flat(values), _flat(into)
         for start in range(0, values.nbytes, _BLOCK_BYTES):
             self._jobs.put((source[start : start + _BLOCK_BYTES], target[start : start + _BLOCK_BYTES]))
+
+    def zero(self, into: npt.NDArray[Any]) -> None:
+        """Adds the first touch of memory: it is filled with zeros. ``into`` is in C order."""
+        self._expect(into.nbytes)
+        target = _flat(into)
+        for start in range(0, into.nbytes, _BLOCK_BYTES):
+            self._jobs.put((_ZERO, target[start : start + _BLOCK_BYTES]))
+
+    def _expect(self, size_bytes: int) -> None:
+        """Starts another thread if there is enough to copy."""
+        self._queued_bytes += size_bytes
+        if len(self._threads) < min(self._helpers, self._queued_bytes // _BLOCK_BYTES):
+            self._threads.append(threading.Thread(target=self._help, name="gracepoint: copying", daemon=True))
+            self._threads[-1].start()
 
     def __exit__(self, *error: object) -> None:
         for _ in range(len(self._threads) + 1):

@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid, zarr_dtype
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, chunk_count, zarr_dtype
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.orbax_objects import save_args_of
-from gracepoint.checkpoint.planning.write_plan import holders_of
+from gracepoint.checkpoint.planning.shard_holders import holders_of
 from gracepoint.errors import CheckpointRefused
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,7 @@ def stored_specs(
     for leaf in leaves:
         replicas = 1
         if leaf.spec is not None and options.replica_parallel:
-            holders = holders_of(leaf, process_count, processes).values()
-            replicas = min((len(holding) for holding in holders), default=1)
+            replicas = holders_of(leaf, process_count, processes).fewest
         specs.append(leaf.spec and _stored(leaf, leaf.spec, args.get(leaf.name, SaveArgs()), replicas, options))
     form = _format([spec for spec in specs if spec], options)
     return [spec and dataclasses.replace(spec, format=form) for spec in specs]
@@ -160,7 +159,7 @@ def _dtype(leaf: pytree.Leaf, spec: ArraySpec, args: SaveArgs) -> str:
 def _format(specs: Sequence[ArraySpec], options: WriteOptions) -> Format:
     ocdbt = options.use_ocdbt
     if ocdbt is None:
-        chunks = sum(len(grid(spec)) for spec in specs)
+        chunks = sum(map(chunk_count, specs))
         total_bytes = sum(math.prod(spec.shape) * spec.numpy_dtype.itemsize for spec in specs)
         ocdbt = chunks > _MANY_CHUNKS and total_bytes < chunks * _SMALL_CHUNK_BYTES
     level = None if options.compression is None else options.compression_level

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 import tensorstore as ts
@@ -19,6 +19,19 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
+
+T = TypeVar("T", covariant=True)
+
+
+class ByPath(Protocol[T]):
+    """What is recorded of chunks, by path."""
+
+    def __getitem__(self, path: str, /) -> T:
+        """Returns what is recorded of one chunk.
+
+        Raises:
+            CheckpointCorrupt: The record cannot be read.
+        """
 
 
 class ArraySource(Protocol):
@@ -45,7 +58,7 @@ class ArraySource(Protocol):
 class ChunkFiles:
     """Files of raw values, with their sizes and checksums in the manifest. Each file is read whole, and checked."""
 
-    def __init__(self, item: StoragePath, specs: Mapping[str, ArraySpec], files: Mapping[str, StoredFile]) -> None:
+    def __init__(self, item: StoragePath, specs: Mapping[str, ArraySpec], files: ByPath[StoredFile]) -> None:
         """Reads files below ``item``. ``files`` is keyed by path below it."""
         self._item = item
         self._specs = specs
@@ -67,7 +80,7 @@ class ChunkKeys:
     """Raw values under keys of a store, with their checksums in the manifest. Each is read whole, and checked."""
 
     def __init__(
-        self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: Mapping[str, int]
+        self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: ByPath[int]
     ) -> None:
         """``where`` is used in error messages. ``checksums`` is keyed by the key in the store."""
         self._where = where
@@ -134,7 +147,7 @@ class CheckedStoredArrays(StoredArrays):
         where: StoragePath,
         stores: Mapping[str, ts.TensorStore],
         specs: Mapping[str, ArraySpec],
-        checksums: Mapping[str, int],
+        checksums: ByPath[int],
     ) -> None:
         """``checksums`` is keyed by the path of the chunk below ``where``."""
         super().__init__(where, stores)

@@ -21,12 +21,14 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, folder_of_l
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import (
     ArraySource,
+    ByPath,
     CheckedStoredArrays,
     ChunkFiles,
     ChunkKeys,
     StoredArrays,
     chunk_shape,
 )
+from gracepoint.checkpoint.reading.manifest_parts import ManifestParts
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -47,11 +49,16 @@ def source_by_manifest(manifest: Manifest, folder: StoragePath, deadline: Deadli
     specs = {spec.name: spec for spec in manifest.arrays}
     below = layout.in_item(manifest.item, "")
     files = {path.removeprefix(below): file for path, file in manifest.files.items() if path.startswith(below)}
+    parts = ManifestParts(folder, manifest) if manifest.is_in_parts else None
     if all(spec.format.files_hold_values for spec in specs.values()):
-        return ChunkFiles(item, specs, files)
+        return ChunkFiles(item, specs, files if parts is None else parts.files)
     for path, file in files.items():
         check_size(item / path, file.bytes)
-    checksums = {path.removeprefix(below): checksum for path, checksum in manifest.values.items()}
+    checksums: ByPath[int]
+    if parts is None:
+        checksums = {path.removeprefix(below): checksum for path, checksum in manifest.values.items()}
+    else:
+        checksums = parts.values
     if all(spec.format.ocdbt and spec.format.zstd_level is None for spec in specs.values()):
         tree_in_item = ts.KvStore.open(ocdbt.kvstore(item), context=ocdbt.context())
         try:

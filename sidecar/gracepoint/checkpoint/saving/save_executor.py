@@ -20,9 +20,11 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.background_save import BackgroundSave
+from gracepoint.checkpoint.saving.handing_over import HandingOver
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.save_worker import HandedOver
 from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -74,6 +76,7 @@ class SaveExecutor:
         self._attempt = attempt
         self._clock = clock
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
+        self._handing = HandingOver(self._writer.options)
         self.planner = SavePlanner(
             gang,
             attempt,
@@ -95,6 +98,7 @@ class SaveExecutor:
             OSError: The directory cannot be written to.
             SaveFailed: The file was not written in time.
         """
+        self._handing.start()
         paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
@@ -159,12 +163,13 @@ class SaveExecutor:
             started_s = self._clock()
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
+            deadline = Deadline.after(timeout_s, self._clock)
+            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline)
+        newest = SnapshotSave(save, transfer, deadline, snapshot, handed)
         blocked_s = self._clock() - began_s
-        newest = SnapshotSave(save, transfer, Deadline.after(timeout_s, self._clock))
 
         def run() -> None:
-            stages = save.run(newest.source, newest.deadline, lambda stage: None)
-            newest.committed = True
+            stages = newest.run()
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
             )
@@ -193,7 +198,9 @@ class SaveExecutor:
         on_stage: Callable[[str], None],
         save_args: Any = None,
     ) -> int:
-        """Saves, and returns when the save is committed. Chunks go from the devices to the disk without a snapshot.
+        """Saves, and returns when the save is committed.
+
+        Chunks go from the devices to the disk without a snapshot, unless a worker process writes them.
 
         Args:
             save: What ``begin`` returned. No other save is under way.
@@ -215,8 +222,13 @@ class SaveExecutor:
         with save.failing_together():
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
-        transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None)
-        return self._run_now(save, transfer, deadline, on_stage, began_s)
+            snapshot = None
+            if prepared.snapshot is not None and self._handing.is_for(save) and not self.background.busy:
+                self.background.newest = None  # its memory is filled again
+                snapshot = self.planner.snapshot(leaves, prepared, save.key)
+            transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
+            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline)
+        return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 
     def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
         """Commits the newest snapshot: waits for its save, or writes it again if its save failed.
@@ -248,7 +260,12 @@ class SaveExecutor:
             raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
-        return step, self._run_now(save, source, deadline, on_stage, began_s)
+        handed = self._handing.hand_over(save, newest.chunks, newest.snapshot, deadline)
+        return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
+
+    def close(self) -> None:
+        """Ends the worker process, if there is one, after the save under way. Does not wait for it."""
+        self._handing.close()
 
     @property
     def commit_key(self) -> str | None:
@@ -262,10 +279,11 @@ class SaveExecutor:
         deadline: Deadline,
         on_stage: Callable[[str], None],
         began_s: float,
+        handed: HandedOver | None,
     ) -> int:
         self._now = save
         try:
-            stages = save.run(source, deadline, on_stage)
+            stages = save.run(source, deadline, on_stage, handed)
         finally:
             self._now = None
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
@@ -275,13 +293,8 @@ class SaveExecutor:
         return size_bytes
 
     def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
-        logger.info(
-            "process %d of %d saves %s %s, through %s; the processes meet at %r",
-            self._gang.process_index,
-            self._gang.process_count,
-            save.temporary.target,
-            "in the background" if in_background else "and waits for it",
-            save.temporary.path,
-            save.key,
-        )
+        here, count, temporary = self._gang.process_index, self._gang.process_count, save.temporary
+        how = "in the background" if in_background else "and waits for it"
+        text = "process %d of %d saves %s %s, through %s; the processes meet at %r"
+        logger.info(text, here, count, temporary.target, how, temporary.path, save.key)
         metrics.tell_started(in_background=in_background)

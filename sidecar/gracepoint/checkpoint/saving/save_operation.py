@@ -9,24 +9,26 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
+from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, file_of
+from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.planning.chunk_grid import args_by_name
+from gracepoint.checkpoint.saving import small_files
 from gracepoint.checkpoint.saving.commit_apart import commit_apart
 from gracepoint.checkpoint.saving.handled_parts import HandledParts
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
+from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, clear_tree, write_part
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
+from gracepoint.checkpoint.saving.save_worker import HandedOver, WriterDied
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob
+from gracepoint.checkpoint.writing.write_job import ChunkSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -107,7 +109,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
@@ -119,7 +121,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
@@ -131,11 +133,6 @@ class SaveOperation:
         save.temporary = temporary
         save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
         return save
-
-    @property
-    def _replaces(self) -> bool:
-        """True if this process's done-record names the checkpoint that is replaced."""
-        return self._replace and self._gang.process_index == 0
 
     @property
     def total_bytes(self) -> int:
@@ -157,7 +154,9 @@ class SaveOperation:
         """
         self._prepared = prepared
         self._host_state_names = tuple(host_state)
-        self._small_files = self._small_files_of(prepared, host_state)
+        self._small_files = small_files.small_files(
+            self.temporary, self._paths.item, self._gang, prepared, self._extras, host_state
+        )
         self._copies: dict[str, int] = {}
         if strings := orbax_metadata.strings(leaves):
             path = layout.in_item(self._paths.item, layout.STRINGS)
@@ -179,12 +178,26 @@ class SaveOperation:
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
 
     @property
+    def _may_meet_for_handlers(self) -> bool:
+        """True if other processes may wait for this one's handlers. That is not known before ``describe``."""
+        return self._handled is None or bool(self._handled)
+
+    @property
     def has_handled_parts(self) -> bool:
         """True if handlers of the user's write a part, which is not in the snapshot."""
         return bool(self._handled)
 
-    def run(self, source: ChunkSource, deadline: Deadline, on_stage: Callable[[str], None]) -> SaveStages:
+    def run(
+        self,
+        source: ChunkSource,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        handed: HandedOver | None = None,
+    ) -> SaveStages:
         """Writes the chunks of ``source``, and returns when the save of all processes is committed.
+
+        If the part was handed over to a worker process (``handed``), this waits for the worker. ``source`` is then
+        written only if the worker dies.
 
         All processes that are alive and can reach each other end with the same outcome, even if some are late.
 
@@ -195,105 +208,67 @@ class SaveOperation:
         clock, folder = deadline.clock, self.temporary.path
         started_s = clock()
         try:
-            with self.failing_together(), contextlib.ExitStack() as until_recorded:
-                writing = until_recorded.enter_context(
-                    commit.writing(self.temporary, self._begun_ns, process_index=self._gang.process_index)
-                )
-                stayed = writing.stayed
-                try:
-                    written = self._writer.write(self._job(writing.folder, source), deadline)
-                    handled: dict[str, StoredFile] = {}
-                    if self._handled:
-                        handled = self._handled.record(self._gang, self._handled_key, deadline)
-                except FileNotFoundError:
-                    self._check_stayed(stayed)
-                    raise
-                on_stage("written")
-                deadline.check_not_cancelled()
-                written_s = clock() - started_s
-                self._check_stayed(stayed)
-                record = DoneRecord(
-                    step=self.temporary.step,
-                    item=self._paths.item,
-                    attempt=self.temporary.attempt,
-                    ordinal=self.temporary.ordinal,
-                    process_index=self._gang.process_index,
-                    process_count=self._gang.process_count,
-                    digest=self._prepared.digest,
-                    arrays=self._prepared.arrays if self._gang.process_index == 0 else None,
-                    files=written.files | handled,
-                    values=written.values,
-                    copies=written.copies | self._copies,
-                    host_state=self._host_state_names,
-                    begun_ns=writing.begun_ns,
-                    replaces=commit.standing(self.temporary.target) if self._replaces else None,
-                    generations=dict(writing.generations),
-                )
-                commit.record(self.temporary, record, functools.partial(_check_time, deadline))
-                on_stage("durable")
-                durable_s = clock() - started_s
+            with self.failing_together():
+                part = self._written_elsewhere(handed, deadline, on_stage) if handed is not None else None
+                if part is None:
+                    part = write_part(
+                        self.part(), self._writer, source, deadline, on_stage, self._record_handled(deadline)
+                    )
         except SaveFailed:
             raise
         except Exception as error:
             raise SaveFailed(f"{self.temporary.what} was not written to {folder}: {error}") from error
+        metrics.tell_written(part.chunk_bytes, part.writing_s, folder)
         self._commit(deadline)
         on_stage("committed")
-        return SaveStages(written_s, durable_s, clock() - started_s)
+        return SaveStages(part.written_s, part.durable_s, clock() - started_s)
 
-    def _job(self, folder: StoragePath, source: ChunkSource) -> WriteJob:
-        return WriteJob(
-            folder,
-            self._paths.item,
-            {leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
-            self._prepared.plan.arrays,
-            source,
-            self._small_files,
-            tree_numbers=[self._gang.process_index],
+    def part(self) -> SavePart:
+        """Returns what this process writes, once ``describe`` was called."""
+        plan = self._prepared.plan
+        return SavePart(
+            paths=self._paths,
+            temporary=self.temporary,
+            begun_ns=self._begun_ns,
+            process_index=self._gang.process_index,
+            process_count=self._gang.process_count,
+            digest=self._prepared.digest,
+            specs={leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
+            arrays=plan.arrays,
+            small_files=self._small_files,
+            copies=self._copies,
+            host_state=self._host_state_names,
+            names_replaced=self._replace and self._gang.process_index == 0,
+            chunks=plan.chunks,
+            copied=plan.copied,
+            plan=plan.checksum if small_files.is_in_parts(self._prepared, self.temporary) else None,
         )
 
-    def _check_stayed(self, stayed: Callable[[], bool]) -> None:
-        """Raises SaveFailed if the folder was renamed or deleted.
+    def _record_handled(self, deadline: Deadline) -> Callable[[], Mapping[str, StoredFile]]:
+        if not self._handled:
+            return dict
+        return functools.partial(self._handled.record, self._gang, self._handled_key, deadline)
 
-        Writers create missing folders, so the files of the save may then be in several folders.
-        """
-        if not stayed():
-            raise SaveFailed(
-                f"{self.temporary.path} was taken away while it was written, as a later start may do where nothing has "
-                "changed for long: was this process stopped meanwhile?"
+    def _written_elsewhere(
+        self, handed: HandedOver, deadline: Deadline, on_stage: Callable[[str], None]
+    ) -> PartStages | None:
+        """Returns the stages of a part that a worker process writes. None if the worker died: nobody writes it then."""
+        try:
+            return handed.wait(deadline, on_stage)
+        except WriterDied as error:
+            logger.warning(
+                "%s is written by a thread of this process, as its worker died: %s", self.temporary.what, error
             )
+            clear_tree(self.part())
+            return None
 
     def _commit(self, deadline: Deadline) -> None:
         on_last = functools.partial(self._finalize, deadline)
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
         except (GracepointError, OSError) as error:
-            commit_apart(self._paths, self.temporary, self._gang, self.key, error)
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
 
     def _finalize(self, deadline: Deadline) -> None:
-        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=lambda: _check_time(deadline)):
+        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check):
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")
-
-    def _small_files_of(self, prepared: PreparedSave, values: Mapping[str, Any]) -> dict[str, bytes]:
-        """Returns contents by path below the checkpoint's folder."""
-        item = self._paths.item
-        files = {}
-        if self._gang.process_index == 0:
-            for name, data in prepared.metadata.items():
-                files[layout.in_item(item, name)] = data
-            files |= self._extras.files(item, prepared.metadata[layout.TREE_METADATA])
-        return files | self._files_of_items(values) if item else files
-
-    def _files_of_items(self, values: Mapping[str, Any]) -> dict[str, bytes]:
-        """Returns the files that a checkpoint with items has beside the train state, by path."""
-        files = {layout.host_state_file(self._gang.process_index): host_state.encode(values)}
-        if self._gang.process_index == 0:
-            success = f"Checkpoint commit was successful to {self.temporary.target / self._paths.item}"
-            files[layout.in_item(self._paths.item, layout.COMMIT_SUCCESS)] = success.encode()
-            summary = {"processes": self._gang.process_count, "names": list(self._host_state_names)}
-            files[f"{layout.HOST_STATE_ITEM}/metadata"] = json.dumps(summary).encode()
-        return files
-
-
-def _check_time(deadline: Deadline) -> None:
-    if deadline.passed():
-        raise SaveFailed(f"not done {deadline.ended}")

@@ -17,22 +17,22 @@ from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
+from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
+from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
-from gracepoint.checkpoint.planning.write_plan import WritePlan, make_plan
+from gracepoint.checkpoint.planning.write_plan import part_of
 from gracepoint.checkpoint.saving import state_comparison
 from gracepoint.checkpoint.transfer.device_to_host import compile_slices
-from gracepoint.checkpoint.transfer.host_snapshot import (
-    HostSnapshot,
-    Priorities,
-    Specs,
-    ask_priorities,
-    snapshot_bytes,
-)
+from gracepoint.checkpoint.transfer.host_snapshot import ask_priorities
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot, Priorities, Specs, snapshot_bytes
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
+
+#: From this number of chunks on, each process writes a part of the manifest. Below it, older versions can read it.
+MANY_CHUNKS = 4096
 
 
 @dataclasses.dataclass
@@ -44,10 +44,14 @@ class PreparedSave:
         save_args: The arguments that these states are saved with.
         specs: How each leaf is stored. None for a leaf that is not an array.
         digest: Digest of the specs of all arrays.
-        metadata: Contents of Orbax's metadata files, by name below the item's folder.
+        metadata: Contents of Orbax's metadata files, by name below the item's folder. Empty in all processes but the
+            first.
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
         snapshot: Memory for a snapshot. None if it is not reserved yet.
+        has_many_chunks: Whether the manifest of a save is in parts, in a store that can rename.
+        chunk_writers: Which process writes each chunk, as bytes. Empty if the manifest is not in parts, and in all
+            processes but the first.
     """
 
     form: TreeSignature
@@ -58,6 +62,8 @@ class PreparedSave:
     plan: WritePlan
     handlers: HandlerRegistry | None = None
     snapshot: HostSnapshot | None = None
+    has_many_chunks: bool = False
+    chunk_writers: bytes = b""
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -119,7 +125,7 @@ class SavePlanner:
             several = self._gang.process_count > 1
             mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
         state_comparison.check(mine, gang=self._gang, key=key)
-        if in_background:
+        if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)
             self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
             self._reserve(prepared, priorities)
@@ -163,7 +169,9 @@ class SavePlanner:
 
     def _reserve(self, prepared: PreparedSave, priorities: Priorities) -> HostSnapshot:
         if prepared.snapshot is None:
-            prepared.snapshot = HostSnapshot(prepared.specs, prepared.plan, priorities)
+            prepared.snapshot = HostSnapshot(
+                prepared.specs, prepared.plan, priorities, shared=self._options.writer not in IN_THREADS
+            )
         return prepared.snapshot
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
@@ -173,13 +181,25 @@ class SavePlanner:
         index, count = self._gang.process_index, self._gang.process_count
         specs = stored_specs(leaves, count, self._options, save_args, self._processes)
         stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
-        plan = make_plan(stored, index, count, self._processes, max_replicas=self._options.max_replicas)
-        metadata = orbax_metadata.metadata_files(
-            stored,
-            store_sharding=self._options.store_sharding,
-            store_array_metadata=self._options.store_array_metadata,
-        )
+        owners = chunk_owners.assign(stored, count, self._processes, max_replicas=self._options.max_replicas)
+        plan = part_of(owners, stored, index)
+        has_many = plan.total_chunks >= MANY_CHUNKS
+        metadata = {}
+        if index == 0:  # which writes them
+            metadata = orbax_metadata.metadata_files(
+                stored,
+                store_sharding=self._options.store_sharding,
+                store_array_metadata=self._options.store_array_metadata,
+            )
         # A copy, as the caller may change the arguments before the next save.
         return PreparedSave(
-            form, copy.deepcopy(save_args), specs, tree_digest(pytree.specs_of(stored)), metadata, plan, self._handlers
+            form,
+            copy.deepcopy(save_args),
+            specs,
+            tree_digest(pytree.specs_of(stored)),
+            metadata,
+            plan,
+            self._handlers,
+            has_many_chunks=has_many,
+            chunk_writers=chunk_owners.table(owners) if has_many and index == 0 else b"",
         )

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.planning.chunks import Chunk
+from gracepoint.checkpoint.saving.save_operation import SaveOperation, SaveStages
+from gracepoint.checkpoint.saving.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
+from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed
@@ -33,19 +35,31 @@ class SnapshotSave:
         save: The save.
         transfer: The snapshot's chunks, none of which is written yet.
         deadline: When the save must have ended.
+        snapshot: The memory of the chunks.
+        handed: The save in the worker process that writes it. None: a thread of this process writes it.
 
     Attributes:
         source: The chunks that the save must write from; it counts what is written.
+        chunks: The chunks in the snapshot. None if they are not all of the state.
         committed: Whether the save is committed. Set by the save's thread.
     """
 
-    def __init__(self, save: SaveOperation, transfer: Transfer, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        save: SaveOperation,
+        transfer: Transfer,
+        deadline: Deadline,
+        snapshot: HostSnapshot,
+        handed: HandedOver | None,
+    ) -> None:
         self.save = save
         self.deadline = deadline
+        self.snapshot = snapshot
+        self.handed = handed
         self.source = _Counted(transfer)
         self.committed = False
         # What handlers write is not in the snapshot, so it cannot be written again.
-        self._chunks = None if save.has_handled_parts else transfer.copied
+        self.chunks = None if save.has_handled_parts else transfer.copied
 
     def seen(self, *, busy: bool) -> NewestSnapshot | None:
         """Returns the progress of the save. None if the checkpoint is not a step.
@@ -61,8 +75,8 @@ class SnapshotSave:
         elif busy:
             state = SnapshotState.WRITING
         else:
-            state = SnapshotState.GONE if self._chunks is None else SnapshotState.HELD
-        done_bytes = self.source.done_bytes
+            state = SnapshotState.GONE if self.chunks is None else SnapshotState.HELD
+        done_bytes = max(self.source.done_bytes, 0 if self.handed is None else self.handed.done_bytes)
         return NewestSnapshot(
             step=step,
             state=state,
@@ -99,7 +113,16 @@ class SnapshotSave:
 
     def once_more(self) -> InMemory | None:
         """Returns the snapshot's chunks, to write them again. None if they are not in memory any more."""
-        return None if self._chunks is None else InMemory(self._chunks)
+        return None if self.chunks is None else InMemory(self.chunks)
+
+    def run(self) -> SaveStages:
+        """Writes and commits the save. The save's thread calls it. See ``SaveOperation.run``."""
+        stages = self.save.run(self.source, self.deadline, lambda stage: None, self.handed)
+        if self.handed is not None and self.source.done_bytes == 0:  # else a thread has written it
+            for chunk, _ in self.chunks or ():
+                self.source.written(chunk)
+        self.committed = True
+        return stages
 
 
 class InMemory:

@@ -6,7 +6,6 @@ save waits for that thread. The next start deletes what a process leaves behind.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -61,18 +60,27 @@ class StepCleaner:
             logger.warning("damaged steps of %s were not marked: %s", self._paths.root, error)
 
     def finish(self, deadline: Deadline) -> None:
-        """Waits until all trash is deleted, or until ``deadline``. The next start deletes the rest."""
-        with contextlib.suppress(SaveFailed):
+        """Waits until all trash is deleted, or until ``deadline``. The next start deletes the rest, which is logged."""
+        try:
             self._sweeper.wait(deadline.remaining_s())
             self._sweep()  # deletes what became trash while the thread was busy
             self._sweeper.wait(deadline.remaining_s())
+        except SaveFailed as error:
+            logger.warning("trash in %s is left to the next start: %s", self._paths.root, error)
+        self._tell_error()
 
     def _sweep(self) -> None:
         if not self._sweeper.busy:  # otherwise the next call deletes the new trash
+            self._tell_error()
             try:
                 self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
             except RuntimeError as error:  # for example at the end of the interpreter: no reason to fail a save
                 logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
+
+    def _tell_error(self) -> None:
+        """Logs why the last deletion has failed, if it has. No error of a deletion fails a save."""
+        if error := self._sweeper.take_error():
+            logger.warning("trash in %s was not deleted: %s", self._paths.root, error, exc_info=error)
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease, listing
 from gracepoint.checkpoint.steps.lease import Lease
+from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists
@@ -57,17 +59,15 @@ class DirectoryAccess:
         paths, gang = self._paths, self._gang
         if gang.process_count == 1:
             return
-        probe, problem = paths.shared_probe(self._attempt), None
-        if gang.process_index == 0:
-            try:
+        probe = paths.shared_probe(self._attempt)
+
+        def write() -> str:
+            with self._naming_the_folder():
                 paths.root.make_folder_durably()
                 probe.touch()
-                problem = ""
-            except OSError as error:
-                problem = str(error)
-        problem = gang.broadcast(f"{key}/written", problem, timeout_s=deadline.remaining_s())
-        if problem:
-            raise CheckpointError(f"process 0 cannot write to {paths.root}: {problem}")
+            return ""
+
+        by_process_zero(write, gang=gang, key=f"{key}/written", deadline=deadline)
         sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
         answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
         if gang.process_index == 0:
@@ -95,24 +95,18 @@ class DirectoryAccess:
         """
         deadline = Deadline.after(timeout_s, self._clock)
         self._claims += 1
-        problem = None
-        if self._gang.process_index == 0:
+
+        def take() -> str:
             patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), self._clock)
-            try:
+            with self._naming_the_folder():
                 self._paths.root.make_folder_durably()
                 self._paths.root.check_usable()
                 self._lease = lease.claim(
                     self._paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start
                 )
-                problem = ""
-            except CheckpointError as error:
-                problem = str(error)
-            except OSError as error:
-                problem = f"process 0 cannot write to {self._paths.root}: {error}"
-        key = f"{self._key}/lease/{self._claims}"
-        problem = self._gang.broadcast(key, problem, timeout_s=deadline.remaining_s())
-        if problem:
-            raise CheckpointError(problem)
+            return ""
+
+        by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
 
     @property
     def holds_lease(self) -> bool:
@@ -129,6 +123,15 @@ class DirectoryAccess:
         if self._lease is not None:
             self._lease.release()
 
+    @contextlib.contextmanager
+    def _naming_the_folder(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {error}") from error
+
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:
     """Checks that the directory has no complete step that is ``step`` or newer. Collective.
@@ -138,16 +141,14 @@ def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: in
         CheckpointError: Process 0 cannot list the directory. Raised in all processes.
         BarrierError: Process 0 did not answer in time.
     """
-    newest, problem = None, ""
-    if gang.process_index == 0:
+
+    def look() -> str:
         try:
-            newest = max(listing.complete_steps(paths), default=None)
+            return json.dumps(max(listing.complete_steps(paths), default=None))
         except OSError as error:
-            problem = f"process 0 cannot look into {paths.root}: {error}"
-    word = json.dumps([newest, problem]) if gang.process_index == 0 else None
-    newest, problem = json.loads(gang.broadcast(key, word, timeout_s=deadline.remaining_s()))
-    if problem:
-        raise CheckpointError(problem)
+            raise CheckpointError(f"process 0 cannot look into {paths.root}: {error}") from error
+
+    newest = json.loads(by_process_zero(look, gang=gang, key=key, deadline=deadline))
     if newest is not None and newest >= step:
         raise CheckpointExists(
             f"save({step}): {paths.root} has a complete step {newest}, and nothing was restored. The next restore "

@@ -23,8 +23,9 @@ from typing import cast
 import numpy as np
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import Claim, DoneRecord, Manifest, is_claim, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.moving import merge_trees, move
 from gracepoint.checkpoint.steps.placement import Placement, take

@@ -7,15 +7,18 @@ there. The objects are deleted later (``sweeping``), and the claim last. Objects
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Claim, is_claim
 from gracepoint.checkpoint.steps.manifest_commit import is_committed, save_of
 from gracepoint.checkpoint.steps.sweeping import delete_of_save, refuse_foreign, sweep
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
 
 _TOMBSTONE = "deletes"
 
@@ -83,6 +86,7 @@ def empty_trash(paths: Layout) -> None:
         with contextlib.suppress(FileNotFoundError):
             name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
             if not sweep(paths.root / name, trash.name):
+                logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
                 continue
             if of_save:
                 (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format.claim import Claim
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import Claim, Manifest, StoredFile
+from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps.placement import Placement
 from gracepoint.checkpoint.steps.sweeping import store_of

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import is_claim
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, is_claim
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, ManifestPart, StoredFile
 from gracepoint.checkpoint.storage import read_many
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
+# Parts of a manifest that are in memory at once when all files are gone through.
+_PARTS_AT_ONCE = 64
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
 _STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
@@ -98,6 +102,29 @@ def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
     """
     data = manifest_bytes(folder)
     return None if data is None else Manifest.fields_in(data, str(folder / layout.MANIFEST))
+
+
+def all_files(folder: StoragePath, manifest: Manifest) -> Iterator[tuple[str, StoredFile]]:
+    """Yields every file that a manifest has, with its path. Files of chunks come from the parts of the manifest.
+
+    Raises:
+        CheckpointCorrupt: A part is missing or damaged.
+    """
+    yield from manifest.files.items()
+    if not manifest.is_in_parts:
+        return
+    for first in range(0, manifest.process_count, _PARTS_AT_ONCE):
+        numbers = range(first, min(first + _PARTS_AT_ONCE, manifest.process_count))
+        paths = [folder / layout.manifest_part(number) for number in numbers]
+        found = read_many.read_all(paths)
+        if found is None:
+            raise CheckpointCorrupt(f"{folder}: a part of its manifest is missing: {_first_missing(paths)}")
+        for path, data in zip(paths, found, strict=True):
+            yield from ManifestPart.from_bytes(data, str(path)).files.items()
+
+
+def _first_missing(paths: Sequence[StoragePath]) -> str:
+    return next((path.name for path in paths if not path.exists()), paths[0].name)
 
 
 def manifest_bytes(folder: StoragePath) -> bytes | None:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, is_whole, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, merge
+from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -47,14 +48,9 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
     # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks, holds_lease):
-            if not paths.root.backend.renames:
-                if commit.is_committed(paths, temporary):
-                    continue  # its folder has not been deleted yet
-                way = functools.partial(_gives_way, temporary.target, records[0].replaces)
-                committed = manifest_commit.finalize(temporary, way)
-            else:
-                committed = _rename(paths, temporary, records)
-            if committed:
+            if not paths.root.backend.renames and commit.is_committed(paths, temporary):
+                continue  # its folder has not been deleted yet
+            if _finish(paths, temporary, records):
                 logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
             else:
                 remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
@@ -63,9 +59,30 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
     """Commits a durable save by a rename. Returns whether it is committed."""
-    for path, file in merge(records).files.items():
+    for path, file in commit.all_files(temporary.path, merge(records)):
         check_size(temporary.path / path, file.bytes)
     return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
+
+
+def finish(paths: Layout, temporary: Temporary) -> bool:
+    """Commits one save if it is durable in all processes, as ``salvage`` does for all. Returns whether it is committed.
+
+    Raises:
+        CheckpointCorrupt, CheckpointTooNew, SaveFailed, OSError: It is durable, and cannot be committed.
+    """
+    try:
+        records = commit.done_records(temporary.path)
+        return commit.is_committed(paths, temporary) if records is None else _finish(paths, temporary, records)
+    except FileNotFoundError:  # another process has just committed it, or deleted it
+        return commit.is_committed(paths, temporary)
+
+
+def _finish(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
+    """Commits a durable save. Returns whether it is committed."""
+    if paths.root.backend.renames:
+        return _rename(paths, temporary, records)
+    way = functools.partial(_gives_way, temporary.target, records[0].replaces)
+    return manifest_commit.finalize(temporary, way)
 
 
 @contextlib.contextmanager

@@ -77,7 +77,9 @@ class Retention:
     def _is_special(self, step: int, age_s: float, damaged: frozenset[int]) -> bool:
         if step in damaged:
             return False
-        return (self.keep_every_steps > 0 and step % self.keep_every_steps == 0) or age_s < self.keep_for_s
+        # Without ``keep_for_s``, no age counts: a step's age is negative if the store's clock was told a second late.
+        is_young = self.keep_for_s > 0 and age_s < self.keep_for_s
+        return is_young or (self.keep_every_steps > 0 and step % self.keep_every_steps == 0)
 
 
 def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str, ordinal: int) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import cast
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.manifest import Claim, is_claim
+from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.storage.backend import Entry, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath

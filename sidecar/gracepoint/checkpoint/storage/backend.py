@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any, NewType, Protocol
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-    from gracepoint.checkpoint.storage.direct_io import Buffer
+    from gracepoint.checkpoint.storage.direct_io import Buffer, Later
 
 #: Identifies one version of a value. It changes with every write.
 Generation = NewType("Generation", str)
+
+
+#: Bytes of a value that are still in the cache of the core when their checksum is computed.
+HOT_BYTES = 1 << 20
 
 
 class StaleGeneration(OSError):
@@ -85,9 +89,12 @@ class Reader(Protocol):
 
     Attributes:
         size_bytes: Size of the value when it was opened.
+        best_bytes: How many bytes a caller of ``read_into`` best asks for. More than a few MiB only if they are read in
+            parallel.
     """
 
     size_bytes: int
+    best_bytes: int
 
     def read_into(self, out: memoryview, offset: int) -> int:
         """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value."""
@@ -163,12 +170,19 @@ class Backend(Protocol):
         """Writes an empty value, even if the key has a value already. A crash may lose it."""
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self,
+        key: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
     ) -> int:
         """Writes a value from memory. Returns the CRC-32 of its bytes.
 
-        Parts of the value may be visible while it is written. On return its bytes are durable. Its name is durable
-        after ``sync`` of its folder.
+        Parts of the value may be visible while it is written. On return its bytes are durable, unless ``later`` was
+        called. Its name is durable after ``sync`` of its folder.
 
         Args:
             key: Key of the value.
@@ -176,6 +190,8 @@ class Backend(Protocol):
             buffer: Aligned memory for data that cannot be written in place.
             go_on: Called before each block. An error that it raises ends the write.
             direct: True to bypass the caches of this machine. Allowed only if ``has_direct_io`` returns True.
+            later: Stores that sync call it with the file in place of the sync. It is called once or not at all, in
+                the calling thread. None: the value is durable on return.
         """
 
     def has_direct_io(self, key: str) -> bool:

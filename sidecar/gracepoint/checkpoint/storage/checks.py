@@ -14,8 +14,6 @@ from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1
 _BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom meet in Python
-# What ``read_checked`` reads at once. It is still in the cache of the core when its checksum is computed.
-_HOT_BYTES = 1 << 20
 
 
 def must_not_write(error: OSError) -> bool:
@@ -94,7 +92,7 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
                 )
             position = checksum = 0
             while position < len(out):
-                count = reader.read_into(out[position : position + _HOT_BYTES], position)
+                count = reader.read_into(out[position : position + reader.best_bytes], position)
                 if count == 0:
                     raise CheckpointCorrupt(f"{path} has {position} bytes, expected {size_bytes}")
                 checksum = crc32(out[position : position + count], checksum)

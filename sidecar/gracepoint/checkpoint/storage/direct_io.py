@@ -63,6 +63,41 @@ class Buffer:
         _ = self.bytes
 
 
+class UnsyncedFile:
+    """A file that is written, open and not yet synced. It belongs to one thread at a time.
+
+    The descriptor that wrote the file is kept, as an error of the disk may be reported to it alone.
+    """
+
+    def __init__(self, key: str, descriptor: int) -> None:
+        """``key`` is the path of the file. The object closes ``descriptor``."""
+        self._key = key
+        self._descriptor = descriptor
+
+    def sync(self) -> None:
+        """Makes the contents durable, and closes the file.
+
+        Raises:
+            OSError: The file cannot be synced. The error names the path.
+        """
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            if error.filename is None:
+                error.filename = self._key
+            raise
+        finally:
+            os.close(self._descriptor)
+
+    def drop(self) -> None:
+        """Closes the file. A crash may lose its contents."""
+        os.close(self._descriptor)
+
+
+#: Is called with a file that is written, and has it synced.
+Later = Callable[[UnsyncedFile], None]
+
+
 def has_direct_io(folder: Path) -> bool:
     """Returns whether writes to files in ``folder`` can bypass the page cache. Writes and removes a file.
 
@@ -88,7 +123,15 @@ def has_direct_io(folder: Path) -> bool:
             probe.unlink()  # Linux makes the file before it refuses the flag
 
 
-def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool) -> int:
+def write_file(
+    key: str,
+    data: ArrayBytes,
+    buffer: Buffer,
+    go_on: Callable[[], None],
+    *,
+    direct: bool,
+    later: Later | None = None,
+) -> int:
     """Writes ``data`` as the whole of the file ``key`` and syncs it, but not its folder.
 
     Args:
@@ -98,6 +141,7 @@ def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], N
         go_on: Called before each block. An error that it raises ends the write.
         direct: True to use direct I/O if the file is large enough. The file system must have it. False to write
             through the page cache.
+        later: Is called with the file in place of the sync. None: the file is synced.
 
     Returns:
         The CRC-32 of ``data``.
@@ -111,13 +155,18 @@ def write_file(key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], N
         try:
             write = _write_directly if direct else _write_through_cache
             checksum = write(descriptor, data, buffer, go_on)
-            os.fsync(descriptor)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
     except OSError as error:
         if error.filename is None:
             error.filename = key
         raise
+    file = UnsyncedFile(key, descriptor)
+    if later is None:
+        file.sync()
+    else:
+        later(file)
     return checksum
 
 

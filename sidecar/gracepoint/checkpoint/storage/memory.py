@@ -21,9 +21,9 @@ from typing import Any
 import tensorstore as ts
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import HOT_BYTES, Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, Later
 from gracepoint.checkpoint.storage.tensorstore_context import SHARED
 
 # The store answers at once. The timeout only keeps a defect from hanging the process.
@@ -85,7 +85,14 @@ class MemoryBackend:
         self._write(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self,
+        key: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
     ) -> int:
         checksum, whole = 0, bytearray(len(data))
         for offset in range(0, len(data), BLOCK_BYTES):
@@ -248,6 +255,7 @@ class _ValueReader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
         self.size_bytes = len(data)
+        self.best_bytes = HOT_BYTES
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]

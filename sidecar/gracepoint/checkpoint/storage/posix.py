@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import HOT_BYTES, Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.mounts import check_mount
 
 logger = logging.getLogger(__name__)
@@ -232,6 +232,7 @@ class _FileReader:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.size_bytes = os.fstat(descriptor).st_size
+        self.best_bytes = HOT_BYTES
 
     def read_into(self, out: memoryview, offset: int) -> int:
         return os.preadv(self._descriptor, [out], offset)

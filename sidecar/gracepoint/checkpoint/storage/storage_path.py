@@ -49,6 +49,10 @@ class StoragePath:
     def __repr__(self) -> str:
         return f"StoragePath({str(self)!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the location: another process opens the store by itself."""
+        return storage_path, (str(self),)
+
     def __fspath__(self) -> str:
         return self.backend.local_path(self.key)
 

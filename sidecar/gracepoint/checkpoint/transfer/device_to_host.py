@@ -28,15 +28,13 @@ from gracepoint import machine
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.transfer.array_view import as_it_lies
 
 logger = logging.getLogger(__name__)
 
-#: Default bound on the bytes in transfer from devices at once. It is enough to keep the link busy.
-AHEAD_BYTES = 256 << 20
-# A shard up to this size that is needed as a whole is copied in one transfer.
-_WHOLE_BYTES = AHEAD_BYTES // 4
+# A shard up to this size that is needed as a whole is copied in one transfer. Each device has room for two of them.
+_WHOLE_BYTES = 64 << 20
 _PINNED = "pinned_host"
 _MAX_LENGTH = 2**31 - 1  # of an axis: the start of a slice is an int32
 _COMPILING_THREADS = 4
@@ -86,6 +84,11 @@ def in_place(shard: Shard, data: Any) -> Any:
     """Returns the values of a shard that is in host memory, without a copy. ``values_of`` accepts them."""
     # Building the public list of shards takes longer than copying a small leaf.
     return data if isinstance(data, np.ndarray) else as_it_lies(data.addressable_data(shard.position))
+
+
+def device_of(shard: Shard, data: Any) -> Any:
+    """Returns the device that holds the shard of ``data``, an array that ``is_far``."""
+    return data.addressable_data(shard.position).device
 
 
 def start(pull: Pull, data: Any, options: WriteOptions) -> Any:

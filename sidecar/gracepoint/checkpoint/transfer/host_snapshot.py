@@ -4,83 +4,51 @@ Each save has one ``Transfer``. The training thread makes it. In doing so it cop
 ``HostSnapshot`` what must be in host memory before training continues. The thread that writes consumes the transfer.
 The remaining values (in a save that streams, all of them) are copied from the devices when the writer asks for them.
 
-Transfers run ahead of the writer up to ``device_host_max_bytes``, or up to ``AHEAD_BYTES`` if that is not set. Bytes
-count from the start of their transfer until they are written; the writer's threads report this. Values that are in
-host memory anyway count only if ``device_host_max_bytes`` is set.
+The values of each accelerator are copied by a thread of its own (``device_threads``), through pinned memory where the
+device has it. So all devices are copied from at once. The values of CPU devices are host memory: several threads copy
+them (``parallel_copy``), or nobody does.
 
-The buffers of the snapshot are reserved and touched once: the first touch of memory is an order of magnitude slower
-than a copy into it.
+Transfers run ahead of the writer up to ``device_host_max_bytes``, or up to ``Devices.ahead_bytes`` if that is not set.
+Bytes count from the start of their transfer until they are written; the writer's threads report this. Values that are
+in host memory anyway count only if ``device_host_max_bytes`` is set. This bounds all devices together.
+
+The buffers of the snapshot are reserved and touched once, by several threads: the first touch of memory is an order of
+magnitude slower than a copy into it.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.pytree import Leaf
-from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, aligned_empty
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax_objects import priority_of
-from gracepoint.checkpoint.planning.write_plan import Chunk, Shard, WritePlan
-from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
-from gracepoint.checkpoint.transfer.device_to_host import (
-    AHEAD_BYTES,
-    Pull,
-    in_place,
-    is_far,
-    pulls_of,
-    start,
-    values_of,
-    whole,
-)
+from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.transfer.device_pipeline import Devices, transfers
+from gracepoint.checkpoint.transfer.device_threads import merged
+from gracepoint.checkpoint.transfer.device_to_host import Pull, in_place, is_far, values_of
+from gracepoint.checkpoint.transfer.snapshot_memory import LATER, HostSnapshot, Priorities, Specs, by_priority
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-Specs = Sequence[ArraySpec | None]
-#: Priorities by the index of the leaf. Leaves that are not in it are copied before the save returns.
-Priorities = Mapping[int, TransferPriority]
 
-# Chunks of at least this size are aligned for direct I/O, so that they are written without a copy. The padding is
-# small compared to their size.
-_ALIGNED_BYTES = 1 << 18
-# Bound on the number of pending transfers. Transfers of small leaves hardly count in bytes, but each takes time.
-_MOST_AHEAD = 256
+# Seconds for the copies from devices before a save returns. A link with 1 GB/s copies the memory of eight devices.
+_COPY_TIMEOUT_S = 900.0
 
-
-class HostSnapshot:
-    """One reserved buffer for each chunk that is copied before a save returns. It holds one state at a time.
-
-    Attributes:
-        priorities: The priorities that the buffers were reserved for.
-    """
-
-    def __init__(self, specs: Specs, plan: WritePlan, priorities: Priorities) -> None:
-        """Reserves memory. ``specs`` and ``plan`` are those of ``Transfer``."""
-        self.priorities = priorities
-        self._buffers = {}
-        for shard in _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]:
-            spec = specs[shard.leaf]
-            assert spec is not None
-            for chunk in shard.chunks:
-                alignment_bytes = ALIGNMENT_BYTES if chunk.bytes >= _ALIGNED_BYTES else JAX_ALIGNMENT_BYTES
-                buffer = aligned_empty(spec.chunk, spec.numpy_dtype, alignment_bytes)
-                buffer.fill(0)  # numpy.zeros would leave the first touch to the first copy
-                self._buffers[chunk.file] = buffer
-
-    def buffer(self, chunk: Chunk) -> npt.NDArray[Any]:
-        """Returns the memory for the values of ``chunk``, in the type that is stored."""
-        return self._buffers[chunk.file]
+_Piece = tuple[Chunk, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass
@@ -101,6 +69,7 @@ class Transfer:
         plan: WritePlan,
         options: WriteOptions,
         snapshot: HostSnapshot | None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Copies into ``snapshot`` what the options ask for. After that, these leaves may be donated.
 
@@ -111,26 +80,29 @@ class Transfer:
             options: The options of the save.
             snapshot: Memory that was reserved for the same form of state and plan, and for the priorities of this
                 save. None: everything stays on the devices until it is written.
+            deadline: When the copies into ``snapshot`` must have ended. None: the time that a link may need.
         """
         self._specs = specs
         self._paths = [leaf.path for leaf in leaves]
         self._options = options
         self._callback = options.callback
-        self._limit = ByteLimiter(options.device_host_max_bytes or AHEAD_BYTES)
         self._to_transfer = plan.mine_by_leaf.copy()
         self._to_write = plan.mine_by_leaf.copy()
         self._lock = threading.Lock()  # protects what ``written`` changes
         self._taken: dict[str, _Taken] = {}  # by the chunk's file: what counts against the limit
         self._data = [leaf.data for leaf in leaves]
         self._far = {i for i in {shard.leaf for shard in plan.shards} if is_far(leaves[i].data, options)}
-        self._copied: list[tuple[Chunk, npt.NDArray[Any]]] = []
+        self._devices = Devices(self._data, self._far)
+        ahead_bytes = self._devices.ahead_bytes(plan.shards)
+        self._limit = ByteLimiter(options.device_host_max_bytes or ahead_bytes)
+        self._copied: list[_Piece] = []
         if snapshot is None:
-            self._left = list(plan.shards)
+            self._left = [list(plan.shards)]
             return
-        by_priority = _by_priority(plan, snapshot.priorities)
-        self._copy(by_priority[TransferPriority.SYNCHRONOUS], snapshot)
-        self._left = [shard for priority in _LATER for shard in by_priority[priority]]
-        left = {shard.leaf for shard in self._left}
+        shards_of = by_priority(plan, snapshot.priorities)
+        self._copy(shards_of[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes), deadline)
+        self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
+        left = {shard.leaf for shards in self._left for shard in shards}
         if options.device_host_max_bytes is not None:
             logger.info(
                 "%d of %d leaves are copied from their devices in the background, at most %d bytes of them at once, "
@@ -157,18 +129,28 @@ class Transfer:
         yield from self._copied
         self._copied = []
 
+        for shards in self._left:
+            makes = [functools.partial(self._pulled, own) for own in self._devices.split(shards)]
+            with contextlib.closing(merged(makes, deadline, join=False)) as pulled:
+                for pieces in pulled:
+                    for chunk, values in pieces:
+                        self._transferred(chunk)
+                        yield chunk, values
+                    del pieces, values  # before the next transfer is taken
+
+    def _pulled(self, shards: Sequence[Shard], deadline: Deadline) -> Iterator[list[_Piece]]:
+        """Yields the values of each transfer. Runs in the thread of a device."""
+        if not self._far and self._options.device_host_max_bytes is None:  # nothing is copied, and no room is needed
+            for shard in shards:
+                yield list(values_of(in_place(shard, self._data[shard.leaf]), shard.index, shard.chunks))
+            return
+
         def has_room(pull: Pull, wait: bool) -> bool:
             return self._take(pull, deadline if wait else None)
 
-        if self._far or self._options.device_host_max_bytes is not None:
-            transfers = self._transfers(self._left, has_room)
-        else:
-            transfers = ((whole(shard), in_place(shard, self._data[shard.leaf])) for shard in self._left)
-        for pull, started in transfers:
-            for chunk, values in values_of(started, pull.region, pull.chunks):
-                self._transferred(chunk)
-                yield chunk, values
-            del started, values  # before the next transfer is taken
+        for pull, started in transfers(shards, self._data, self._options, has_room):
+            yield list(values_of(started, pull.region, pull.chunks))
+            del started
 
     def written(self, chunk: Chunk) -> None:
         """Reports that the chunk's values are no longer needed. May be called from any thread."""
@@ -201,7 +183,9 @@ class Transfer:
             self._taken.update((chunk.file, taken) for chunk in pull.chunks)
         return True
 
-    def _copy(self, shards: Sequence[Shard], snapshot: HostSnapshot) -> None:
+    def _copy(
+        self, shards: Sequence[Shard], snapshot: HostSnapshot, limit: ByteLimiter, deadline: Deadline | None
+    ) -> None:
         far = [shard for shard in shards if shard.leaf in self._far]
         if len(far) < len(shards):
             with Copies() as copies:
@@ -214,32 +198,34 @@ class Transfer:
                         self._copied.append((chunk, buffer))
             for chunk, _ in self._copied:
                 self._transferred(chunk)
-        ahead = ByteLimiter(AHEAD_BYTES)
-        for pull, started in self._transfers(far, lambda pull, wait: ahead.take_if_room(pull.bytes)):
+        if far:
+            makes = [functools.partial(self._copied_from, own, snapshot, limit) for own in self._devices.split(far)]
+            deadline = deadline or Deadline.after(_COPY_TIMEOUT_S, time.monotonic)
+            # Joined, as the threads write to the snapshot, which the next save fills again.
+            with contextlib.closing(merged(makes, deadline, join=True)) as pieces:
+                for chunk, buffer in pieces:
+                    self._copied.append((chunk, buffer))
+                    self._transferred(chunk)
+
+    def _copied_from(
+        self, shards: Sequence[Shard], snapshot: HostSnapshot, limit: ByteLimiter, deadline: Deadline
+    ) -> Iterator[_Piece]:
+        """Copies the shards of one device into the snapshot, and yields its buffers. Runs in the device's thread."""
+
+        def has_room(pull: Pull, wait: bool) -> bool:
+            if not wait:
+                return limit.take_if_room(pull.bytes)
+            if not limit.take(pull.bytes, deadline):
+                raise SaveFailed(f"{pull.chunks[0].file} was not copied from its device {deadline.ended}")
+            return True
+
+        for pull, started in transfers(shards, self._data, self._options, has_room):
             for chunk, values in values_of(started, pull.region, pull.chunks):
                 buffer = snapshot.buffer(chunk)
                 copy(values, buffer)
-                self._copied.append((chunk, buffer))
-                self._transferred(chunk)
-            ahead.give_back(pull.bytes)
-
-    def _transfers(self, shards: Sequence[Shard], has_room: Callable[[Pull, bool], bool]) -> Iterator[tuple[Pull, Any]]:
-        """Yields the transfers in order. As many are started ahead as ``has_room`` allows.
-
-        The second argument of ``has_room`` says whether it may wait: only if no other transfer is under way.
-        """
-        waiting = collections.deque(shards)
-        pulls, started = collections.deque[Pull](), collections.deque[tuple[Pull, Any]]()
-        while waiting or pulls or started:
-            while (waiting or pulls) and len(started) < _MOST_AHEAD:
-                if not pulls:
-                    shard = waiting.popleft()
-                    pulls.extend(pulls_of(shard, self._data[shard.leaf], self._options))
-                if not has_room(pulls[0], not started):
-                    break
-                pull = pulls.popleft()
-                started.append((pull, start(pull, self._data[pull.shard.leaf], self._options)))
-            yield started.popleft()
+                yield chunk, buffer
+            del started, values
+            limit.give_back(pull.bytes)
 
     def _transferred(self, chunk: Chunk) -> None:
         if not chunk.mine:
@@ -261,19 +247,3 @@ def ask_priorities(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
         index: priority_of(options.callback.key_priority(leaves[index].path), leaves[index].name)
         for index in dict.fromkeys(shard.leaf for shard in plan.shards)
     }
-
-
-def snapshot_bytes(plan: WritePlan, priorities: Priorities) -> int:
-    """Returns the size of the snapshot's buffers in bytes."""
-    shards = _by_priority(plan, priorities)[TransferPriority.SYNCHRONOUS]
-    return sum(chunk.bytes for shard in shards for chunk in shard.chunks)
-
-
-_LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOUS_DEPRIORITIZED)
-
-
-def _by_priority(plan: WritePlan, priorities: Priorities) -> dict[TransferPriority, list[Shard]]:
-    found: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
-    for shard in plan.shards:
-        found[priorities.get(shard.leaf, TransferPriority.SYNCHRONOUS)].append(shard)
-    return found

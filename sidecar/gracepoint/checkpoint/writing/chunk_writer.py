@@ -7,23 +7,25 @@ threads. Each file has one writer, so no file is locked.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
 from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
+    from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 
 
 class ChunkWriter:
@@ -32,8 +34,20 @@ class ChunkWriter:
     def __init__(self, options: WriteOptions = DEFAULT_OPTIONS) -> None:
         self.options = options
         self._express = FileWriter(options)
-        self._tensorstore = TensorStoreWriter(options)
-        self._encoded = EncodedWriter(options)
+
+    # A worker process imports TensorStore only if a save needs it.
+
+    @functools.cached_property
+    def _tensorstore(self) -> TensorStoreWriter:
+        from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
+
+        return TensorStoreWriter(self.options)
+
+    @functools.cached_property
+    def _encoded(self) -> EncodedWriter:
+        from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
+
+        return EncodedWriter(self.options)
 
     def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:
         """Makes the chunks, the arrays' metadata and the small files of ``job`` durable.
@@ -42,10 +56,7 @@ class ChunkWriter:
             SaveFailed: The deadline passed, or was cancelled.
             ValueError, OSError: A file cannot be written. The message names it.
         """
-        started_s = deadline.elapsed_s()
-        written = self._writer_of(job).write(job, deadline)
-        metrics.tell_written(written.chunk_bytes, deadline.elapsed_s() - started_s, job.folder)
-        return written
+        return self._writer_of(job).write(job, deadline)
 
     def _writer_of(self, job: WriteJob) -> FileWriter | TensorStoreWriter | EncodedWriter:
         renames, holds_values = job.folder.backend.renames, form_of(job).files_hold_values

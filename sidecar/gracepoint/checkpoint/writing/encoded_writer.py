@@ -26,9 +26,10 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes, folder_
 from gracepoint.checkpoint.format.manifest import file_of
 from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.writing.file_writer import Folders, WriteCrew, bytes_of, write_file
+from gracepoint.checkpoint.writing.file_writer import Folders, bytes_of, write_file
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
 

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.storage.tensorstore_context import new_context

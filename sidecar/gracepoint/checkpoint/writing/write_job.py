@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 

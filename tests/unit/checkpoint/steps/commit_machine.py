@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, file_of
+from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
+from tests.unit.checkpoint.steps.done_records import done_record
 from tests.unit.checkpoint.storage.volatile import Crash, VolatileBackend
 
 EVENTS = ("nothing", "dies", "crashes", "crashes without names", "another starts", "another looks")
@@ -119,22 +119,8 @@ class CommitMachine(RuleBasedStateMachine):
             for process in range(processes):
                 files = self._written(temporary.path, process, contents)
                 assert stayed(), f"{temporary.path} was taken away from its living writer"
-                replaces = commit.standing(storage_path(temporary.target)) if process == 0 else None
-                record = DoneRecord(
-                    step=temporary.step,
-                    item=self.paths.item,
-                    attempt=temporary.attempt,
-                    ordinal=ordinal,
-                    process_index=process,
-                    process_count=processes,
-                    digest=tree_digest(()),
-                    arrays=() if process == 0 else None,
-                    files=files,
-                    values={},
-                    copies={},
-                    host_state=(),
-                    begun_ns=ordinal,
-                    replaces=replaces,
+                record = done_record(
+                    temporary, self.paths.item, files, process=process, processes=processes, begun_ns=ordinal
                 )
                 done = temporary.path / layout.done_record(process)
                 done.put(record.to_bytes())

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
+from gracepoint.checkpoint.format.manifest import file_of
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.steps.commit_machine import Allowed, CommitMachine, Dies
+from tests.unit.checkpoint.steps.done_records import done_record
 from tests.unit.checkpoint.storage.digests import DigestStore
 from tests.unit.checkpoint.storage.flat import FlatStore
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
@@ -115,22 +115,14 @@ class FlatMachine(CommitMachine):
                         place.key, ArrayBytes(values, values.dtype), Buffer(), self._go_on, direct=False
                     )
                     files[path] = file_of(data)
-                record = DoneRecord(
-                    step=temporary.step,
-                    item=self.paths.item,
-                    attempt=temporary.attempt,
-                    ordinal=ordinal,
-                    process_index=process,
-                    process_count=processes,
-                    digest=tree_digest(()),
-                    arrays=() if process == 0 else None,
-                    files=files,
-                    values={},
-                    copies={},
-                    host_state=(),
+                record = done_record(
+                    temporary,
+                    self.paths.item,
+                    files,
+                    process=process,
+                    processes=processes,
                     begun_ns=writing.begun_ns,
-                    replaces=commit.standing(temporary.target) if process == 0 else None,
-                    generations=dict(writing.generations),
+                    generations=writing.generations,
                 )
                 if process == processes - 1:
                     self._may_be_durable(step, contents, required=False)  # the request may be the last thing it does

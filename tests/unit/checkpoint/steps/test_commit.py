@@ -323,7 +323,7 @@ def test_a_step_that_cannot_be_given_its_name_back(
 
 def make_newer(path: Path) -> bytes:
     """Makes a manifest or done-record one of a format that comes after this version's; returns its contents."""
-    body = re.sub(rb"(gracepoint\.\w+)/1", rb"\1/2", path.read_bytes(), count=1).rpartition(b', "checksum": ')[0]
+    body = re.sub(rb"(gracepoint\.\w+)/1", rb"\1/99", path.read_bytes(), count=1).rpartition(b', "checksum": ')[0]
     path.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
     return path.read_bytes()
 
@@ -336,7 +336,7 @@ def test_step_of_a_newer_version_is_named_and_left_alone(tmp_path: Path) -> None
     contents = make_newer(manifest)
     for outcome in outcomes_in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang, attempt="job-2-c")):
         assert isinstance(outcome, CheckpointTooNew)
-        assert f"{manifest} was written by a newer Gracepoint: found format 'gracepoint.checkpoint/2'" in str(outcome)
+        assert f"{manifest} was written by a newer Gracepoint: found format 'gracepoint.checkpoint/99'" in str(outcome)
     with pytest.raises(SaveFailed, match="already exists .* was written by a newer Gracepoint"):
         save(engine(tmp_path, attempt="job-2-c"), 4, small_state(4))
     assert manifest.read_bytes() == contents
@@ -350,13 +350,13 @@ def test_step_of_a_newer_version_is_never_deleted(tmp_path: Path) -> None:
     for step in (1, 2):
         save(checkpointer, step, small_state(step))
     make_newer(tmp_path / "1" / layout.MANIFEST)
-    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restore(small_state(), timeout_s=30)
+    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restorer.restore(small_state(), timeout_s=30)
     assert restored is not None
     assert restored.step == 2
     make_newer(tmp_path / "2" / layout.MANIFEST)
     with engine_closed(engine(tmp_path, attempt="job-2-c", keep_last=1)) as again:
         save(again, 3, small_state(3))
-        found = again.restore(small_state(), timeout_s=30, step=3)
+        found = again.restorer.restore(small_state(), timeout_s=30, step=3)
         assert found is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 

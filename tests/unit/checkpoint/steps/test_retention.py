@@ -51,6 +51,13 @@ def test_multiples_and_young_steps_are_kept_beside_the_newest() -> None:
     assert Retention(2, keep_every_steps=200, keep_for_s=60).to_delete(ages_s, newest_good=350) == [250, 150, 100]
 
 
+def test_steps_are_deleted_though_the_clock_is_behind_their_times() -> None:
+    ages_s = dict.fromkeys([1, 2, 3, 4], -0.9)
+    assert Retention(2).to_delete(ages_s, newest_good=4) == [2, 1]
+    assert Retention(2, keep_every_steps=2).to_delete(ages_s, newest_good=4) == [1]
+    assert Retention(2, keep_for_s=1).to_delete(ages_s, newest_good=4) == []
+
+
 def test_damaged_step_does_not_count_as_kept_and_is_deleted_later() -> None:
     ages_s = dict.fromkeys([1, 3, 5, 6], 0.0)
     two = Retention(2, keep_every_steps=5)
@@ -62,7 +69,7 @@ def test_damaged_step_does_not_count_as_kept_and_is_deleted_later() -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(
-    steps=strategies.dictionaries(strategies.integers(0, 50), strategies.floats(0, 100), min_size=1),
+    steps=strategies.dictionaries(strategies.integers(0, 50), strategies.floats(-2, 100), min_size=1),
     data=strategies.data(),
 )
 def test_newest_good_step_stays_with_as_many_as_requested(steps: dict[int, float], data: strategies.DataObject) -> None:
@@ -101,7 +108,7 @@ def test_emergencies_delete_nothing_and_the_next_start_does(tmp_path: Path) -> N
         save(engine(tmp_path, attempt=f"job-{attempt}"), attempt, small_state())
     assert steps(tmp_path) == ["0", "1", "2", "3"]
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=2)
-    checkpointer.restore(small_state(), timeout_s=30)
+    checkpointer.restorer.restore(small_state(), timeout_s=30)
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "3"]
 
@@ -121,7 +128,7 @@ def test_the_step_that_a_damaged_one_was_given_up_for_is_kept(tmp_path: Path) ->
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     flip_bit(chunk_files(tmp_path, 5, "w")[0])
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=1)
-    assert checkpointer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
     checkpointer.save_in_background(2, small_state(), {})
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "5"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,24 +16,28 @@ from tests.unit.checkpoint.storage.volatile import VolatileBackend
 TMPFS = Path("/dev/shm")
 
 
-@pytest.fixture(params=["posix", "posix-tmpfs", "memory", "volatile", "gs", "s3"])
-def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
-    match request.param:
+#: The stores whose folders are real and can be renamed.
+RENAMING = ["posix", "posix-tmpfs", "memory", "volatile"]
+
+
+@contextlib.contextmanager
+def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[StoragePath]:
+    """Gives an empty folder of the store."""
+    match store:
         case "posix":
-            yield storage_path(tmp_path)
+            yield storage_path(folder)
         case "posix-tmpfs":
             if not TMPFS.is_dir():
                 pytest.skip(f"this machine has no {TMPFS}")
-            folder = tempfile.mkdtemp(dir=TMPFS)
-            yield storage_path(folder)
-            shutil.rmtree(folder)
+            with tempfile.TemporaryDirectory(dir=TMPFS) as temporary:
+                yield storage_path(temporary)
         case "memory":
             found = storage_path(f"memory://contract-{secrets.token_hex(8)}")
             found.make_folder()
             yield found
             found.delete_folder()
         case "gs" | "s3":
-            bucket = request.getfixturevalue(f"{request.param}_bucket")
+            bucket = request.getfixturevalue(f"{store}_bucket")
             yield storage_path(f"{bucket.uri}/top")
         case _:
             found = StoragePath(VolatileBackend(), "/top")
@@ -41,9 +45,15 @@ def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]
             yield found
 
 
-@pytest.fixture
-def renaming(top: StoragePath) -> StoragePath:
-    """Returns ``top`` if its store has real folders that it can rename."""
-    if not top.backend.renames:
-        pytest.skip("the store has no folders: a prefix is all that it has")
-    return top
+@pytest.fixture(params=[*RENAMING, "gs", "s3"])
+def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
+    with opened(request.param, request, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(params=RENAMING)
+def renaming(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
+    """Returns an empty folder of each store whose folders can be renamed."""
+    with opened(request.param, request, tmp_path) as found:
+        assert found.backend.renames
+        yield found

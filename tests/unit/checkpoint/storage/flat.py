@@ -17,8 +17,9 @@ from typing import Any
 
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
-from gracepoint.checkpoint.storage.direct_io import Buffer, checksum_of
+from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
+from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,14 @@ class FlatStore:
         self.put(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self,
+        key: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
     ) -> int:
         go_on()
         self.put(key, _bytes_of(data))
@@ -133,8 +141,8 @@ class FlatStore:
         return -1
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_Reader]:
-        yield _Reader(self.read(key).data)
+    def open(self, key: str) -> Iterator[BytesReader]:
+        yield BytesReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
         with self._request("entry", key):
@@ -227,7 +235,7 @@ class FlatStore:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
-        self.size_bytes = len(data)
+        self.size_bytes = self.best_bytes = len(data)
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]

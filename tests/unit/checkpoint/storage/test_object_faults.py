@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,22 +15,27 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.saving import commit_apart
 from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.storage.objects import api
+from gracepoint.checkpoint.storage.objects import api, object_reader
 from gracepoint.checkpoint.storage.objects.connection import Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.persistence import Transient
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
-from tests.object_stores.faults import Fault, How, Rule
+from tests.object_stores.faults import Fault, How, Rule, Shape
 from tests.object_stores.fixtures import set_environment
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state
 from tests.unit.checkpoint.steps.bucket_machine import backend_of
 
 WRITES = ("write",)
+STALLS = Fault(How.SLOW_REPLY)
+MANIFEST = "_GRACEPOINT($|[?&])"
 
 
 @pytest.fixture(params=["gs", "s3"])
@@ -110,6 +118,49 @@ def test_a_read_goes_on_where_it_was_cut(top: StoragePath, proxy: FaultProxy, ho
     assert bytes(out) == data.tobytes()
 
 
+def large_value(top: StoragePath, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Writes a value that is read in twelve parts."""
+    monkeypatch.setattr(object_reader, "PART_BYTES", 1 << 18)
+    data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8).tobytes()
+    (top / "w").put(data)
+    return data
+
+
+def test_a_large_value_is_read_on_several_connections(
+    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = large_value(top, monkeypatch)
+    proxy.reset()
+    proxy.shape = Shape(connection_rate=2e6)
+    out = bytearray(len(data))
+    read_checked(top / "w", len(data), crc32(data), memoryview(out))
+    assert bytes(out) == data
+    assert sum(exchange.asked.kind == "read" for exchange in proxy.exchanges) > 2
+    assert sum(exchange.received for exchange in proxy.exchanges) < 2 * len(data)
+
+
+@pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY, How.REFUSE, How.ANSWER])
+def test_parts_of_a_large_value_are_read_again(
+    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    data = large_value(top, monkeypatch)
+    out = bytearray(len(data))
+    with proxy.rules(Rule(Fault(how, after_bytes=10_000), kinds=("read",), times=4)):
+        read_checked(top / "w", len(data), crc32(data), memoryview(out))
+    assert bytes(out) == data
+
+
+def test_a_large_value_that_is_replaced_is_not_mixed(
+    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = large_value(top, monkeypatch)
+    with (top / "w").open() as reader:
+        (top / "w").put(bytes(len(data)))
+        proxy.shape = Shape(connection_rate=2e6)
+        with pytest.raises(OSError, match=r"replaced while it was read|No such file|404"):
+            reader.read_into(memoryview(bytearray(len(data))), 0)
+
+
 def test_what_is_replaced_while_it_is_read_is_not_mixed(top: StoragePath) -> None:
     (top / "v").put(b"a" * 2_000_000)
     with (top / "v").open() as reader:
@@ -153,6 +204,31 @@ def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     assert restored.step == 1
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Rule(STALLS, kinds=("list",)), id="the look at what is there"),
+        pytest.param(Rule(STALLS, kinds=WRITES, path="begun"), id="the mark of the begin"),
+        pytest.param(Rule(STALLS, kinds=WRITES, path="done.process"), id="the done-record"),
+        pytest.param(Rule(STALLS, kinds=("read",), path="done.process"), id="the look at the done-records"),
+        pytest.param(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path=MANIFEST), id="the manifest"),
+    ],
+)
+def test_a_save_ends_by_its_deadline_whichever_request_stalls(
+    far: Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rule: Rule
+) -> None:
+    monkeypatch.setattr(commit_apart, "SECONDS", 0.5)
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root)
+    save(checkpointer, 1, small_state())
+    began_s = time.monotonic()
+    with pytest.raises(SaveFailed), proxy.rules(rule):
+        save(checkpointer, 2, small_state(2.0), timeout_s=2)
+    assert time.monotonic() - began_s < 2 + 0.5 + 1.5
+    save(checkpointer, 3, small_state(3.0))
+    checkpointer.close(5)
+
+
 def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
     with proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=WRITES, path="_GRACEPOINT", times=1)):
@@ -162,23 +238,35 @@ def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy
     assert restored.step == 1
 
 
+SAVES = 200
+
+
 def own_threads() -> int:
     return sum(thread.name.startswith("gracepoint") for thread in threading.enumerate())
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.timeout(300)
 def test_nothing_is_left_of_many_saves(far: Bucket, proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root, keep_last=2)
-    for step in range(4):
-        checkpointer.save_in_background(step, small_state(), {})
-    before = own_threads()
-    for step in range(4, 30):
-        checkpointer.save_in_background(step, small_state(), {})
-    checkpointer.close(30)
-    assert own_threads() <= before
+    state = {"w": np.arange(1000.0)}
+    before_bytes = before_fds = most = 0
+    for step in range(SAVES):
+        checkpointer.save_in_background(step, state, {})
+        if step == SAVES // 4:  # whatever is made once was made by now
+            before_bytes, before_fds, most = resident_bytes(), len(os.listdir("/proc/self/fd")), own_threads()
+    checkpointer.close(60)
+    assert own_threads() <= most
+    assert len(os.listdir("/proc/self/fd")) <= before_fds + 80
     assert proxy.connections <= 80
+    assert resident_bytes() - before_bytes < 24 << 20
     near = storage_path(root)
-    assert {key for entry in near.entries() if (key := entry.key)[:3] not in ("28/", "29/")} == set()
+    last, one_before = f"{SAVES - 1}/", f"{SAVES - 2}/"
+    assert {key for entry in near.entries() if not (key := entry.key).startswith((last, one_before))} == set()
 
 
 # --- what users must mend is said at the start

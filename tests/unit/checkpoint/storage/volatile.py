@@ -18,7 +18,8 @@ from typing import Any
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.direct_io import Buffer, Later
+from tests.unit.checkpoint.storage.bytes_reader import BytesReader
 
 
 class Crash(BaseException):
@@ -142,7 +143,14 @@ class VolatileBackend:
             self._new(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self,
+        key: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
     ) -> int:
         go_on()
         block = bytearray(len(data))
@@ -162,8 +170,8 @@ class VolatileBackend:
         return 0
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_Reader]:
-        yield _Reader(self.read(key).data)
+    def open(self, key: str) -> Iterator[BytesReader]:
+        yield BytesReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
         with self._operation("entry", key):
@@ -274,7 +282,7 @@ class VolatileBackend:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
-        self.size_bytes = len(data)
+        self.size_bytes = self.best_bytes = len(data)
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]

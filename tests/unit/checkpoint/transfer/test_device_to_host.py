@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
-from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
+from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_to_host import Pull
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.deadline import Deadline
@@ -58,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Pull, Any]]:
         found.append((pull, copied))
         return copied
 
-    monkeypatch.setattr(host_snapshot, "start", noting)
+    monkeypatch.setattr(device_pipeline, "start", noting)
     return found
 
 
@@ -176,7 +176,7 @@ def test_host_memory_of_a_device_is_sliced_in_place(way: str, tmp_path: Path, st
 @pytest.fixture
 def limit_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
     """How much may be on its way from devices."""
-    monkeypatch.setattr(host_snapshot, "AHEAD_BYTES", 8 << 10)
+    monkeypatch.setattr(device_pipeline, "AHEAD_BYTES", 8 << 10)
     return 8 << 10
 
 

@@ -18,7 +18,7 @@ from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.saving.save_planner import SavePlanner
-from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
+from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_to_host import Pull, has_pinned_memory
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing import file_writer, tensorstore_writer
@@ -107,7 +107,7 @@ def test_bytes_in_flight_reach_the_limit_and_never_exceed_it(
         most = max(most, in_flight)
         return start(pull, data, options)
 
-    monkeypatch.setattr(host_snapshot, "start", counted)
+    monkeypatch.setattr(device_pipeline, "start", counted)
     options = WriteOptions(device_host_max_bytes=limit, callback=Recorder())
     transfer = transfer_of(state_of(*(f"d{i}" for i in range(10))), options, in_background=in_background)
     for chunk, values in transfer.chunks(deadline()):
@@ -195,9 +195,9 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
 
         return counted
 
-    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> None:
+    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> Any:
         count(chunk)
-        write_chunk(folders, job, chunk, *rest)
+        return write_chunk(folders, job, chunk, *rest)
 
     def ended(self: Transfer, chunk: Chunk) -> None:
         nonlocal in_flight
@@ -235,7 +235,7 @@ def test_a_save_through_pinned_memory_comes_back_bit_for_bit(tmp_path: Path, mon
             kinds.add(transfer.sharding.memory_kind)
         return transfer
 
-    monkeypatch.setattr(host_snapshot, "start", noted)
+    monkeypatch.setattr(device_pipeline, "start", noted)
     state = rich_state()
     checkpointer = engine(tmp_path, options=WriteOptions(pinned_host_transfer=True))
     checkpointer.save_in_background(1, state, {})

@@ -31,7 +31,8 @@ from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.file_writer import THREADS, FileWriter
+from gracepoint.checkpoint.writing.file_writer import FileWriter
+from gracepoint.checkpoint.writing.write_crew import THREADS
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -366,7 +367,7 @@ def test_a_save_is_written_by_as_many_threads_as_the_system_allows(
     given = job(tmp_path, Given([random_bytes(size) for size in SIZES]))
     written = FileWriter(WriteOptions()).write(given, soon())
     assert len(written.files) == len(SIZES) + 2
-    assert f"written by {allowed} threads and not {THREADS}: can't start new thread" in caplog.text
+    assert f"in {allowed} threads and not {THREADS}: can't start new thread" in caplog.text
     assert threading.active_count() == before
 
 

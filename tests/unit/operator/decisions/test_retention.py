@@ -130,6 +130,14 @@ def test_a_request_goes_with_its_record_before_it_and_not_earlier() -> None:
     assert names(found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S))) == ["leave", "1"]
 
 
+def test_a_record_goes_although_its_request_is_gone_already() -> None:
+    assert names(found(ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S))) == ["1"]
+
+
+def test_fifty_records_are_kept_for_thirty_days_by_default() -> None:
+    assert Limits() == Limits(ttl_s=2_592_000.0, history=50)
+
+
 def test_a_record_stays_until_its_request_is_told_how_it_ended() -> None:
     made = answered("leave", ago_s=MONTH_S + 60, phase="Adopted")
     assert found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []

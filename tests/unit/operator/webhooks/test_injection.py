@@ -11,7 +11,7 @@ from gracepoint.settings import Settings
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_jobset, refresh_pod, release_contract
+from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_workload, refresh_pod, release_contract
 from gracepoint_operator.webhooks.injection import is_injected
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
@@ -31,7 +31,7 @@ POLICY = policy_spec()
 def injected(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
     result = release_contract(body, policy)
     assert isinstance(result, Patched), result
-    return inject_jobset(result.object, "default", policy, SETTINGS)
+    return inject_workload(result.object, "default", policy, SETTINGS)
 
 
 def test_every_variable_of_the_wire_is_set() -> None:
@@ -39,8 +39,15 @@ def test_every_variable_of_the_wire_is_set() -> None:
     wanted -= {Env.HOST_MEMORY_LIMIT_BYTES}  # the container's own business
     policy = policy_spec(
         cloudMetadata=["Auto"],
-        checkpoint={"directory": "/c", "everySeconds": 600, "keepEverySteps": 10, "keepForSeconds": 60},
+        checkpoint={
+            "directory": "/c",
+            "everySeconds": 600,
+            "keepEverySteps": 10,
+            "keepForSeconds": 60,
+            "writer": "Worker",
+        },
         deadline={"headStartSeconds": 10},
+        stalls={"afterSeconds": 60, "action": "Restart"},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 
@@ -117,6 +124,15 @@ def test_settings_come_from_the_policy_and_the_grace_period_from_the_pod() -> No
     assert env[Env.HEAD_START_S] == "0.0"
     assert (env[Env.SAVED_EXIT_CODE], env[Env.UNSAVED_EXIT_CODE]) == ("50", "51")
     assert (env[Env.GRACE_PERIOD_S], env[Env.COORDINATOR_PORT]) == ("300", "1234")
+
+
+def test_stalls_are_told_only_where_the_policy_differs() -> None:
+    body = jobset()
+    policy = policy_spec(stalls={"afterSeconds": 120, "action": "Restart"})
+    told = environment(pod_of(injected(body, policy))["containers"][0])
+    assert (told[Env.STALL_AFTER_S], told[Env.STALL_ACTION]) == ("120.0", "restart")
+    untold = environment(pod_of(injected(body))["containers"][0])
+    assert not {Env.STALL_AFTER_S, Env.STALL_ACTION} & untold.keys()
 
 
 def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:

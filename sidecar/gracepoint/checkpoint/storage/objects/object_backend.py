@@ -18,6 +18,7 @@ import errno
 import functools
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,16 +26,18 @@ from typing import Any
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.checksum import crc32
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, checksum_of
+from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
-from gracepoint.checkpoint.storage.objects import probe, several
+from gracepoint.checkpoint.storage.objects import large_writes, probe, several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
+from gracepoint.checkpoint.storage.objects.bodies import ArrayBody
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
 from gracepoint.checkpoint.storage.objects.persistence import PATIENCE_S, Persistence
 
 _LISTED_AT_ONCE = 1000
 _AT_ONCE = 16
+_MORE_STREAMS = 16
 
 
 class ObjectBackend:
@@ -51,6 +54,7 @@ class ObjectBackend:
 
     def __init__(self, api: ObjectApi, *, hedges: bool = True, patience_s: float = PATIENCE_S) -> None:
         self._api = api
+        self._streams = threading.BoundedSemaphore(_MORE_STREAMS)
         self._persistence = Persistence(lambda: Exchange(api.connections), hedges=hedges, patience_s=patience_s)
 
     def url(self, key: str) -> str:
@@ -88,10 +92,10 @@ class ObjectBackend:
         self.put(key, b"")
 
     def write_large(
-        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None], *, direct: bool
+        self, key: str, data: ArrayBytes, buffer: Buffer, go_on: GoOn, *, direct: bool, later: Later | None = None
     ) -> int:
         checksum = checksum_of(data, buffer)
-        self.write(key, _ArrayBody(data), checksum, None, go_on=go_on)
+        self.write(key, ArrayBody(data), checksum, None, go_on=go_on)
         return checksum
 
     def write(
@@ -118,10 +122,11 @@ class ObjectBackend:
             FileExistsError: ``only_if`` is ``ABSENT``, and the object exists.
             StaleGeneration: The object has another generation.
         """
-        if len(body) > self._api.largest_bytes:
+        uploads, size_bytes = self._api.uploads, len(body)
+        if size_bytes > self._api.largest_bytes:
             raise OSError(
                 errno.EFBIG,
-                f"{len(body)} bytes are too many for one object, expected at most {self._api.largest_bytes}: choose a "
+                f"{size_bytes} bytes are too many for one object, expected at most {self._api.largest_bytes}: choose a "
                 "smaller target_chunk_bytes, or shard the array",
                 self.url(key),
             )
@@ -131,11 +136,13 @@ class ObjectBackend:
             return self._api.put(exchange, key, body, only_if, note, checksum)
 
         try:
+            if uploads is not None and isinstance(body, ArrayBody) and size_bytes >= uploads.from_bytes:
+                return large_writes.write(uploads, self._persistence, self.url(key), key, body, only_if, note, go_on)
             return self._persistence.run(
                 f"PUT {self.url(key)}",
                 act,
                 kind="write",
-                size_bytes=len(body),
+                size_bytes=size_bytes,
                 go_on=go_on or _go_on,
                 patient=go_on is not None,
             )
@@ -159,7 +166,7 @@ class ObjectBackend:
         go_on: GoOn | None,
     ) -> Generation:
         condition = ABSENT if only_if is None else only_if
-        return self.write(key, _ArrayBody(data), checksum, condition, says=note, go_on=go_on)
+        return self.write(key, ArrayBody(data), checksum, condition, says=note, go_on=go_on)
 
     def noted(self, key: str) -> Noted | None:
         found = self.found(key)
@@ -173,7 +180,7 @@ class ObjectBackend:
 
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[ObjectReader]:
-        reader = ObjectReader(self._api, self._persistence, key)
+        reader = ObjectReader(self._api, self._persistence, key, self._streams)
         try:
             with self._named(key):
                 reader.begin()
@@ -310,26 +317,6 @@ class ObjectBackend:
             yield
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key)) from error
-
-
-class _ArrayBody:
-    """The bytes of an array. If they are not in place, each sender copies them block by block."""
-
-    def __init__(self, data: ArrayBytes) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def blocks(self) -> Iterable[memoryview]:
-        if self._data.in_place is not None:
-            yield from Bytes(self._data.in_place.data).blocks()
-            return
-        buffer = Buffer().bytes
-        for offset in range(0, len(self._data), BLOCK_BYTES):
-            block = buffer[: min(BLOCK_BYTES, len(self._data) - offset)]
-            self._data.copy(offset, block)
-            yield from Bytes(block.data).blocks()
 
 
 def _prefix(key: str) -> str:

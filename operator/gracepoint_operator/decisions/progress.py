@@ -1,0 +1,53 @@
+"""What is said of gangs that make no progress: the condition Progressing and the Events. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+
+from gracepoint.wire.messages import Stall
+from gracepoint_operator.decisions.event_notes import Note
+from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus
+from gracepoint_operator.workloads import ANY_PLURAL
+
+CONDITION_PROGRESSING = "Progressing"
+REASON_STALLED = "TrainingStalled"
+REASON_PROGRESS = "TrainingProgresses"
+
+
+def in_words(stall: Stall) -> str:
+    """Returns what is known of the stall, in one sentence, with the innermost line of the stack."""
+    told = f"no progress for {stall.for_s:.0f} s in {stall.stage}; {stall.message}"
+    lines = [line.strip() for line in stall.stack.splitlines() if line.strip()]
+    return f"{told}; it is at: {' '.join(lines[-2:])}" if lines else told
+
+
+def note(stall: Stall) -> Note:
+    """Returns the Event on the workload."""
+    if stall.over:
+        return Note(REASON_PROGRESS, f"there is progress again after step {stall.step}")
+    return Note(REASON_STALLED, in_words(stall), warning=True)
+
+
+def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) -> Condition:
+    """Returns the condition Progressing.
+
+    Args:
+        policy: The policy.
+        stalled: What is known of each stall, by the name of the workload.
+        now: Seconds since the epoch.
+    """
+    message = f"no {ANY_PLURAL} of this policy are stalled"
+    if stalled:
+        names = sorted(stalled)
+        message = (
+            f"{len(names)} {ANY_PLURAL} make no progress ({', '.join(names[:5])}). {names[0]}: {stalled[names[0]]}"
+        )
+    return Condition(
+        type=CONDITION_PROGRESSING,
+        status=ConditionStatus.FALSE if stalled else ConditionStatus.TRUE,
+        reason="Stalled" if stalled else "Progressing",
+        message=message[:4096],
+        last_transition_time=datetime.datetime.fromtimestamp(now, datetime.UTC).replace(microsecond=0),
+        observed_generation=policy.generation,
+    )

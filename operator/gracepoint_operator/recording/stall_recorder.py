@@ -1,0 +1,116 @@
+"""Records gangs that make no progress: in the policy's condition, in an Event on the workload, and in metrics.
+
+``take`` and ``resumed`` are called on the controller's event loop by the handler of messages, and do not wait. The
+Events are posted by tasks of a write queue. Each replica knows of the stalls that it was told of; the one that was told
+last writes the condition. ``close`` ends the queue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from gracepoint.wire.messages import Stall
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions import progress
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.workloads import Workload
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    workload: Workload
+    stall: Stall
+    at: float
+
+
+class StallRecorder:
+    """See the module.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        policy_writer: Writes the condition.
+        metrics: Counts stalls.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+        interval_s: Seconds between two Events of one workload.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        policy_writer: PolicyWriter,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        interval_s: float,
+    ) -> None:
+        self._cache = cache
+        self._policy_writer = policy_writer
+        self._metrics = metrics
+        self._clock = clock
+        self._events = EventRecorder(api, clock, replica)
+        self._stalled: dict[str, _Told] = {}  # UID of the workload -> its stall
+        self._latest: dict[Key, _Told] = {}  # namespace and UID -> what is to be posted
+        self._write_queue = WriteQueue("stall", self._write, metrics, interval_s)
+
+    def take(self, pod: Pod, stall: Stall) -> None:
+        """Takes what a gang says of a stall."""
+        workload = self._cache.objects.workloads.get(stall.workload_uid)
+        if workload is None:
+            return
+        log.warning(
+            "a gang makes no progress" if not stall.over else "a gang makes progress again",
+            extra=about(pod=pod.name, stage=stall.stage, suspects=stall.suspects, said=stall.message),
+        )
+        told = _Told(workload, stall, self._clock())
+        if stall.over:
+            self._stalled.pop(workload.uid, None)
+        else:
+            if workload.uid not in self._stalled:
+                self._metrics.stalls.inc()
+            self._stalled[workload.uid] = told
+        self._latest[workload.namespace, workload.uid] = told
+        self._write_queue.touch((workload.namespace, workload.uid))
+        self._tell_policy(workload)
+
+    def resumed(self, workload_uid: str) -> None:
+        """The gang has started again: it is not stalled any more."""
+        told = self._stalled.pop(workload_uid, None)
+        if told is not None:
+            self._tell_policy(told.workload)
+
+    def forget(self, workload_uid: str) -> None:
+        """The workload is gone."""
+        self.resumed(workload_uid)
+        for key in [key for key in self._latest if key[1] == workload_uid]:
+            del self._latest[key]
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _tell_policy(self, workload: Workload) -> None:
+        self._metrics.stalled.set(len(self._stalled))
+        key = (workload.namespace, workload.policy)
+        of_policy = {
+            told.workload.name: progress.in_words(told.stall)
+            for told in self._stalled.values()
+            if (told.workload.namespace, told.workload.policy) == key
+        }
+        self._policy_writer.stalls(key, of_policy)
+
+    async def _write(self, key: Key) -> None:
+        told = self._latest.get(key)
+        if told is not None:
+            await self._events.post_on(told.workload, progress.note(told.stall), f"{told.at:.0f}")

@@ -1,0 +1,190 @@
+"""Says when this process makes no progress: in its log, to the other processes, and to the operator.
+
+* The **stall thread** ("gracepoint-stalls", daemon, one per process) looks every few seconds. It owns the detector.
+* Each stall is told by a thread of its own ("gracepoint-stall", daemon), which asks the store in one more thread
+  ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts it, may be the one that is stopped.
+  They end within half a minute. One that waits for a store that does not answer is left behind.
+
+The training thread is not involved: a sync point costs nothing more. ``stop`` ends the stall thread.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import logging
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Sequence
+
+from gracepoint.errors import GracepointError
+from gracepoint.multihost.stalls import Place, StallBoard, Suspicion
+from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
+
+log = logging.getLogger(__name__)
+
+_MOST_LOOK_EVERY_S = 5.0
+#: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
+#: a look and a step of each other.
+_OTHERS_S = 10.0
+#: How long the store may take to answer.
+_STORE_S = 10.0
+_JOIN_S = 1.0
+_FRAMES = 12
+#: Parts of the names of JAX's functions that make a program, as in jax 0.4.35 to 0.10.
+_COMPILERS = ("compil", "trace_to", "lower_")
+
+
+class StallWatch:
+    """See the module.
+
+    Args:
+        limit_s: Seconds without progress after which a part of the process is stalled.
+        activities: Returns what the parts of the process do.
+        sync_point: Returns the number of the latest sync point.
+        board: Where the processes say that they make no progress. None for a single process.
+        pods: Names of the pods by process index.
+        on_stall: Called with the stalled part, who is suspected, and the stack of the stalled part. In one process for
+            all, unless the store does not answer.
+        on_over: Called in the same process when there is progress again.
+        on_limit: Called in every process once the operator was told, or when that took too long.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        activities: Callable[[], Sequence[Activity]],
+        sync_point: Callable[[], int],
+        board: StallBoard,
+        pods: Sequence[str | None],
+        *,
+        on_stall: Callable[[Stalled, Suspicion, str], None],
+        on_over: Callable[[str], None],
+        on_limit: Callable[[str], None],
+        clock: Callable[[], float],
+        others_s: float = _OTHERS_S,
+    ) -> None:
+        self._activities = activities
+        self._sync_point = sync_point
+        self._board = board
+        self._pods = pods
+        self._on_stall = on_stall
+        self._on_over = on_over
+        self._on_limit = on_limit
+        self._clock = clock
+        self._others_s = others_s
+        self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
+        self._detector = StallDetector(limit_s, self._look_every_s)
+        self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
+        self._stopped = threading.Event()
+        self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
+        self._told: set[str] = set()  # parts of which this process told the operator
+        self._thread = threading.Thread(target=self._run, name="gracepoint-stalls", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. Safe to repeat."""
+        self._stopped.set()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_every_s):
+            try:
+                self._look()
+            except Exception as error:
+                log.exception("could not look for stalls error=%s", error)
+
+    def _look(self) -> None:
+        changes = self._detector.look(self._clock(), time.process_time(), self._activities())
+        if changes.paused_s:
+            log.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)
+        for part in changes.over:
+            self._stalled.discard(part)
+            log.warning("there is progress again part=%s", part)
+            self._in_a_thread(lambda part=part: self._end(part))  # type: ignore[misc]
+        for stalled in changes.stalled:
+            self._stalled.add(stalled.activity.part)
+            stack = _stack(stalled.activity.thread_id)
+            log.error(
+                "no progress part=%s stage=%s seconds=%.0f\n%s",
+                stalled.activity.part,
+                stalled.activity.stage,
+                stalled.for_s,
+                stack,
+            )
+            _dump_all_stacks()
+            self._in_a_thread(lambda stalled=stalled, stack=stack: self._tell(stalled, stack))  # type: ignore[misc]
+
+    def _in_a_thread(self, function: Callable[[], None]) -> None:
+        threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()
+
+    def _tell(self, stalled: Stalled, stack: str) -> None:
+        found: list[Suspicion] = []
+        asking = threading.Thread(
+            target=self._ask, args=(stalled, stack, found), name="gracepoint-stall-store", daemon=True
+        )
+        asking.start()
+        asking.join(self._others_s + 2 * _STORE_S)
+        if asking.is_alive():
+            suspicion = Suspicion([0], "process 0, which hosts the coordination service, does not answer", "")
+            found.append(suspicion)
+        part = stalled.activity.part
+        if part in self._stalled and not self._stopped.is_set():
+            if found:
+                self._told.add(part)
+                self._on_stall(stalled, found[0], found[0].stack or stack)
+            self._on_limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
+
+    def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
+        """Appends who is suspected, if this process is to tell the operator."""
+        try:
+            tells = self._board.post(Place(stalled.activity.stage, self._sync_point(), stack))
+            self._stopped.wait(self._others_s)
+            if tells:
+                found.append(self._board.suspicion(self._pods))
+        except GracepointError as error:
+            log.warning("the other processes could not be asked about a stall error=%s", error)
+            found.append(
+                Suspicion([0], f"process 0, which hosts the coordination service, cannot be reached: {error}", "")
+            )
+
+    def _end(self, part: str) -> None:
+        try:
+            self._board.take_down()
+        except GracepointError as error:
+            log.warning("could not tell the other processes that a stall is over error=%s", error)
+        if part in self._told:
+            self._told.discard(part)
+            self._on_over(part)
+
+
+def is_compiling(thread_id: int) -> bool:
+    """Returns whether the thread traces, lowers or compiles a JAX program. Reads the thread's stack."""
+    frame = _frame(thread_id)
+    while frame is not None:
+        code = frame.f_code
+        if "/jax/_src/" in code.co_filename and any(word in code.co_name for word in _COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _frame(thread_id: int) -> types.FrameType | None:
+    """Returns what the thread runs. None if it has ended."""
+    return sys._current_frames().get(thread_id)  # noqa: SLF001 - documented, despite its name
+
+
+def _stack(thread_id: int | None) -> str:
+    frame = None if thread_id is None else _frame(thread_id)
+    return "" if frame is None else "".join(traceback.format_stack(frame)[-_FRAMES:])
+
+
+def _dump_all_stacks() -> None:
+    try:
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    except (io.UnsupportedOperation, AttributeError, ValueError, OSError):  # a stream that is no file, or none
+        log.info("the stacks of all threads cannot be written to the standard error stream")

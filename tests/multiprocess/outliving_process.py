@@ -1,0 +1,73 @@
+"""One trainer whose worker process writes its saves: saves step 1, and then step 2 until the test kills somebody.
+
+    outliving_process.py ROOT ATTEMPT KIND SECONDS WRITER
+
+KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2. WRITER is ``WriteOptions.writer``. With
+``TEST_WHERE`` in the environment, the worker stops at a point of that save (``worker_points``), and the file
+``handed.N`` says that process N has handed it over.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gracepoint.checkpoint import WriteOptions
+from gracepoint.checkpoint.saving import save_worker, worker_side
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.deadline import Deadline
+from gracepoint.errors import GracepointError
+from gracepoint.multihost import JaxStore, StoreGang
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.multiprocess import worker_points
+from tests.multiprocess.checkpoint_process import make_state, with_keys
+from tests.multiprocess.launcher import here
+
+
+def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
+    place = here()
+    place.initialize_jax(shutdown_timeout_s=5)
+    gang: ProcessGroup = SingleProcess()
+    if place.process_count > 1:
+        from jax._src import distributed
+
+        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
+        gang = StoreGang(store, place.process_index, place.process_count)
+    engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
+    engine.prepare(with_keys(make_state(0), 0))
+    engine.save_in_background(1, with_keys(make_state(1), 1), {})
+    engine.executor.background.wait_until_finished(60)
+    if where := os.environ.get(worker_points.WHERE):
+        tell_handed(Path(where) / f"handed.{gang.process_index}")
+        worker_side.write_handed = worker_points.write_handed  # type: ignore[assignment]
+    state = with_keys(make_state(2), 2)
+    print("saves 2", flush=True)
+    try:
+        if kind == "background":
+            engine.save_in_background(2, state, {}, timeout_s=float(seconds))
+            engine.executor.background.wait_until_finished(float(seconds) + 10)
+        else:
+            deadline = Deadline.after(float(seconds), time.monotonic)
+            engine.save(2, state, {}, deadline=deadline, on_stage=lambda stage: None)
+        print("saved 2", flush=True)
+    except GracepointError as error:
+        print(f"failed: {type(error).__name__}: {error}", flush=True)
+    engine.close(30)
+
+
+def tell_handed(file: Path) -> None:
+    real = save_worker.SaveWorker.hand_over
+
+    def hand_over(*arguments: Any, **keywords: Any) -> Any:
+        handed = real(*arguments, **keywords)
+        file.touch()
+        return handed
+
+    save_worker.SaveWorker.hand_over = hand_over  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""A save that was handed over to worker processes becomes a checkpoint, whoever is killed after that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess import outliving_process, worker_points
+from tests.multiprocess.checkpoint_runs import restore_here
+from tests.multiprocess.launcher import ROOT, Processes
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+SCRIPT = Path(outliving_process.__file__)
+# How long a survivor waits for the dead.
+PATIENCE_S = 10
+
+# Processes, kind of save, where the workers are, which trainers are killed, which workers are.
+KILLS = [
+    (1, "background", "before any file", "0", ""),
+    (1, "background", "in the middle of the files", "0", ""),
+    (1, "background", "before the done-record", "0", ""),
+    (1, "background", "after the done-record", "0", ""),
+    (1, "background", "in the middle of the files", "", "0"),
+    (1, "emergency", "in the middle of the files", "0", ""),
+    (2, "background", "in the middle of the files", "0", ""),
+    (2, "background", "before the done-record", "1", ""),
+    (2, "emergency", "in the middle of the files", "01", ""),
+    (2, "background", "in the middle of the files", "", "1"),
+    (4, "background", "in the middle of the files", "0123", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "point", "trainers", "workers"),
+    KILLS,
+    ids=[f"{n} {kind} {point} trainers:{t} workers:{w}" for n, kind, point, t, w in KILLS],
+)
+def test_a_handed_over_save_becomes_a_checkpoint(
+    gang: Callable[..., Processes], tmp_path: Path, count: int, kind: str, point: str, trainers: str, workers: str
+) -> None:
+    where = tmp_path / "where"
+    processes = gang(count, kind, point)
+    wait_until(lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == count, processes)
+    writing = {int(path.name.partition(".")[2]): int(path.read_text()) for path in where.glob("worker.*")}
+    for index in trainers:
+        processes[int(index)].signal(signal.SIGKILL)
+    for index in workers:
+        os.kill(writing[int(index)], signal.SIGKILL)
+    wait_until(lambda: not any(processes[int(index)].running for index in trainers), processes)
+    (where / "go").touch()
+    if not trainers:
+        for result in processes.wait(60):
+            assert "saved 2" in result.output.splitlines(), result.output
+    wait_until(lambda: not any(alive(pid) for pid in writing.values()), processes)
+    processes.wait(PATIENCE_S + 60)
+    root = tmp_path / "root"
+    committed = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
+    assert committed == ["1", "2"]  # by a worker or a survivor, before the next start
+    assert restore_here(root) == 2
+    assert shared_memory_of(str(tmp_path)) == []
+
+
+def test_a_save_that_was_not_staged_everywhere_is_not_a_checkpoint(
+    gang: Callable[..., Processes], tmp_path: Path
+) -> None:
+    where = tmp_path / "where"
+    processes = gang(1, "background", "in the middle of the files")
+    wait_until(lambda: (where / "at.0").exists() and (where / "handed.0").exists(), processes)
+    processes[0].signal(signal.SIGKILL)
+    os.kill(int((where / "worker.0").read_text()), signal.SIGKILL)
+    processes.wait(60)
+    assert restore_here(tmp_path / "root") == 1
+
+
+@pytest.mark.parametrize("kind", ["background", "emergency"])
+def test_a_keeper_finishes_the_save_of_killed_trainers(
+    gang: Callable[..., Processes], keeper: subprocess.Popen[bytes], tmp_path: Path, kind: str
+) -> None:
+    where = tmp_path / "where"
+    processes = gang(2, kind, "in the middle of the files", str(where / "keeper.sock"))
+    wait_until(lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == 2, processes)
+    for process in processes:
+        process.signal(signal.SIGKILL)
+    wait_until(lambda: not any(process.running for process in processes), processes)
+    keeper.terminate()  # as the kubelet does when the training container has ended
+    (where / "go").touch()
+    assert keeper.wait(60) == 0
+    assert restore_here(tmp_path / "root") == 2
+    assert not (where / "keeper.sock").exists()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A keeper whose workers stop in the middle of the files."""
+    where = tmp_path / "where"
+    where.mkdir()
+    environment = {worker_points.POINT: "in the middle of the files", worker_points.WHERE: str(where)}
+    command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(where / "keeper.sock")]
+    process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=ROOT)
+    yield process
+    process.kill()
+    process.wait(30)
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
+    """Starts trainers whose workers stop at a point. At the end of the test, nothing of them is left."""
+    where, started = tmp_path / "where", []
+
+    def start(count: int, kind: str, point: str, writer: str = "worker") -> Processes:
+        where.mkdir(exist_ok=True)
+        started.append(
+            Processes.start(
+                SCRIPT,
+                count,
+                arguments=[str(tmp_path / "root"), "job-0-a", kind, str(PATIENCE_S), writer],
+                environment={worker_points.POINT: point, worker_points.WHERE: str(where)},
+                devices=4 // count,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for processes in started:
+        processes.__exit__(None, None, None)
+    left = workers_of(str(where))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def wait_until(condition: Callable[[], bool], processes: Processes, timeout_s: float = 90) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s, processes.output()
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_of(where: str) -> list[int]:
+    """Returns the processes that have ``where`` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"{worker_points.WHERE}={where}\0".encode() in environment and alive(int(folder.name)):
+            found.append(int(folder.name))
+    return found
+
+
+def shared_memory_of(where: str) -> list[str]:
+    """Returns the shared memory that processes of this test hold."""
+    found = []
+    for pid in workers_of(f"{where}/where"):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("/memfd:gracepoint"):
+                found.append(f"{pid}: {target}")
+    return found

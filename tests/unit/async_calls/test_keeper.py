@@ -1,0 +1,115 @@
+"""The keeper: its workers finish what a trainer handed over, also if the trainer dies, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
+from tests.unit.async_calls import functions
+
+# Schedules a call that waits for a file, says so, and waits to be killed.
+TRAINER = """
+import sys, time
+from gracepoint.async_calls import AsyncRequest, PersistentAsyncCaller
+from tests.unit.async_calls import functions
+caller = PersistentAsyncCaller(keeper=sys.argv[1])
+caller.schedule_async_call(AsyncRequest(functions.wait_for, (sys.argv[2],), []))
+caller.schedule_async_call(AsyncRequest(functions.write, (sys.argv[3],), [], {"text": "kept"}))
+print("handed over", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    return tmp_path / "keeper.sock"
+
+
+@pytest.fixture
+def keeper(socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A keeper. At the end of the test it is told to end, and does."""
+    process = subprocess.Popen([sys.executable, "-m", "gracepoint.async_calls.keeper", str(socket_path)])
+    yield process
+    process.terminate()
+    try:
+        assert process.wait(60) == 0
+        assert not socket_path.exists()
+    finally:
+        process.kill()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until_s, "nothing happened for 60 s"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_keeper_runs_calls_and_errors_come_back(
+    keeper: subprocess.Popen[bytes], socket_path: Path, tmp_path: Path
+) -> None:
+    caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
+    caller.schedule_async_call(AsyncRequest(functions.write, (str(tmp_path / "a"),), [], {"text": "hello"}))
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "hello"
+    assert len(children(keeper.pid)) == 1
+    caller.schedule_async_call(AsyncRequest(functions.fail, ("full disk",), []))
+    with pytest.raises(AsyncCallFailed, match="ValueError: full disk"):
+        caller.is_current_async_call_done(blocking=True)
+    caller.close()
+    wait_until(lambda: not children(keeper.pid))
+
+
+def test_calls_of_a_killed_trainer_are_finished(
+    keeper: subprocess.Popen[bytes], socket_path: Path, tmp_path: Path
+) -> None:
+    go_on, written = tmp_path / "go on", tmp_path / "written"
+    command = [sys.executable, "-c", TRAINER, str(socket_path), str(go_on), str(written)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "handed over\n"
+        trainer.kill()
+    keeper.terminate()  # as the kubelet does when the training container has ended
+    time.sleep(0.1)
+    assert keeper.poll() is None
+    go_on.touch()
+    assert keeper.wait(60) == 0
+    assert written.read_text() == "kept"
+
+
+def test_a_worker_of_a_keeper_that_is_killed_fails_its_calls(
+    keeper: subprocess.Popen[bytes], socket_path: Path, tmp_path: Path
+) -> None:
+    caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
+    caller.schedule_async_call(AsyncRequest(functions.wait_for, (str(tmp_path / "never"),), []))
+    wait_until(lambda: children(keeper.pid))
+    for pid in children(keeper.pid):
+        os.kill(int(pid), signal.SIGKILL)
+    with pytest.raises(AsyncCallFailed, match="the keeper's worker process ended"):
+        caller.is_current_async_call_done(blocking=True)
+    caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
+    assert caller.is_current_async_call_done(blocking=True)
+    caller.close()
+
+
+def test_without_a_keeper_a_worker_of_this_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 0.0)
+    caller = PersistentAsyncCaller(keeper=str(tmp_path / "nobody.sock"), timeout_s=60)
+    caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
+    assert caller.is_current_async_call_done(blocking=True)
+    assert "no keeper answers at" in caplog.text
+    caller.close()

@@ -1,0 +1,259 @@
+"""Saves that a worker process writes, and those that threads of this process write in its place."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gracepoint.async_calls.orphan import run_last
+from gracepoint.checkpoint import SaveFailed, WriteOptions
+from gracepoint.checkpoint.options import Silent
+from gracepoint.checkpoint.saving import save_worker, worker_side
+from gracepoint.checkpoint.saving.save_board import SaveBoard
+from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.transfer.host_snapshot import Transfer
+from gracepoint.errors import SettingsError
+from tests.object_stores.servers import Bucket
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
+from tests.unit.checkpoint.fakes.failures import DyingGang
+
+WORKER = WriteOptions(writer="worker")
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., StepCheckpointer]]:
+    """Makes engines with a worker. At the end they are closed, and their workers have ended."""
+    engines: list[StepCheckpointer] = []
+
+    def make(root: Path | str, options: WriteOptions = WORKER, **arguments: Any) -> StepCheckpointer:
+        engines.append(engine(root, options=options, **arguments))
+        return engines[-1]
+
+    yield make
+    left = [pid for each in engines for pid in worker_of(each)]
+    for each in engines:
+        each.abandon("the test is over", timeout_s=30)
+    until_s = time.monotonic() + 60
+    while any(alive(pid) for pid in left):
+        assert time.monotonic() < until_s, left
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[SaveOperation]:
+    """The parts that are handed over to a worker from here on."""
+    parts: list[Any] = []
+    real = save_worker.SaveWorker.hand_over
+
+    def hand_over(self: Any, part: Any, *arguments: Any, **keywords: Any) -> Any:
+        parts.append(part)
+        return real(self, part, *arguments, **keywords)
+
+    monkeypatch.setattr(save_worker.SaveWorker, "hand_over", hand_over)
+    return parts
+
+
+def worker_of(checkpointer: StepCheckpointer) -> list[int]:
+    return checkpointer.executor._handing.worker_process_ids
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_ocdbt": True}, {"compression": "zstd", "use_zarr3": True}], ids=["files", "ocdbt", "zstd"]
+)
+def test_a_worker_writes_periodic_and_emergency_saves(
+    tmp_path: Path, made: Callable[..., StepCheckpointer], handed: list[SaveOperation], options: dict[str, Any]
+) -> None:
+    state, checkpointer = rich_state(), made(tmp_path, WriteOptions(writer="worker", **options))
+    checkpointer.prepare(state, in_background=False)  # reserves memory all the same
+    (worker,) = worker_of(checkpointer)
+    checkpointer.save_in_background(1, state, {"data": 1})
+    checkpointer.executor.background.wait_until_finished(60)
+    stages: list[str] = []
+    save(checkpointer, 2, state, {"data": 2}, on_stage=stages.append)
+    assert stages == ["written", "durable", "committed"]
+    assert len(handed) == 2
+    assert worker_of(checkpointer) == [worker]
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert (restored.step, restored.host_state) == (2, {"data": 2})
+    assert_same(restored.state, state)
+
+
+def test_a_worker_writes_to_an_object_store(
+    bucket: Bucket, made: Callable[..., StepCheckpointer], handed: list[SaveOperation]
+) -> None:
+    state, root = rich_state(), f"{bucket.uri}/run"
+    checkpointer = made(root)
+    checkpointer.prepare(state)
+    checkpointer.save_in_background(1, state, {})
+    checkpointer.executor.background.wait_until_finished(60)
+    restored = restore(root, state)
+    assert restored is not None
+    assert_same(restored.state, state)
+    assert len(handed) == 1
+
+
+def test_the_state_may_change_when_the_save_returns(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
+    state = {"w": np.arange(1 << 18, dtype=np.float32)}
+    checkpointer = made(tmp_path)
+    checkpointer.save_in_background(1, state, {})
+    state["w"][:] = 0
+    checkpointer.executor.background.wait_until_finished(60)
+    restored = restore(tmp_path, state)
+    assert restored is not None
+    assert_same(restored.state, {"w": np.arange(1 << 18, dtype=np.float32)})
+
+
+def test_a_worker_that_was_killed_is_replaced(
+    tmp_path: Path, made: Callable[..., StepCheckpointer], handed: list[SaveOperation]
+) -> None:
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state())
+    (worker,) = worker_of(checkpointer)
+    os.kill(worker, signal.SIGKILL)
+    for step in (1, 2):
+        checkpointer.save_in_background(step, small_state(step), {})
+        checkpointer.executor.background.wait_until_finished(60)
+    assert len(handed) == 2
+    assert (tmp_path / "2").exists()
+    assert worker not in worker_of(checkpointer)
+
+
+def test_an_error_of_the_worker_fails_the_save(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
+    checkpointer = made(tmp_path / "root")
+    checkpointer.prepare(small_state())
+    os.rmdir(tmp_path / "root")
+    (tmp_path / "root").touch()
+    checkpointer.save_in_background(1, small_state(), {})
+    with pytest.raises(SaveFailed, match="step 1 was not written to .*Not a directory"):
+        checkpointer.executor.background.wait_until_finished(60)
+
+
+def test_a_store_of_this_process_is_written_by_threads(
+    made: Callable[..., StepCheckpointer], handed: list[SaveOperation]
+) -> None:
+    checkpointer = made("memory://of-a-worker/root")
+    checkpointer.prepare(small_state())
+    checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.executor.background.wait_until_finished(60)
+    save(checkpointer, 2, small_state())
+    assert checkpointer.committed_step == 2
+    assert handed == []
+
+
+def test_leaves_copied_in_the_background_are_written_by_threads(
+    tmp_path: Path, made: Callable[..., StepCheckpointer]
+) -> None:
+    class Later(Silent):
+        def key_priority(self, keypath: Any) -> Any:
+            from gracepoint.checkpoint import TransferPriority
+
+            return TransferPriority.ASYNCHRONOUS_PRIORITIZED
+
+    options = WriteOptions(writer="worker", device_host_max_bytes=1 << 20, callback=Later())
+    checkpointer = made(tmp_path, options)
+    checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.executor.background.wait_until_finished(60)
+    assert worker_of(checkpointer) == []
+    assert (tmp_path / "1").exists()
+
+
+def test_callbacks_hear_of_what_the_worker_wrote(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
+    heard: list[Any] = []
+
+    class Noting(Silent):
+        def on_write_end(self, keypath: Any) -> None:
+            heard.append(keypath)
+
+    checkpointer = made(tmp_path, WriteOptions(writer="worker", callback=Noting()))
+    checkpointer.save_in_background(1, small_state(), {})
+    checkpointer.executor.background.wait_until_finished(60)
+    assert len(heard) == 3
+    newest = checkpointer.newest_snapshot
+    assert newest is not None
+    assert newest.left_bytes == 0
+
+
+def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state())
+    (worker,) = worker_of(checkpointer)
+    checkpointer.close(30)
+    until_s = time.monotonic() + 60
+    while alive(worker):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def staged(root: Path, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
+    """Returns a function that writes step 1 of one process as its worker does, in this process."""
+    checkpointer = engine(root, DyingGang(process, count), options=WORKER)
+    executor, operation = checkpointer.executor, checkpointer.executor.begin(checkpointer._paths, 1)
+    leaves, prepared = executor.planner.plan(small_state())
+    operation.describe(leaves, prepared, {})
+    snapshot = executor.planner.snapshot(leaves, prepared, operation.key)
+    chunks = Transfer(leaves, prepared.specs, prepared.plan, WORKER, snapshot).copied
+    arena, part = snapshot.arena, operation.part()
+    assert chunks is not None
+    assert arena is not None
+    form = worker_side.StagedForm([(c, arena.offset_of(a)) for c, a in chunks], part.specs, part.arrays, part.copied)
+
+    def write(*, cancelled: bool = False) -> SaveBoard:
+        board = SaveBoard()
+        if cancelled:
+            board.cancel()
+        worker_side.write_handed(part.without_specs(), pickle.dumps(form), arena.block, board.block, WORKER, 30)
+        return board
+
+    return write
+
+
+def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:
+    board = staged(tmp_path)(cancelled=True)
+    assert board.outcome is not None
+    assert board.outcome["failed"]
+    assert board.reached == ()
+    assert list(tmp_path.rglob("done.process_*")) == []
+
+
+def test_the_last_worker_of_dead_trainers_commits(tmp_path: Path) -> None:
+    writes = [staged(tmp_path, process, 2) for process in range(2)]
+    for number, write in enumerate(writes):
+        assert write().reached == ("written", "durable")
+        run_last()  # as the worker does if its trainer has died
+        assert (tmp_path / "1").exists() == (number == 1)
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same(restored.state, small_state())
+
+
+def test_the_worker_loads_neither_jax_nor_tensorstore() -> None:
+    code = (
+        "import sys, gracepoint.checkpoint.saving.worker_side as w; w.warm(); "
+        "found = {'jax', 'jaxlib', 'tensorstore'} & set(sys.modules); sys.exit(repr(found) if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("writer", ["", "process", "./socket"])
+def test_a_writer_that_is_not_known_is_refused(writer: str) -> None:
+    with pytest.raises(SettingsError, match="writer"):
+        WriteOptions(writer=writer)

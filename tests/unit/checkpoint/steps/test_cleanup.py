@@ -1,0 +1,90 @@
+"""The deletion of trash beside the saves: what it does not reach is said."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+
+import pytest
+
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps.cleanup import StepCleaner
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.deadline import Deadline
+from tests.unit.checkpoint.steps.flat_saves import STEP, write
+from tests.unit.checkpoint.storage.flat import FlatStore
+
+
+@pytest.fixture
+def store() -> FlatStore:
+    return FlatStore()
+
+
+@pytest.fixture
+def cleaner(store: FlatStore) -> StepCleaner:
+    """Tidies a directory of one step, which retention has just condemned."""
+    paths = Layout(StoragePath(store, "run"))
+    assert commit.finalize(paths, write(paths, "a"), replace=True)
+    commit.discard(paths.step(STEP), paths.trash(STEP, "a", 2))
+    return StepCleaner(paths, Retention(), "b")
+
+
+def refuses_deletions(operation: str, key: str) -> None:
+    if operation == "delete":
+        raise OSError(errno.EIO, "the store is ill")
+
+
+def test_an_error_of_a_deletion_is_logged_at_the_end(
+    store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.before = refuses_deletions
+    cleaner.tidy(None, ordinal=2)
+    cleaner.finish(Deadline.after(30, time.monotonic))
+    assert "trash in flat:run was not deleted: [Errno 5] the store is ill" in caplog.text
+
+
+def test_an_error_of_a_deletion_is_logged_before_the_next(
+    store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.before = refuses_deletions
+    cleaner.tidy(None, ordinal=2)
+    cleaner._sweeper.wait(30)
+    store.before = lambda operation, key: None
+    store.time_s += 1000  # the claim of the deletion that failed is free again
+    cleaner.tidy(None, ordinal=3)
+    assert "the store is ill" in caplog.text
+    cleaner.finish(Deadline.after(30, time.monotonic))
+    assert not store.objects
+
+
+def test_trash_that_is_not_deleted_in_time_is_logged(
+    store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = threading.Event()
+    store.before = lambda operation, key: None if operation != "delete" else _wait(ends)
+    cleaner.tidy(None, ordinal=2)
+    cleaner.finish(Deadline.after(0.05, time.monotonic))
+    assert "trash in flat:run is left to the next start: deletion of trash did not end within" in caplog.text
+    ends.set()
+    cleaner.finish(Deadline.after(30, time.monotonic))
+    assert not store.objects
+
+
+def test_a_deletion_that_another_process_makes_is_logged(
+    store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    store.before = refuses_deletions
+    cleaner.tidy(None, ordinal=2)
+    cleaner._sweeper.wait(30)
+    store.before = lambda operation, key: None
+    cleaner.finish(Deadline.after(30, time.monotonic))
+    assert f"goes on to delete flat:run/{STEP}" in caplog.text
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(60)

@@ -1,0 +1,50 @@
+"""What stands in the small files of a step, for Orbax and for a later save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracepoint.checkpoint import CheckpointManager
+from gracepoint.checkpoint.format import layout
+from tests.unit.checkpoint.fakes.engine import small_state
+
+
+class Words:
+    """A handler that writes the words that it is given."""
+
+    def save(self, directory: Any, args: Any) -> None:
+        (Path(directory) / "words").write_text(args)
+
+    def restore(self, directory: Any, args: Any) -> str:
+        return (Path(directory) / "words").read_text()
+
+
+def step_metadata(root: Path, **more: Any) -> dict[str, Any]:
+    with CheckpointManager(root, item_handlers={"words": Words()}) as manager:
+        manager.save(4, small_state(), **more)
+    found: dict[str, Any] = json.loads((root / "4" / layout.STEP_METADATA).read_text())
+    return found
+
+
+def test_custom_metadata_of_a_step_is_where_orbax_looks_for_it(tmp_path: Path) -> None:
+    assert step_metadata(tmp_path, custom_metadata={"run": "a", "seeds": [1, 2]})["custom_metadata"] == {
+        "run": "a",
+        "seeds": [1, 2],
+    }
+
+
+def test_a_step_names_the_handlers_of_further_items_after_its_own(tmp_path: Path) -> None:
+    handlers = step_metadata(tmp_path, items={"words": "some"})["item_handlers"]
+    assert list(handlers) == ["default", "host_state", "words"]
+    assert handlers["words"] == f"{Words.__module__}.Words"
+
+
+@pytest.mark.parametrize("more", [{}, {"custom_metadata": {}}])
+def test_a_step_without_more_says_nothing_of_it(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = step_metadata(tmp_path, **more)
+    assert (found["custom_metadata"], list(found["item_handlers"])) == ({}, ["default", "host_state"])
+    assert not (tmp_path / "4" / layout.MORE_METADATA).exists()

@@ -1,0 +1,181 @@
+"""The threads of a save: who syncs, how many files are open meanwhile, and that nothing is left open."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
+from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, _SYNCERS, THREADS, Finish, WriteCrew
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+
+_TIMEOUT_S = 60.0
+
+
+class Disk:
+    """``os.fsync`` waits here until it is let through.
+
+    Attributes:
+        asked: How often it was called.
+        goes_on: Lets all calls through.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.goes_on = threading.Event()
+        self._real = os.fsync
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        self.asked += 1
+        assert self.goes_on.wait(_TIMEOUT_S)
+        self._real(descriptor)
+
+
+class Files:
+    """Files that a crew writes.
+
+    Attributes:
+        written: How many are written.
+        synced: How many are synced and reported.
+    """
+
+    def __init__(self, folder: Path, crew: WriteCrew) -> None:
+        self._folder = folder
+        self._crew = crew
+        self._lock = threading.Lock()
+        self._made = 0
+        self.written = 0
+        self.synced = 0
+
+    def add(self) -> None:
+        self._made += 1
+        path = str(self._folder / str(self._made))
+
+        def act(buffer: Buffer) -> Finish:
+            data = ArrayBytes(np.ones(10, np.uint8), np.dtype(np.uint8))
+            files: list[Any] = []
+            write_file(path, data, buffer, lambda: None, direct=False, later=files.append)
+            with self._lock:
+                self.written += 1
+            return Finish(files[0], self._reported)
+
+        self._crew.add(10, act)
+
+    def _reported(self) -> None:
+        with self._lock:
+            self.synced += 1
+
+
+def crew_of(folder: Path) -> WriteCrew:
+    return WriteCrew([], None, storage_path(folder), Deadline.after(_TIMEOUT_S, time.monotonic))
+
+
+def until(predicate: Any, what: str) -> None:
+    until_s = time.monotonic() + _TIMEOUT_S
+    while not predicate():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.005)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_files_are_written_while_others_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, crew = Disk(monkeypatch), crew_of(tmp_path)
+    files = Files(tmp_path, crew)
+    crew.begin()
+    try:
+        for _ in range(2 * THREADS):
+            files.add()
+        until(lambda: files.written == 2 * THREADS, "all files to be written")
+        assert files.synced == 0
+        disk.goes_on.set()
+        crew.wait()
+        assert files.synced == disk.asked == 2 * THREADS
+    finally:
+        disk.goes_on.set()
+        crew.close()
+        crew.join()
+
+
+def test_only_so_many_files_are_open_and_unsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, crew = Disk(monkeypatch), crew_of(tmp_path)
+    files, before = Files(tmp_path, crew), open_files()
+    crew.begin()
+    try:
+        most = _MOST_UNSYNCED + _SYNCERS + THREADS  # those that wait, and those that a thread is syncing
+        for _ in range(most):
+            files.add()
+        until(lambda: disk.asked == _SYNCERS + THREADS, "all threads to sync")
+        for _ in range(THREADS):
+            files.add()  # which no thread takes
+        assert files.written == most
+        assert open_files() - before == most
+        disk.goes_on.set()
+        crew.wait()
+        assert files.synced == most + THREADS
+    finally:
+        disk.goes_on.set()
+        crew.close()
+        crew.join()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    deadline = Deadline.after(_TIMEOUT_S, time.monotonic)
+    disk, before = Disk(monkeypatch), open_files()
+    crew = WriteCrew([], None, storage_path(tmp_path), deadline)
+    files = Files(tmp_path, crew)
+    crew.begin()
+    for _ in range(3 * THREADS):
+        files.add()
+    until(lambda: files.written == 3 * THREADS, "all files to be written")
+    if how == "cancelled":
+        deadline.cancel("the step can be saved instead")
+        with pytest.raises(SaveFailed, match="the step can be saved instead"):
+            crew.wait()
+    crew.close()
+    disk.goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("gracepoint: "):
+            thread.join(_TIMEOUT_S)
+    assert open_files() == before
+    assert disk.asked <= _SYNCERS
+
+
+def test_a_file_that_cannot_be_synced_fails_the_save_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = open_files()
+    crew = crew_of(tmp_path)
+    files = Files(tmp_path, crew)
+    monkeypatch.setattr(os, "fsync", fails)
+    crew.begin()
+    try:
+        with pytest.raises(OSError, match=rf"Input/output error: '{tmp_path}/\d+'"):
+            _write_all(files, crew)
+    finally:
+        crew.close()
+        crew.join()
+    assert files.synced == 0
+    assert open_files() == before
+
+
+def _write_all(files: Files, crew: WriteCrew) -> None:
+    for _ in range(100):
+        files.add()
+    crew.wait()

@@ -1,0 +1,89 @@
+"""What a gang that makes no progress shows: a condition, an Event and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gracepoint.wire.messages import Resumption, Stall
+from gracepoint_operator.kube import kinds
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+
+STALL = Stall(
+    pod_uid="uid-pod-0-0",
+    session="s-0",
+    workload_uid=JOBSET_UID,
+    over=False,
+    stage="training after step 40",
+    step=40,
+    for_s=900.0,
+    suspects=[1],
+    message="process 1 (train-workers-0-1) did not say so as well",
+    stack='  File "train.py", line 4, in main\n    block_until_ready(state)\n',
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api(clock: Clock) -> MemoryApi:
+    made = MemoryApi(clock)
+    cluster(made)
+    return made
+
+
+def progressing(api: MemoryApi) -> tuple[str, str]:
+    """Status and message of the condition."""
+    (body,) = api.of(kinds.POLICIES)
+    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Progressing"]
+    return (found[0]["status"], found[0]["message"]) if found else ("", "")
+
+
+async def take(replica: Replica, message: Stall | Resumption) -> None:
+    await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], message)
+
+
+async def test_a_stall_shows_on_policy_and_workload_until_it_is_over(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        await take(replica, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the condition")
+        assert "no progress for 900 s in training after step 40" in progressing(api)[1]
+        assert "process 1 (train-workers-0-1) did not say so" in progressing(api)[1]
+        assert "block_until_ready(state)" in progressing(api)[1]
+        await until(lambda: replica.reasons == ["TrainingStalled"], "the Event")
+        clock.move(10)
+        await take(replica, dataclasses.replace(STALL, over=True))
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+        await until(lambda: "TrainingProgresses" in replica.reasons, "the Event of the end")
+
+
+async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        await take(replica, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the condition")
+        resumed = Resumption(
+            pod_uid="uid-pod-0-0",
+            session="s-1",
+            workload_uid=JOBSET_UID,
+            restart_attempt=1,
+            restored_step=40,
+            training=True,
+            age_s=0.0,
+        )
+        await take(replica, resumed)
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+
+
+async def test_a_workload_without_stalls_has_no_condition(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        assert progressing(api) == ("", "")

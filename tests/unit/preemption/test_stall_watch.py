@@ -1,0 +1,111 @@
+"""The watch for stalls: real threads, and limits of a fraction of a second."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
+from gracepoint.multihost.stalls import StallBoard
+from gracepoint.preemption.stall_detector import Activity
+from gracepoint.preemption.stall_watch import StallWatch, is_compiling
+
+LIMIT_S = 0.3
+PATIENCE_S = 60.0
+
+
+class Watched:
+    """A process that is watched, and what was said of it."""
+
+    def __init__(self, store: KeyValueStore, index: int = 0, count: int = 1) -> None:
+        self.step = 0
+        self.stalls = threading.Event()
+        self.over = threading.Event()
+        self.limit = threading.Event()
+        self.suspects: list[int] = []
+        self.why = self.stack = ""
+        self.watch = StallWatch(
+            LIMIT_S,
+            lambda: [Activity("training", "training", (self.step,), threading.main_thread().ident)],
+            lambda: self.step,
+            StallBoard(store, StoreGang(store, index, count)),
+            (),
+            on_stall=self._on_stall,
+            on_over=lambda part: self.over.set(),
+            on_limit=lambda why: self.limit.set(),
+            clock=time.monotonic,
+            others_s=LIMIT_S,
+        )
+
+    def _on_stall(self, stalled: Any, suspicion: Any, stack: str) -> None:
+        self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, stack
+        self.stalls.set()
+
+
+@pytest.fixture
+def watched() -> Iterator[list[Watched]]:
+    made: list[Watched] = []
+    yield made
+    for each in made:
+        each.watch.stop()
+
+
+def test_a_stall_is_logged_with_its_stack_and_told(watched: list[Watched], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        watched.append(Watched(InMemoryStore()))
+        assert watched[0].stalls.wait(PATIENCE_S)
+    assert "stage=training" in caplog.text
+    assert "test_a_stall_is_logged_with_its_stack_and_told" in caplog.text
+    assert watched[0].suspects == [0]
+    assert "test_a_stall_is_logged" in watched[0].stack
+    assert watched[0].limit.wait(PATIENCE_S)
+
+
+def test_progress_after_a_stall_is_told(watched: list[Watched]) -> None:
+    watched.append(Watched(InMemoryStore()))
+    assert watched[0].stalls.wait(PATIENCE_S)
+    watched[0].step += 1
+    assert watched[0].over.wait(PATIENCE_S)
+
+
+def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) -> None:
+    store = InMemoryStore()
+    watched.extend(Watched(store, index, 3) for index in (0, 2))
+    assert all(each.limit.wait(PATIENCE_S) for each in watched)
+    told = [each for each in watched if each.stalls.is_set()]
+    assert [each.suspects for each in told] == [[1]]
+
+
+class Unreachable(InMemoryStore):
+    """The store of a process 0 that does not answer."""
+
+    def set(self, key: str, value: str) -> None:
+        raise StoreUnavailable("setting: no answer")
+
+
+def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watched]) -> None:
+    watched.append(Watched(Unreachable(), 1, 2))
+    assert watched[0].stalls.wait(PATIENCE_S)
+    assert watched[0].suspects == [0]
+    assert "cannot be reached" in watched[0].why
+
+
+def test_a_compilation_is_recognised_by_the_stack() -> None:
+    import jax
+
+    seen: list[bool] = []
+    thread_id = threading.get_ident()
+
+    def listener(event: str, **_: Any) -> None:
+        if "compile" in event:
+            seen.append(is_compiling(thread_id))
+
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration, **kw: listener(event))
+    assert not is_compiling(thread_id)
+    jax.jit(lambda x: x * 3.25 + 1)(1.5).block_until_ready()
+    assert any(seen)
