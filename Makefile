@@ -14,10 +14,10 @@ FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not lo
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
-CLUSTER := -n 2 --dist loadscope -v -m cluster tests/cluster
+CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts test test-unit test-contract test-fast test-cluster mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,10 @@ test-fast: check ## Checks and the tests that need neither the cluster nor sever
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) $(CLUSTER)
 
+test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
+	$(PY) -m tests.testcluster build --parts trainer kueue
+	$(PYTEST) -n 0 -v -m controllers tests/cluster
+
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
 
@@ -98,6 +102,9 @@ worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
 	$(PY) -m gracepoint_operator.signals --write docs/signals.md
+
+docs: $(STAMP) ## Builds the documentation's site in build/site, which works from a disk; links are checked.
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's image contains, with hashes, from constraints.txt.
 	$(PY) -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url \

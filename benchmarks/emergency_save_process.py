@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import emergency_save_writers as writers
 from benchmarks.checkpoint_process import MEASURED, Together, forget_peak, large_state, resident_bytes, small_state
+from benchmarks.emergency_save_trace import traced
 from gracepoint.checkpoint.process_groups import GroupFactory
 from tests.multiprocess.launcher import here
 
@@ -38,6 +39,9 @@ class Place:
         leaves: How many small ones.
         settle_s: Seconds between a deletion that was synced and the next save.
         warm: Each cold save is followed by one right after it was deleted.
+        between: The first writer takes one more turn at the end, so that each turn of the others is between two of its
+            turns.
+        traced: Saves of Gracepoint after all turns, of which is told where their time goes.
     """
 
     root: str
@@ -47,6 +51,8 @@ class Place:
     leaves: int = 0
     settle_s: float = 0.0
     warm: bool = False
+    between: bool = False
+    traced: int = 0
 
 
 @dataclasses.dataclass
@@ -58,12 +64,14 @@ class Measured:
         warm_s: Right after a deletion.
         extra_bytes: Largest resident memory above what there was before, with what stays reserved.
         mine_bytes: What this process writes.
+        parts_s: Seconds of each part of each save that was traced.
     """
 
     cold_s: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     warm_s: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     extra_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     mine_bytes: int = 0
+    parts_s: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
 
 def main(places: list[Place]) -> None:
@@ -90,20 +98,37 @@ def _measure(place: Place, together: Together) -> Measured:
         measured.cold_s[name], measured.warm_s[name] = [], []
     reserved_bytes = dict(measured.extra_bytes)
     step = 0
-    for _ in range(place.repeats):
-        for name, writer in made.items():
-            together.first(os.sync)
-            time.sleep(place.settle_s)
-            for times in (measured.cold_s, measured.warm_s)[: 1 + place.warm]:
-                step += 1
-                before_bytes = resident_bytes()
-                forget_peak()
-                times[name].append(_save(writer, step, state, together))
-                extra_bytes = reserved_bytes[name] + max(0, resident_bytes(peak=True) - before_bytes)
-                measured.extra_bytes[name] = max(measured.extra_bytes[name], extra_bytes)
+    for name in [*place.writers * place.repeats, *place.writers[: 1 if place.between else 0]]:
+        together.first(os.sync)
+        time.sleep(place.settle_s)
+        for times in (measured.cold_s, measured.warm_s)[: 1 + place.warm]:
+            step += 1
+            before_bytes = resident_bytes()
+            forget_peak()
+            times[name].append(_save(made[name], step, state, together))
+            extra_bytes = reserved_bytes[name] + max(0, resident_bytes(peak=True) - before_bytes)
+            measured.extra_bytes[name] = max(measured.extra_bytes[name], extra_bytes)
+    for _ in range(place.traced):
+        writer = made[writers.EXPRESS]
+        assert isinstance(writer, writers.Gracepoint)
+        together.first(os.sync)
+        time.sleep(place.settle_s)
+        step += 1
+        measured.parts_s.append(_traced(writer, step, state, together))
     for writer in made.values():
         writer.close()
     return measured
+
+
+def _traced(writer: writers.Gracepoint, step: int, state: Any, together: Together) -> dict[str, float]:
+    """Saves, deletes what was saved, and returns where the time went."""
+    together.meet()
+    with traced() as trace:
+        writer.on_stage = trace.on_stage
+        path = writer.save(step, state)
+    together.meet()
+    together.first(lambda: shutil.rmtree(path))
+    return trace.parts()
 
 
 def _save(writer: writers.Saves, step: int, state: Any, together: Together) -> float:

@@ -48,10 +48,15 @@ class Saves(Protocol):
 
 
 class Gracepoint:
-    """An emergency save as the session makes it; there are no background saves."""
+    """An emergency save as the session makes it; there are no background saves.
+
+    Attributes:
+        on_stage: Called with the name of each stage of a save.
+    """
 
     def __init__(self, root: Path, joined: JoinedGroup, *, express: bool) -> None:
         self._root = root
+        self.on_stage: Callable[[str], None] = lambda stage: None
         self._checkpointer = StepCheckpointer(
             str(root),
             gang=joined.gang,
@@ -66,7 +71,7 @@ class Gracepoint:
 
     def save(self, step: int, state: Any) -> Path:
         self._checkpointer.save(
-            step, state, {}, deadline=Deadline.after(_TIMEOUT_S, time.monotonic), on_stage=lambda stage: None
+            step, state, {}, deadline=Deadline.after(_TIMEOUT_S, time.monotonic), on_stage=self.on_stage
         )
         return self._root / str(step)
 

@@ -35,7 +35,7 @@ COUNTS = (64, 512, 2048, 4096)
 MODELLED_COUNT = 16_384
 #: The model's costs are measured with the first of these sizes that was run.
 CALIBRATED_WITH = (512, 64)
-_WORKERS = {64: 1, 256: 2, 512: 2}
+_WORKERS = {64: 1, 128: 1, 256: 2, 512: 2}
 _MORE_WORKERS = 4
 _START_TIMEOUT_S = 120.0
 _REQUESTS_GOAL = 8

@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import gc
 import heapq
-import json
 import statistics
 import sys
 import threading

@@ -97,7 +97,7 @@ def _summary(result: Result) -> str:
     ]
     lines += [f"  problem: {problem}" for problem in result.problems]
     verdict = "The promise did not hold." if result.problems else "Nothing was lost."
-    return "\n".join([*lines, f"{verdict} See {FOLDER}/result.json"])
+    return "\n".join([*lines, f"{verdict} Look at {FOLDER}/timeline.html (also .svg), and at {FOLDER}/result.json"])
 
 
 def _interrupt(number: int, frame: object) -> None:

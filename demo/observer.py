@@ -8,8 +8,8 @@ from collections.abc import Callable
 from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.snapshot import Json, Snapshot
-from demo.timeline import STAGES
 from demo.training import TrainingRun
+from gracepoint_cli.timeline.stages import STAGES
 from tests.testcluster.api import ClusterError
 
 _LOOK_EVERY_S = 0.5

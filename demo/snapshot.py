@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from gracepoint.wire import names
+from demo.forms import JOBSET, Form
 
 #: Of each run.
 PROCESSES = 2
@@ -32,27 +32,30 @@ class Snapshot:
     """All that the API server knows of a run at one moment.
 
     Attributes:
-        jobset: The JobSet; None if there is none.
+        form: What kind of workload it is.
+        workload: The workload. None if there is none.
         pods: Its pods of all attempts, sorted by attempt and process.
         preemptions: Its Preemption objects, by epoch.
         unix_s: When it was taken.
     """
 
-    jobset: Json | None
+    form: Form
+    workload: Json | None
     pods: tuple[Pod, ...]
     preemptions: tuple[Json, ...]
     unix_s: float
 
     @staticmethod
-    def of(items: Iterable[Json], name: str, *, unix_s: float) -> Snapshot:
-        """Reads a listing of JobSets, pods and Preemptions; what is not of the JobSet ``name`` is left out."""
+    def of(items: Iterable[Json], name: str, *, unix_s: float, form: Form = JOBSET) -> Snapshot:
+        """Reads a listing of workloads, pods and Preemptions. Leaves out what is not of the workload ``name``."""
         every = list(items)
-        jobsets = [i for i in every if i["kind"] == "JobSet" and i["metadata"]["name"] == name]
-        pods = [_pod(i) for i in every if i["kind"] == "Pod" and _labels(i).get(names.JOBSET_LABEL_NAME) == name]
+        workloads = [i for i in every if i["kind"] == form.kind and i["metadata"]["name"] == name]
+        pods = [_pod(i, form) for i in every if i["kind"] == "Pod" and _labels(i).get(form.name_label) == name]
         asked = [i for i in every if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == name]
         preemptions = [i for i in asked if "epoch" in i["spec"]]  # the others are requests
         return Snapshot(
-            jobset=jobsets[0] if jobsets else None,
+            form=form,
+            workload=workloads[0] if workloads else None,
             pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.process))),
             preemptions=tuple(sorted(preemptions, key=lambda item: int(item["spec"]["epoch"]))),
             unix_s=unix_s,
@@ -60,18 +63,25 @@ class Snapshot:
 
     @property
     def end(self) -> str | None:
-        """``Completed`` or ``Failed``; None while the JobSet runs."""
-        return (self.jobset or {}).get("status", {}).get("terminalState") or None
+        """``Completed`` or ``Failed``; None while the workload runs."""
+        return self.form.end(self._status)
 
     @property
     def restarts(self) -> int:
-        """How often the JobSet was restarted."""
-        return int((self.jobset or {}).get("status", {}).get("restarts", 0))
+        """How often the workload was restarted."""
+        if "restarts" in self._status:
+            return int(self._status["restarts"])
+        return max((pod.attempt for pod in self.pods), default=0)
 
     @property
     def restarts_counted(self) -> int:
-        """How many of the restarts count towards maxRestarts."""
-        return int((self.jobset or {}).get("status", {}).get("restartsCountTowardsMax", 0))
+        """How many of the restarts count towards the workload's limit."""
+        return self.form.counted(self._status)
+
+    @property
+    def _status(self) -> Json:
+        status: Json = (self.workload or {}).get("status", {})
+        return status
 
     def running(self) -> tuple[Pod, ...]:
         """The pods of the newest attempt, if all of its processes run."""
@@ -82,7 +92,7 @@ class Snapshot:
         """The run in a few words, for messages."""
         pods = ", ".join(f"{pod.name} {pod.phase} on {pod.node or 'no node'}" for pod in self.pods) or "no pods"
         end = f", {self.end}" if self.end else ""
-        return f"JobSet {'exists' if self.jobset else 'is gone'}{end}, restarts {self.restarts}, {pods}"
+        return f"{self.form.kind} {'exists' if self.workload else 'is gone'}{end}, restarts {self.restarts}, {pods}"
 
 
 def _labels(item: Json) -> Json:
@@ -90,14 +100,14 @@ def _labels(item: Json) -> Json:
     return labels
 
 
-def _pod(item: Json) -> Pod:
+def _pod(item: Json, form: Form) -> Pod:
     statuses = item.get("status", {}).get("containerStatuses") or [{}]
     ended = statuses[0].get("state", {}).get("terminated")
     return Pod(
         name=item["metadata"]["name"],
         node=item["spec"].get("nodeName", ""),
         phase=item.get("status", {}).get("phase", "Pending"),
-        attempt=int(_labels(item).get(names.JOBSET_LABEL_RESTART_ATTEMPT, 0)),
+        attempt=form.attempt(item["metadata"]),
         process=int(_labels(item).get(_COMPLETION_INDEX, 0)),
         exit_code=ended.get("exitCode") if ended else None,
     )

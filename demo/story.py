@@ -11,15 +11,16 @@ import dataclasses
 import time
 from pathlib import Path
 
-from demo import install, nodes, records
+from demo import install, nodes, picture, records
 from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.object_store import run_store
 from demo.observer import Observer
 from demo.snapshot import PROCESSES, Json, Snapshot
-from demo.timeline import STAGES, Stage, timeline
+from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
+from gracepoint_cli.timeline.stages import STAGES
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
 NAMESPACE = "gracepoint-demo"
@@ -93,6 +94,7 @@ class Story:
         self._steps = steps
         self._registry = registry
         self._say = say
+        self._folder = folder
         self._logs = PodLogs(cluster, folder)
 
     def play(self) -> Result:
@@ -152,6 +154,14 @@ class Story:
             observed.append(Stage("nodeGone", "the node is gone", node_gone_unix_s - zero_unix_s))
         if (first_unix_s := _first_step_again(disturbed)) is not None:
             observed.append(Stage("firstStep", "first step after it is done", first_unix_s - zero_unix_s))
+        drawn = picture.timeline(
+            preemption,
+            zero_unix_s=zero_unix_s,
+            observed=observed,
+            undisturbed=records.read(undisturbed.output),
+            disturbed=records.read(disturbed.output),
+        )
+        picture.write(drawn, self._folder)
         status = preemption.get("status", {})
         result = Result(
             phase=status.get("phase", ""),

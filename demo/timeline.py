@@ -7,22 +7,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Stages of a Preemption's ``status.timings`` in the order in which they usually come, and what they mean.
-STAGES = {
-    "noticeSent": "notice sent",
-    "firstAck": "first process acknowledged",
-    "lastAck": "all acknowledged",
-    "frozen": "all frozen",
-    "agreed": "agreed on the step to save",
-    "drained": "queued steps done",
-    "written": "shards written",
-    "durable": "on stable storage",
-    "committed": "checkpoint committed",
-    "exited": "all trainers have left",
-    "podsBack": "new trainers run",
-    "restored": "state restored",
-    "training": "training again",
-}
+from gracepoint_cli.timeline.stages import STAGES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A training job on a cluster: the example's JobSet, started, watched and compared.
+"""A training job on a cluster: the example's JobSet or Job, started, watched and compared.
 
 The manifests are the ones that users are given (``examples/*.yaml``); here only the image, the names and the
 storage are set. Starts no thread; every wait has a limit and says at it what the job looked like.
@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from demo import records
+from demo.forms import JOBSET, Form
 from demo.snapshot import PROCESSES, Json, Pod, Snapshot
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
@@ -56,17 +57,18 @@ def apply_policy(
 
 
 class TrainingRun:
-    """One JobSet that trains the example's transformer with two processes.
+    """One JobSet or Job that trains the example's transformer with two processes.
 
     Args:
         cluster: Where it runs.
-        name: The JobSet's name; new in its namespace, as checkpoints and records lie under it.
+        name: The workload's name; new in its namespace, as checkpoints and records lie under it.
         namespace: Its namespace, which exists.
         image: The training image.
         steps: Steps to train.
         policy: Name of the CheckpointPolicy; None leaves the label away.
         flags: Further flags of ``examples/transformer/train.py``, such as ``{"width": 256}``.
         environment: Variables of the trainers beside the example's.
+        form: The kind of workload that is created.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class TrainingRun:
         policy: str | None = "transformer",
         flags: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
+        form: Form = JOBSET,
     ) -> None:
         self.cluster = cluster
         self.name = name
         self.namespace = namespace
         self.steps = steps
+        self.form = form
         self._image = image
         self._policy = policy
         self._flags = dict(flags or {})
@@ -101,13 +105,26 @@ class TrainingRun:
         return self.cluster.shared_dir / "checkpoints" / self.namespace / self.name
 
     def manifest(self) -> Json:
-        """Returns the JobSet: the example's with this run's names, image, flags, environment and storage."""
-        jobset: Json = yaml.safe_load((EXAMPLES / "jobset.yaml").read_text())
+        """Returns the workload: the example's with this run's names, image, flags, environment and storage."""
+        return self._manifests()[-1]
+
+    def _manifests(self) -> list[Json]:
+        """Returns what is created, the workload last."""
+        items: list[Json] = list(yaml.safe_load_all((EXAMPLES / self.form.example).read_text()))
         labels = {names.LABEL_POLICY: self._policy} if self._policy else {}
-        jobset["metadata"] = {"name": self.name, "namespace": self.namespace, "labels": labels}
-        pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        for other in items[:-1]:
+            other["metadata"] = {"name": self.name, "namespace": self.namespace}
+            if "selector" in other["spec"]:  # a Service
+                other["spec"]["selector"] = {self.form.name_label: self.name}
+        workload = items[-1]
+        if "runtimeRef" in workload["spec"]:
+            workload["spec"]["runtimeRef"]["name"] = self.name
+        workload["metadata"] = {"name": self.name, "namespace": self.namespace, "labels": labels}
+        pod = self.form.pod_template(items)["spec"]
+        if "subdomain" in pod:
+            pod["subdomain"] = self.name
         spread = pod["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
-        spread[names.JOBSET_LABEL_NAME] = self.name
+        spread[self.form.name_label] = self.name
         container = pod["containers"][0]
         container["image"] = self._image
         flags = {
@@ -120,13 +137,13 @@ class TrainingRun:
         # One host plays all machines, so that its folder is the storage they share.
         host_path = {"path": str(self.cluster.shared_dir), "type": "Directory"}
         pod["volumes"] = [{"name": "shared", "hostPath": host_path}]
-        return jobset
+        return items
 
-    def start(self, change: Callable[[Json], None] = lambda jobset: None) -> None:
-        """Creates the JobSet; ``change`` may change it in place before.
+    def start(self, change: Callable[[Json], None] = lambda workload: None) -> None:
+        """Creates the workload; ``change`` may change it in place before.
 
         Raises:
-            ClusterError: A run of this name was here before, or the API server refused the JobSet.
+            ClusterError: A run of this name was here before, or the API server refused the workload.
         """
         for folder in (self.output, self.checkpoints):
             if folder.exists():
@@ -135,22 +152,23 @@ class TrainingRun:
             folder.mkdir(parents=True)
             for each in (folder, folder.parent, folder.parent.parent):
                 os.chmod(each, 0o777)  # trainers are not root
-        jobset = self.manifest()
-        change(jobset)
-        self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
+        items = self._manifests()
+        change(items[-1])
+        for item in items:
+            self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(item))
 
     def delete(self) -> None:
-        """Deletes the JobSet, if it is there, and waits until it and its pods are gone."""
-        resource = f"jobsets.jobset.x-k8s.io/{self.name}"
-        self.cluster.kubectl("delete", resource, f"--namespace={self.namespace}", "--ignore-not-found", timeout_s=90)
+        """Deletes the workload, if it is there, and waits until it and its pods are gone."""
+        resources = [f"{self.form.created}/{self.name}", f"services/{self.name}"]
+        self.cluster.kubectl("delete", *resources, f"--namespace={self.namespace}", "--ignore-not-found", timeout_s=90)
         self._wait(f"the pods of {self.name} to go", lambda: not self.look().pods, timeout_s=90, may_end=True)
 
     def look(self) -> Snapshot:
         """Asks the API server once for all that belongs to the run."""
-        kinds = f"jobsets.jobset.x-k8s.io,pods,preemptions.{names.GROUP}"
+        kinds = f"{self.form.resource},pods,preemptions.{names.GROUP}"
         unix_s = time.time()
         answer = self.cluster.kubectl("get", kinds, f"--namespace={self.namespace}", "--output=json")
-        return Snapshot.of(json.loads(answer.stdout)["items"], self.name, unix_s=unix_s)
+        return Snapshot.of(json.loads(answer.stdout)["items"], self.name, unix_s=unix_s, form=self.form)
 
     def newest(self) -> records.Step | None:
         """The step that was recorded last."""
@@ -231,7 +249,7 @@ class TrainingRun:
         return found[0]
 
     def wait_for_end(self, *, timeout_s: float = 300) -> None:
-        """Waits until the JobSet has completed.
+        """Waits until the workload has completed.
 
         Raises:
             ClusterError: It failed, or is still running at the limit.
@@ -252,7 +270,7 @@ class TrainingRun:
         may_end: bool = False,
         found: Callable[[], str] = lambda: "",
     ) -> None:
-        """Like ``wait_until``, and gives up at once when the JobSet has ended: nothing comes any more."""
+        """Like ``wait_until``, and gives up at once when the workload has ended: nothing comes any more."""
         gave_up: list[str] = []
         next_look_s = time.monotonic() + _END_EVERY_S
 

@@ -70,7 +70,7 @@ class Health:
     async def _readyz(self, request: web.Request) -> web.Response:
         why = self.why_not_ready()
         said = [why or "ok"]
-        ages = sorted((kind.plural, age_s) for kind, age_s in self._core.watches.ages().items())
+        ages = sorted((kind.title, age_s) for kind, age_s in self._core.watches.ages().items())
         said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
         return web.Response(status=200 if why is None else 503, text="\n".join(said))
 

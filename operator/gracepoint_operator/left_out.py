@@ -79,9 +79,9 @@ class LeftOut:
         said = (
             "object left out, it cannot be read" if entry.whole else "a part of an object left out, it cannot be read"
         )
-        log.error(said, extra=about(kind=entry.kind.plural, object=where, error=entry.why))
+        log.error(said, extra=about(kind=entry.kind.title, object=where, error=entry.why))
 
     def _add(self, entry: _Entry, number: int) -> None:
-        what = (entry.kind.plural, "object" if entry.whole else "part")
+        what = (entry.kind.title, "object" if entry.whole else "part")
         self._numbers[what] += number
         self._count(*what, self._numbers[what])

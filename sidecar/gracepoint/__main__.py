@@ -1,8 +1,10 @@
-"""The command line: ``python -m gracepoint verify PATH...`` tells whether checkpoints are as they were saved."""
+"""The command line of training images: ``python -m gracepoint verify PATH...`` tells whether checkpoints are as they
+were saved, and ``check`` whether this pod reaches the operator and its storage."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -27,8 +29,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "paths", nargs="+", metavar="PATH", help="a checkpoint, or a folder with checkpoints of steps: a path or a URI"
     )
     verify.set_defaults(run=_verify)
+    check = commands.add_parser(
+        "check",
+        help="tell whether this pod reaches the operator, and may write where checkpoints go",
+        description=f"Checks the pod that it runs in. Exit code: {_GOOD} all is well, {_DAMAGED} a check failed.",
+    )
+    check.add_argument("--json", metavar="FILE", type=Path, help="also write the result to this file")
+    check.set_defaults(run=_check)
     options = parser.parse_args(arguments)
     return int(options.run(options))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from gracepoint.pod_check import check_pod
+
+    found = check_pod(os.environ)
+    for item in found:
+        print(f"{item['state']:7} {item['name']}: {item['message']}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+    return _DAMAGED if any(item["state"] != "ok" for item in found) else _GOOD
 
 
 def _verify(options: argparse.Namespace) -> int:

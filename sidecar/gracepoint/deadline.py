@@ -92,6 +92,11 @@ class Deadline:
         if self._cancelled is not None:
             raise SaveFailed(f"not done {self.ended}")
 
+    def check(self) -> None:
+        """Raises SaveFailed if no time is left."""
+        if self.passed():
+            raise SaveFailed(f"not done {self.ended}")
+
     def wait_for(self, condition: threading.Condition, predicate: Callable[[], bool]) -> bool:
         """Waits on a condition that the caller holds, until the predicate is true or the deadline has passed.
 

@@ -121,6 +121,16 @@ class ProcessGroup(Protocol):
         Not collective: any number of processes may call, at any time.
         """
 
+    def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
+        """Returns the value that ``find`` returned in one process, in all processes that call.
+
+        Not collective, as ``decide``. ``find`` may be slow, and the processes share what it asks: so one process at a
+        time calls it. The others wait ``timeout_s`` for its value. If none comes, because that process has died or its
+        ``find`` hangs, the next one calls it. After a few of them, all that still wait do.
+
+        If ``find`` raises, this process raises that error, and the others go on.
+        """
+
     def leave(self, folder: str) -> None:
         """Says that this process is done with the keys below ``folder``. The last process to say so removes them.
 
@@ -187,6 +197,9 @@ class SingleProcess:
 
     def decide(self, key: str, value: str) -> str:
         return value
+
+    def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
+        return find()
 
     def leave(self, folder: str) -> None:
         pass

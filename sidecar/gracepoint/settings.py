@@ -58,6 +58,7 @@ class Settings:
     token_file: str = TOKEN_FILE
     # What else is watched.
     metadata: tuple[str, ...] = ()  # some of METADATA_CLOUDS, or METADATA_AUTO alone
+    gce_notice_s: float = 0.0  # how long before its end GCE announces a preemption, beside the usual time
     # The policy.
     policy: str | None = None
     directory: str | None = None
@@ -139,7 +140,11 @@ class Settings:
         Raises:
             SettingsError: A setting that it is computed from is missing.
         """
-        pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
+        if self.coordinator_job is None and self.replicated_job is None:
+            # A Job by itself. Its pods have the host names <job>-<completion index>.
+            pod = f"{self.required('jobset_name')}-0"
+        else:
+            pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
         return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
 
     def required(self, field: str, *, because: str | None = None) -> Any:
@@ -259,6 +264,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.CA_CERTIFICATE: ("ca_certificate", _pem),
     Env.TOKEN_FILE: ("token_file", _text),
     Env.METADATA: ("metadata", _clouds),
+    Env.GCE_NOTICE_S: ("gce_notice_s", _number(0)),
     Env.POLICY: ("policy", _text),
     Env.DIRECTORY: ("directory", _text),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),

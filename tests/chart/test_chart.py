@@ -8,10 +8,17 @@ from collections.abc import Iterable
 import pytest
 import yaml
 
-from gracepoint.wire.names import LABEL_POLICY
+from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_POLICY
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
-from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
+from gracepoint_operator.webhooks.routes import (
+    PATH_EVICTIONS,
+    PATH_JOBS,
+    PATH_JOBSETS,
+    PATH_PODS,
+    PATH_TRAINJOBS,
+    path_of,
+)
 from tests.chart.conftest import CHART, WITH_TOKEN, Helm, Render
 from tests.chart.objects import Json, of_kind, one
 
@@ -220,12 +227,16 @@ def test_the_operator_does_not_cling_to_a_lost_node(render: Render) -> None:
 
 @pytest.mark.parametrize("settings", MODES)
 def test_webhooks_see_only_what_carries_the_label(render: Render, settings: list[str]) -> None:
-    for webhook in webhooks(render(*settings)).values():
-        assert webhook["objectSelector"] == {"matchExpressions": [{"key": LABEL_POLICY, "operator": "Exists"}]}
+    labelled = {"key": LABEL_POLICY, "operator": "Exists"}
+    of_a_jobset = {"key": JOBSET_LABEL_UID, "operator": "DoesNotExist"}
+    for name, webhook in webhooks(render(*settings)).items():
+        wanted = [labelled, of_a_jobset] if name == "jobs.gracepoint.dev" else [labelled]
+        assert webhook["objectSelector"] == {"matchExpressions": wanted}
         (expression,) = webhook["namespaceSelector"]["matchExpressions"]
         assert expression["key"] == "kubernetes.io/metadata.name"
         assert (expression["operator"], expression["values"]) == ("NotIn", ["kube-system"])
-        assert webhook["rules"][0]["operations"] == ["CREATE"]
+        operation = "UPDATE" if name == "jobset-updates.gracepoint.dev" else "CREATE"
+        assert webhook["rules"][0]["operations"] == [operation]
         assert webhook["sideEffects"] == "None"
 
 
@@ -258,7 +269,8 @@ def test_the_api_server_finds_the_webhooks_where_nobody_else_does(render: Render
     kinds = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
     found = [webhook["clientConfig"]["service"] for kind in kinds for webhook in one(objects, kind)["webhooks"]]
     assert [service["path"] for service in found] == [
-        path_of(webhook, known) for webhook in (PATH_JOBSETS, PATH_PODS, PATH_EVICTIONS)
+        path_of(webhook, known)
+        for webhook in (PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS, PATH_EVICTIONS)
     ]
     assert {service["port"] for service in found} == {9443}
     assert {"secretName": "gp-gracepoint-webhooks", "defaultMode": 0o440} in [

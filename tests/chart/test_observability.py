@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gracepoint_operator.observability.metrics import Metrics
-from tests.chart.conftest import CHART, Render
+from tests.chart.conftest import CHART, Helm, Render
 from tests.chart.objects import Json, of_kind, one
 
 ALERTS: list[Json] = [
@@ -100,3 +100,48 @@ def test_alerts_and_dashboard_are_installed_if_asked_for(render: Render) -> None
     (made,) = [o for o in found if "dashboard" in o["metadata"]["name"]]
     assert json.loads(made["data"]["gracepoint.json"]) == DASHBOARD
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def alert(rendered: list[Json], name: str) -> Json | None:
+    rules = [rule for group in one(rendered, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    return next((rule for rule in rules if rule["alert"] == name), None)
+
+
+def test_the_threshold_of_every_alert_can_be_set(render: Render) -> None:
+    rules = [rule for rule in ALERTS if rule["alert"] != "GracepointDown"]
+    settings = [f"prometheusRule.alerts.{rule['alert']}.threshold=7.5" for rule in rules]
+    rendered = render("prometheusRule.enabled=true", *settings)
+    for rule in rules:
+        found = alert(rendered, rule["alert"])
+        assert found is not None
+        assert re.search(r"[<>] 7\.5( \* 86400)?$", found["expr"]), found["expr"]
+        promql_parser.parse(found["expr"])
+        assert {**found, "expr": rule["expr"]} == rule
+
+
+def test_an_alert_can_be_left_out_or_made_slower(render: Render) -> None:
+    place = "prometheusRule.alerts"
+    rendered = render(
+        "prometheusRule.enabled=true",
+        f"{place}.GracepointSaveTooLate.enabled=false",
+        f"{place}.GracepointLoopLag.for=30m",
+        f"{place}.GracepointLoopLag.severity=info",
+    )
+    assert alert(rendered, "GracepointSaveTooLate") is None
+    lag = alert(rendered, "GracepointLoopLag")
+    assert lag is not None
+    assert (lag["for"], lag["labels"]["severity"]) == ("30m", "info")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("GracepointLopLag.threshold=1", "there is no alert of this name"),
+        ("GracepointLoopLag.treshold=1", "treshold"),
+        ("GracepointDown.threshold=1", "this alert has no threshold"),
+    ],
+)
+def test_a_change_of_no_alert_is_refused(template: Helm, setting: str, said: str) -> None:
+    done = template("--set", "prometheusRule.enabled=true", "--set", f"prometheusRule.alerts.{setting}")
+    assert done.returncode != 0
+    assert said in done.stderr

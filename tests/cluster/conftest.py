@@ -19,6 +19,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from demo import install
+from demo.forms import JOBSET, Form
 from demo.training import TrainingRun, apply_policy
 from tests import testcluster, xla
 from tests.cluster import operator
@@ -104,6 +105,7 @@ def training_run(
     *,
     steps: int = STEPS,
     environment: Mapping[str, str] = ENVIRONMENT,
+    form: Form = JOBSET,
 ) -> TrainingRun:
     """A run in the tests' namespace; not started."""
     return TrainingRun(
@@ -115,6 +117,7 @@ def training_run(
         policy=policy,
         flags=FLAGS,
         environment=environment,
+        form=form,
     )
 
 

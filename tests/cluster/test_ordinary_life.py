@@ -86,7 +86,7 @@ def test_a_jobset_without_the_label_is_left_alone(installed: Cluster, images: Im
             assert [name for name in names if name.startswith(ENV_PREFIX)] == []
             assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["shared"]
             assert not [key for key in pod["metadata"].get("labels", {}) if key.startswith(GROUP)]
-        jobset = run.look().jobset or {}
+        jobset = run.look().workload or {}
         assert "failurePolicy" not in jobset["spec"] or "failurePolicy" in manifest["spec"]
     finally:
         run.delete()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
-import time
-
 import pytest
 
 from demo import nodes
 from demo.snapshot import Json, Snapshot
-from demo.timeline import STAGES
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.cluster.machine import end_at_once, paused
 from tests.cluster.operator import restart_abruptly, stopped
-from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -46,50 +41,6 @@ def committed(preemption: Json) -> Json:
 def reached(status: Json) -> dict[str, float]:
     """Seconds from the signal to each stage that is recorded."""
     return {timing["stage"]: timing["seconds"] for timing in status.get("timings", [])}
-
-
-def test_a_tainted_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
-    run.start()
-    node = run.wait_for_trainers(MIDDLE)[0].node
-    nodes.taint(run.cluster, node)
-    saved = committed(run.wait_for_phase(Phase.COMMITTED))
-
-    # The taint stays, and the job neither goes back there nor restarts again because of it.
-    snapshot = finished(run, undisturbed)
-    assert node not in {pod.node for pod in snapshot.pods}
-    record = run.wait_for_record("every stage", lambda status: reached(status).keys() >= STAGES.keys())
-    assert record["status"]["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
-    assert record["spec"]["cause"] == "SpotTermination"
-    assert record["spec"]["nodes"] == [node]
-    assert record["status"]["restoredStep"] == saved["step"]
-    assert len(run.look().preemptions) == 1
-
-    def reasons() -> set[str]:
-        query = ("get", "events", f"--namespace={run.namespace}", "--output=jsonpath={.items[*].reason}")
-        return set(run.cluster.kubectl(*query).stdout.split())
-
-    wait_until(
-        "the Events",
-        lambda: {"PreemptionNoticed", "CheckpointCommitted", "Resumed"} <= reasons(),
-        timeout_s=30,
-        hint=lambda: str(reasons()),
-    )
-
-
-def test_a_drained_node(run: TrainingRun, undisturbed: TrainingRun) -> None:
-    run.start()
-    node = run.wait_for_trainers(MIDDLE)[1].node
-    drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
-    drained = run.cluster.kubectl(*drain, timeout_s=100)
-    ended_unix_s = time.time()
-    assert f"Gracepoint saves the JobSet {run.name}" in drained.stderr, "it was not held"
-    snapshot = finished(run, undisturbed)
-    assert node not in {pod.node for pod in snapshot.pods}
-    saved = committed(record := run.wait_for_phase(Phase.COMMITTED))
-    attempted = datetime.datetime.fromisoformat(record["spec"]["evictionAttemptedAt"])
-    assert attempted.timestamp() + reached(saved)["committed"] < ended_unix_s, "it ended before the commit"
-    assert (record["spec"]["cause"], record["spec"]["signal"]) == ("Drain", "eviction of the pod")
-    assert len(run.look().preemptions) == 1
 
 
 def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:

@@ -213,9 +213,9 @@ def cases() -> list[Case]:
         Case("preempted", lambda a, n: a.preempt(n), "PriorityPreemption", "condition DisruptionTarget"),
         Case("suspended", lambda a, n: a.suspend(n), "Suspension", "JobSet spec.suspend=true"),
         Case(
-            "kueue-evicted",
+            "kueue-preempted",
             lambda a, n: a.workload(n, {}, condition("Evicted", "Preempted", time.time())),
-            *("Suspension", "Workload condition Evicted (Preempted)"),
+            *("PriorityPreemption", "Workload condition Evicted (Preempted)"),
         ),
         Case(
             "kueue-limit",

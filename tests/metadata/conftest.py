@@ -37,10 +37,17 @@ def watch(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(gce, "_WITHOUT_VALUE_PAUSE_S", 0.02)
     made: list[MetadataWatchers] = []
 
-    def start(cloud: str, base_url: str, *, in_pod: bool = True) -> MetadataWatchers:
-        made.append(
-            MetadataWatchers([cloud], heard, host=HOST, in_pod=in_pod, grace_period_s=GRACE_PERIOD_S, base_url=base_url)
+    def start(cloud: str, base_url: str, *, in_pod: bool = True, gce_notice_s: float = 0.0) -> MetadataWatchers:
+        watchers = MetadataWatchers(
+            [cloud],
+            heard,
+            host=HOST,
+            in_pod=in_pod,
+            grace_period_s=GRACE_PERIOD_S,
+            gce_notice_s=gce_notice_s,
+            base_url=base_url,
         )
+        made.append(watchers)
         return made[-1]
 
     yield start

@@ -40,11 +40,18 @@ def window(server: GceServer, in_s: float, **changes: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("in_pod", "remaining_s"), [(True, 15.0), (False, 30.0)], ids=["in a pod", "on a bare VM"])
+@pytest.mark.parametrize(
+    ("in_pod", "notice_s", "remaining_s"),
+    [
+        pytest.param(True, 0.0, 15.0, id="in a pod"),
+        pytest.param(False, 0.0, 30.0, id="on a bare VM"),
+        pytest.param(True, 120.0, 135.0, id="with a preemptionNoticeDuration"),
+    ],
+)
 def test_a_preemption_is_told_while_the_request_is_held_back(
-    server: GceServer, heard: Heard, watch: Watch, in_pod: bool, remaining_s: float
+    server: GceServer, heard: Heard, watch: Watch, in_pod: bool, notice_s: float, remaining_s: float
 ) -> None:
-    watch("gce", server.url, in_pod=in_pod)
+    watch("gce", server.url, in_pod=in_pod, gce_notice_s=notice_s)
     server.wait_until_held(PREEMPTED, MAINTENANCE)
     server.set(PREEMPTED, "TRUE")
     (post,) = heard.wait_for_posts()

@@ -1,18 +1,34 @@
-"""A training loop with a collective in each step, which is watched for stalls.
+"""A training loop with a collective in each step, which is watched for stalls. One process stops itself.
 
-python stall_process.py <folder> <report|restart> [<seconds>]
+python stall_process.py <folder> <report|restart> <limit in seconds> <which process> <where>
+
+``where`` is ``step``, ``periodic save``, ``restore``, or ``-`` for a run that saves a step, stops nowhere and ends.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
+import signal
 import sys
 import time
+from typing import Any
 
 from tests.multiprocess.launcher import here
 
-_GIVE_UP_S = 120.0
+FOLDER, ACTION, LIMIT_S, PROCESS, WHERE = sys.argv[1:]
+_GIVE_UP_S = 150.0
+_SAVE_EVERY_STEPS = 5
+
+
+def stop(where: str) -> None:
+    """Stops this process if it is its turn; returns when it is continued. Once."""
+    global WHERE
+    if where == WHERE and here().process_index == int(PROCESS):
+        WHERE = ""
+        print(f"stops in {where}", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def train() -> None:
@@ -22,24 +38,42 @@ def train() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
+    from gracepoint.checkpoint.loading import restore_step
 
+    module: Any = restore_step
+    read_into = module.read_into
+
+    def read_or_stop(*arguments: Any, **options: Any) -> Any:
+        stop("restore")
+        return read_into(*arguments, **options)
+
+    module.read_into = read_or_stop
     session = gracepoint.attach(
-        sys.argv[1], stall_after_s=float(sys.argv[3]), stall_action=sys.argv[2], save_every_steps=5
+        FOLDER, stall_after_s=float(LIMIT_S), stall_action=ACTION, save_every_steps=_SAVE_EVERY_STEPS
     )
     sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), PartitionSpec("x"))
     state = {"w": jax.make_array_from_callback((12,), sharding, lambda i: np.arange(12.0)[i])}
+    saving = False
+
+    def progress() -> int:
+        if saving:
+            stop("periodic save")
+        return 0
+
+    session.host_state("progress", progress, lambda value: None)
     state, begun = session.restore(like=state)
-
     step = jax.jit(lambda state: {"w": state["w"] + jnp.sum(state["w"]) * 1e-3})
-
     give_up_at_s = time.monotonic() + _GIVE_UP_S
     for number in itertools.count(begun + 1):
+        saving = number > begun + _SAVE_EVERY_STEPS
+        if saving:
+            stop("step")
         state = step(state)
         jax.block_until_ready(state)
         session.step(number, state)
-        if number == begun + 3:
-            print("three steps", flush=True)
-        print(f"step {number}", flush=True)
+        print(f"passed step {number}", flush=True)
+        if WHERE == "-" and number == begun + 2 * _SAVE_EVERY_STEPS:
+            return session.close()
         assert time.monotonic() < give_up_at_s, "the test never ended it"
         time.sleep(0.05)
 

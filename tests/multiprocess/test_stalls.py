@@ -1,7 +1,9 @@
-"""A process that is stopped is named by the others, in real JAX processes."""
+"""A process that is stopped in any stage is named by the others, in real JAX processes."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,32 +11,41 @@ import pytest
 
 from tests.multiprocess.launcher import Processes
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("stall_process.py")
-LIMIT_S = "3"
+LIMIT_S = 3
+PATIENCE_S = 120.0
+#: Which process stops where, and what the other one does then.
+STOPS = [(0, "step", "training"), (1, "step", "training"), (1, "periodic save", "training"), (1, "restore", "restore")]
 
 
-@pytest.mark.parametrize("stopped", [0, 2])
-def test_a_stopped_process_is_named_and_training_goes_on_afterwards(tmp_path: Path, stopped: int) -> None:
-    with Processes.start(SCRIPT, 3, arguments=[str(tmp_path), "report", LIMIT_S], devices=1) as processes:
-        for index in range(3):
-            processes[index].wait_for_line("three steps")
-        processes[stopped].signal(signal.SIGSTOP)
-        others = [index for index in range(3) if index != stopped]
-        teller = processes.wait_for_any_line(others, f"suspects=[{stopped}]", timeout_s=90)
-        for index in others:
-            processes[index].wait_for_line("no progress part=training stage=", timeout_s=90)
-        processes[stopped].signal(signal.SIGCONT)
-        processes[teller].wait_for_line("there is progress again part=training")
-        processes[stopped].wait_for_line("this process was stopped for a while")
+def start(folder: Path, action: str, stopped: int, where: str) -> Processes:
+    return Processes.start(SCRIPT, 2, arguments=[str(folder), action, str(LIMIT_S), str(stopped), where], devices=1)
+
+
+def test_a_process_that_stops_anywhere_is_named_until_it_goes_on(tmp_path: Path) -> None:
+    with start(tmp_path / "first", "report", 0, "-") as processes:
+        assert [result.code for result in processes.wait(PATIENCE_S)] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        gangs = []
+        for number, (stopped, where, _) in enumerate(STOPS):
+            folder = tmp_path / str(number)
+            shutil.copytree(tmp_path / "first", folder)
+            gangs.append(stack.enter_context(start(folder, "report", stopped, where)))
+        for gang, (stopped, where, stage) in zip(gangs, STOPS, strict=True):
+            other = 1 - stopped
+            gang[stopped].wait_for_line(f"stops in {where}", PATIENCE_S)
+            assert f"stage={stage}" in gang[other].wait_for_line("no progress part=training", PATIENCE_S)
+            gang[other].wait_for_line(f"suspects=[{stopped}]", PATIENCE_S)
+        for gang, (stopped, _, _) in zip(gangs, STOPS, strict=True):
+            gang[stopped].signal(signal.SIGCONT)
+            gang[1 - stopped].wait_for_line("there is progress again part=training", PATIENCE_S)
+            gang[stopped].wait_for_line("this process was stopped for a while", PATIENCE_S)
 
 
 def test_the_others_exit_for_a_restart_if_the_policy_says_so(tmp_path: Path) -> None:
-    with Processes.start(SCRIPT, 2, arguments=[str(tmp_path), "restart", LIMIT_S], devices=1) as processes:
-        for index in range(2):
-            processes[index].wait_for_line("three steps")
-        processes[1].signal(signal.SIGSTOP)
-        processes[0].wait_for_line("ended by the watchdog code=78", timeout_s=90)
+    with start(tmp_path, "restart", 1, "step") as processes:
+        processes[0].wait_for_line("ended by the watchdog code=78", PATIENCE_S)
         processes[1].signal(signal.SIGKILL)
         assert processes.wait(60)[0].code == 78

@@ -27,7 +27,8 @@ class Judged:
         name: Dotted.
         tests: Paths of the tests that judge it, relative to the root.
         equivalent: Names of the mutants that change nothing which can be observed, with the reason of each.
-        once_unnoticed: Names of mutants that no test noticed once. They are always among those that are tried.
+        once_unnoticed: Names of mutants that no test noticed once. They are always among those that are tried, until
+            their line changes.
     """
 
     name: str
@@ -53,13 +54,18 @@ class Judged:
         """All but the equivalent ones.
 
         Raises:
-            ValueError: One that is named for this module is not among them any more.
+            ValueError: An equivalent one is not among them any more.
         """
         found = list(_mutants((ROOT / self.file).read_text()))
-        stale = {*self.equivalent, *self.once_unnoticed} - {mutant.name for mutant in found}
+        stale = self.equivalent.keys() - {mutant.name for mutant in found}
         if stale:
             raise ValueError(f"{JUDGES.name}: {self.name} has no such mutants any more: {sorted(stale)}; remove them")
         return [mutant for mutant in found if mutant.name not in self.equivalent]
+
+    def changed(self) -> list[str]:
+        """Names of mutants that no test noticed once, and that do not exist any more."""
+        names = {mutant.name for mutant in self.mutants()}
+        return [name for name in self.once_unnoticed if name not in names]
 
 
 @functools.cache
@@ -115,6 +121,9 @@ def _main() -> int:
     count = 0 if options.known else None if options.all else options.sample
     sampled = {name: sample(modules[name], count, options.seed) for name in options.modules or modules}
     chosen = {name: found for name, found in sampled.items() if found}
+    for name in sampled:
+        for changed in modules[name].changed():
+            print(f"{JUDGES.name}: {name} has changed; bring this name up to date or remove it: {changed}")
     if options.list:
         for name, found in chosen.items():
             print(name, *names(found), sep="\n")

@@ -101,6 +101,7 @@ class _Finder(ast.NodeVisitor):
             self._lines.append(self._lines[-1] + len(line.encode()))
         self._bytes = source.encode()
         self._place: list[str] = []
+        self._returns_bool = False  # whether the function that is visited has the annotation ``-> bool``
 
     # What is left as it is.
 
@@ -115,10 +116,14 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        outer = self._returns_bool
+        returns = None if isinstance(node, ast.ClassDef) else node.returns
+        self._returns_bool = isinstance(returns, ast.Name) and returns.id == "bool"
         self._place.append(node.name)
         for child in node.body:
             self.visit(child)
         self._place.pop()
+        self._returns_bool = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef
     visit_ClassDef = visit_FunctionDef
@@ -197,6 +202,8 @@ class _Finder(ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None):
             self._replace(node, "pass")
+        elif self._returns_bool and isinstance(node.value, ast.Call | ast.Name | ast.Attribute):
+            self._replace(node.value, f"not {self._text(node.value)}")
         self.generic_visit(node)
 
     def visit_Continue(self, node: ast.Continue | ast.Break) -> None:

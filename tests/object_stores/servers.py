@@ -82,7 +82,7 @@ class Server:
         self.scheme = scheme
         self.url = url
         self._secrets = dict(secrets)
-        self._buckets = buckets
+        self.buckets = buckets
 
     def environment(self, url: str = "") -> dict[str, str]:
         """The variables with which clients reach the server, or a proxy in front of it at ``url``."""
@@ -116,8 +116,8 @@ class Server:
             with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
                 reply.read()
         else:
-            assert self._buckets is not None
-            (self._buckets / name).mkdir()  # what a bucket is to versitygw
+            assert self.buckets is not None
+            (self.buckets / name).mkdir()  # what a bucket is to versitygw
         return Bucket(self.scheme, name, url or self.url, self.environment(url))
 
 

@@ -135,7 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--all", action="store_true", help="remove every cluster, also those that tests are using")
     command("status", _status, "list clusters", named=False)
     build = command("build", _build, "build all parts and images that are not in the cache", named=False)
-    build.add_argument("--parts", nargs="+", choices=[each.name for each in parts.PARTS], help="only these parts")
+    build.add_argument(
+        "--parts",
+        nargs="+",
+        choices=parts.NAMES,
+        help="only these parts",
+    )
     command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
     command("doctor", _doctor, "say what this machine lacks, and how to get it", named=False)
     kubectl = command("kubectl", _kubectl, "run kubectl against a cluster: kubectl -- get pods")

@@ -92,9 +92,9 @@ def canonical(tag: str) -> str:
 def system_images() -> list[Image]:
     """The images that a cluster itself needs, built if need be."""
     return [
-        _of_program(PAUSE, "pause"),
-        _of_program(COREDNS, "coredns"),
-        _of_program(JOBSET, "jobset", entrypoint="/manager"),
+        of_program(PAUSE, "pause"),
+        of_program(COREDNS, "coredns"),
+        of_program(JOBSET, "jobset", entrypoint="/manager"),
         base(),
     ]
 
@@ -143,7 +143,8 @@ def build(
     return _bud(canonical(tag), dockerfile, context, options)
 
 
-def _of_program(name: str, program: str, entrypoint: str = "") -> Image:
+def of_program(name: str, program: str, entrypoint: str = "") -> Image:
+    """An image with one program alone, built if need be."""
     inside = entrypoint or f"/{program}"
     source = parts.program(program)
     return _build_text(

@@ -150,7 +150,7 @@ class LocalCluster(Cluster):
         """Build an image and load it into all nodes; see ``Cluster.build_image``."""
         image = images.build(tag, dockerfile, context, build_args, extras=extras, requirements=requirements)
         self._remember(image)
-        self._load([image], self.nodes)
+        self.load([image], self.nodes)
         return image.name
 
     def lose_node(self, name: str, *, delete_object: bool = False) -> None:
@@ -246,7 +246,9 @@ class LocalCluster(Cluster):
         node.start_kubelet(self._control_plane.kubeconfig(node_user(node.name)), self._control_plane.ca, taint=taint)
         node.start_proxy(self._control_plane.kubeconfig(PROXY))
 
-    def _load(self, wanted: Sequence[Image], names: Sequence[str]) -> None:
+    def load(self, wanted: Sequence[Image], names: Sequence[str]) -> None:
+        """Load images into these nodes alone."""
+
         def load(name: str) -> None:
             for image in wanted:
                 self._node(name).load(image)

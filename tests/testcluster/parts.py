@@ -106,7 +106,20 @@ PARTS = (
 )
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
 """The parts that need nothing but Go, for tests without a cluster."""
-_BY_NAME = {part.name: part for part in PARTS}
+OPTIONAL_PARTS = (
+    Part(
+        "trainer",
+        {"trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
+        "github.com/kubeflow/trainer/v2",
+    ),
+    Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
+)
+"""Controllers that ``make test-workloads`` needs, and no other command."""
+CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS)
+_BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
+NAMES = tuple(_BY_NAME)
+"""Of all parts."""
+_ALWAYS = tuple(part.name for part in PARTS)
 
 
 def part(name: str) -> Part:
@@ -120,7 +133,7 @@ def program(name: str) -> Path:
     Raises:
         ClusterError: It is not built.
     """
-    for candidate in PARTS:
+    for candidate in (*PARTS, *OPTIONAL_PARTS):
         if name in candidate.programs:
             path = candidate.built / name
             if path.exists():
@@ -129,12 +142,12 @@ def program(name: str) -> Path:
     raise KeyError(name)
 
 
-def missing(names: tuple[str, ...] = tuple(_BY_NAME)) -> list[Part]:
+def missing(names: tuple[str, ...] = _ALWAYS) -> list[Part]:
     """The parts that have to be built still."""
     return [_BY_NAME[name] for name in names if not _BY_NAME[name].built.exists()]
 
 
-def build(names: tuple[str, ...] = tuple(_BY_NAME)) -> None:
+def build(names: tuple[str, ...] = _ALWAYS) -> None:
     """Build the parts that are missing, telling how it goes.
 
     Raises:

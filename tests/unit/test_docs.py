@@ -102,6 +102,7 @@ def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
         ("room of the library", "sidecar/gracepoint"),
         ("room of `checkpoint`", "sidecar/gracepoint/checkpoint"),
         ("room of the operator", "operator/gracepoint_operator"),
+        ("room of the command line", "operator/gracepoint_cli"),
     ):
         table = page.partition(f"| {heading}")[2].partition("\n\n")[0]
         named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
@@ -174,6 +175,17 @@ def test_example_jobset_is_admitted_and_finds_its_claim() -> None:
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     mount = pod["containers"][0]["volumeMounts"][0]["mountPath"]
     assert policy["spec"]["checkpoint"]["directory"].startswith(f"{mount}/")
+
+
+def test_example_job_is_admitted_as_the_api_server_hands_it_over() -> None:
+    service, job = yaml.safe_load_all(text(Path("examples/job.yaml")))
+    policy = yaml.safe_load(text(Path("examples/policy.yaml")))
+    job["spec"] |= {"backoffLimit": 6, "podReplacementPolicy": "TerminatingOrFailed"}  # the defaults
+    assert job["metadata"]["labels"][LABEL_POLICY] == policy["metadata"]["name"]
+    result = release_contract(job, CheckpointPolicy.of(policy).spec)
+    assert not isinstance(result, ContractViolation), result
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
 
 
 def settings_rows() -> dict[str, list[str]]:

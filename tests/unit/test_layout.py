@@ -15,6 +15,7 @@ WORDS_LIMIT = 12
 #: Packages of the product, by the folder of their unit tests.
 PACKAGES = {
     "checkpoint": "sidecar/gracepoint/checkpoint",
+    "cli": "operator/gracepoint_cli",
     "multihost": "sidecar/gracepoint/multihost",
     "operator": "operator/gracepoint_operator",
     "preemption": "sidecar/gracepoint/preemption",

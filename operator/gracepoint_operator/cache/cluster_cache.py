@@ -144,7 +144,7 @@ class ClusterCache:
         if kind is kinds.NODE_CLAIMS:
             return self.objects.workloads_on(attached_to)
         if kind is kinds.KUEUE_WORKLOADS:
-            return {attached_to} & self.objects.workloads.keys()
+            return self.objects.queued_as(attached_to)
         if kind is kinds.PODS:
             self._checked.discard(uid)
             return self.objects.drop_pod(uid)
@@ -172,7 +172,7 @@ class ClusterCache:
         nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
         about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
         about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}
-        about |= index.attached_to([*nodes, *gangs])
+        about |= index.attached_to([*nodes, *(uid for gang in gangs for uid in objects.workloads[gang].queued_as)])
         return {mark: at for mark, at in self.first_seen.since(about & index.marked).items() if mark in untold}
 
     def uids(self, kind: kinds.Kind) -> Set[str]:
@@ -203,7 +203,7 @@ class ClusterCache:
             for request in self.preemptions.requests.values()
             if request.is_open and request.status.phase is None
         )
-        return [item for item in waiting if not self.objects.workloads_named((item.namespace, item.spec.workload.name))]
+        return [item for item in waiting if not self._is_known(item)]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
         """The epochs of known workloads whose records were made in the last ``within_s`` seconds.
@@ -215,6 +215,10 @@ class ClusterCache:
         """
         found = self.preemptions.latest(self._clock(), within_s)
         return [epoch for epoch in found if self._is_of_known_workload(epoch)]
+
+    def _is_known(self, request: RequestRecord) -> bool:
+        found = self.objects.workloads_named((request.namespace, request.spec.workload.name))
+        return any(self.objects.workloads[uid].kind == request.spec.workload.kind for uid in found)
 
     def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
         workload = self.objects.workloads.get(epoch.spec.workload.uid)
@@ -230,13 +234,16 @@ class ClusterCache:
         pods = objects.pods_of(workload_uid, namespace)
         nodes = {name: objects.nodes[name] for name in {pod.node for pod in pods} if name in objects.nodes}
         jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
-        requests = () if workload is None else self.preemptions.requests_for((workload.namespace, workload.name))
-        marks = marks_of_pods(self._signal_index, self.place, workload_uid, pods, nodes, jobs)
+        if workload is not None and workload.job is not None:
+            jobs[workload.job.name] = workload.job
+        requests = () if workload is None else self.preemptions.requests_for(workload)
+        queued_as = (workload_uid,) if workload is None else workload.queued_as
+        marks = marks_of_pods(self._signal_index, self.place, queued_as, pods, nodes, jobs)
         marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
         marked |= {node.uid for node in nodes.values()} & self._signal_index.marked
         marked.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
-        marked |= self._signal_index.attached_to([workload_uid, *{pod.node for pod in pods}])
+        marked |= self._signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
         return GangSnapshot(
             workload_uid=workload_uid,
             workload=workload,
@@ -281,4 +288,4 @@ class ClusterCache:
         before = self._signal_index.attach(found.uid, owner)
         if found.kind is kinds.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
-        return {owner} & self.objects.workloads.keys()
+        return self.objects.queued_as(owner)

@@ -95,7 +95,7 @@ async def look_afresh(
         gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]
-    for name in jobs:
+    for name in jobs if BY_NAME[workload.kind].makes_jobs else ():
         known = [
             job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
         ]

@@ -38,6 +38,7 @@ class GangObjects:
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
         self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
+        self._queued_as: dict[str, set[str]] = collections.defaultdict(set)  # UID of itself or its owner -> UIDs
 
     def put_node(self, node: Node, *, disrupted: bool) -> bool:
         """Returns whether it changed."""
@@ -63,6 +64,8 @@ class GangObjects:
         self.workloads[workload.uid] = workload
         self._named[workload.namespace, workload.name].add(workload.uid)
         self._with_policy[workload.namespace, workload.policy].add(workload.uid)
+        for uid in workload.queued_as:
+            self._queued_as[uid].add(workload.uid)
         return True
 
     def drop_workload(self, uid: str) -> None:
@@ -70,6 +73,8 @@ class GangObjects:
         if workload is not None:
             discard(self._named, (workload.namespace, workload.name), uid)
             discard(self._with_policy, (workload.namespace, workload.policy), uid)
+            for queued in workload.queued_as:
+                discard(self._queued_as, queued, uid)
 
     def put_pod(self, pod: Pod) -> bool:
         """Returns whether it changed."""
@@ -142,6 +147,10 @@ class GangObjects:
     def workloads_with_policy(self, key: Key) -> set[str]:
         """UIDs of the known workloads that name the policy of this namespace and name."""
         return set(self._with_policy.get(key, ()))
+
+    def queued_as(self, uid: str) -> set[str]:
+        """UIDs of the known workloads that are this object, or that it controls."""
+        return set(self._queued_as.get(uid, ()))
 
     def nodes_with_pods(self) -> Set[str]:
         """Names of the nodes that pods are bound to. A node may not be known yet."""

@@ -21,7 +21,7 @@ from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import Mark, On, Row
 from gracepoint_operator.unreadable import Unreadable, reading
-from gracepoint_operator.workloads import BY_NAME, BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
@@ -129,8 +129,9 @@ def _node_of_claim(body: Mapping[str, Any]) -> str:
 
 
 def _owner_of_kueue_workload(body: Mapping[str, Any]) -> str:
+    # A workload of ours, or what made it (``Workload.queued_as``).
     owners = body["metadata"].get("ownerReferences") or ()
-    return next((str(owner["uid"]) for owner in owners if owner["kind"] in list(BY_NAME)), "")
+    return next((str(owner["uid"]) for owner in owners), "")
 
 
 def _read_preemption(body: Mapping[str, Any]) -> PreemptionRecord | RequestRecord:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.workloads import WorkloadIdentity
 
 Key = tuple[str, str]  # namespace, name
 _K = TypeVar("_K", bound=Hashable)
@@ -104,10 +105,11 @@ class PreemptionStore:
         """The epochs whose policy has that namespace and name, in no order."""
         return [self.epochs[key] for key in self._epochs_under.get(policy, ())]
 
-    def requests_for(self, workload: Key) -> tuple[RequestRecord, ...]:
-        """The requests for the workload of that namespace and name, oldest first."""
-        found = (self.requests[key] for key in self._requests_for.get(workload, ()))
-        return tuple(sorted(found, key=lambda item: (item.created_at, item.name)))
+    def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
+        """The requests for the workload of that kind, namespace and name, oldest first."""
+        found = (self.requests[key] for key in self._requests_for.get((workload.namespace, workload.name), ()))
+        mine = (item for item in found if item.spec.workload.kind == workload.kind)
+        return tuple(sorted(mine, key=lambda item: (item.created_at, item.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
         """The workloads with an epoch under way."""

@@ -15,14 +15,13 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 
-from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.workloads import BY_PLACE, MEMBER_LABEL
+from gracepoint_operator.workloads import BY_PLACE, JOB_LABEL, POD_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +29,12 @@ log = logging.getLogger(__name__)
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
     kinds.POLICIES: None,
-    **dict.fromkeys(BY_PLACE, names.LABEL_POLICY),
-    kinds.JOBS: MEMBER_LABEL,
+    **{place: known.selector for place, known in BY_PLACE.items()},
+    kinds.JOBS: JOB_LABEL,
     kinds.NODES: None,
     kinds.NODE_CLAIMS: None,
     kinds.KUEUE_WORKLOADS: None,
-    kinds.PODS: MEMBER_LABEL,
+    kinds.PODS: POD_LABEL,
 }
 
 
@@ -189,7 +188,7 @@ class _Listing:
             return
         log.warning(
             "the API server has gone back to an older state, and all is listed and watched anew",
-            extra=about(kind=self._kind.plural, found=version, known=self._seen_version),
+            extra=about(kind=self._kind.title, found=version, known=self._seen_version),
         )
         self._cache.versions.rewind()
         self._watches.rewind()

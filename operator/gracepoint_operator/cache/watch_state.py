@@ -107,7 +107,7 @@ class WatchState:
             failing_since, watch.failing_since = watch.failing_since, None
             watch.answered_at = now
         if failing_since is not None:
-            log.info("watched again", extra=about(kind=kind.plural, failed_for_s=round(now - failing_since, 1)))
+            log.info("watched again", extra=about(kind=kind.title, failed_for_s=round(now - failing_since, 1)))
         if listed or failing_since is not None:
             self.on_gap(kind, listed)
         if listed:
@@ -121,7 +121,7 @@ class WatchState:
 
     def failed(self, kind: Kind, error: str, *, optional: bool) -> None:
         """Notes that a request to list or watch the kind failed. It will be made again."""
-        self._metrics.watch_failures.labels(kind=kind.plural).inc()
+        self._metrics.watch_failures.labels(kind=kind.title).inc()
         with self._lock:
             watch = self._watch(kind)
             first = watch.failing_since is None
@@ -131,14 +131,14 @@ class WatchState:
             message = (
                 "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
             )
-            log.warning(message, extra=about(kind=kind.plural, error=error))
+            log.warning(message, extra=about(kind=kind.title, error=error))
 
     def absent(self, kind: Kind) -> None:
         """Notes that the cluster does not have the kind."""
         with self._lock:
             known = self._watches.pop(kind, None)
         if known is not None:
-            self._metrics.watch_age_s.remove(kind.plural)
+            self._metrics.watch_age_s.remove(kind.title)
 
     def version(self, kind: Kind) -> int:
         """The highest resourceVersion from which the kind was watched, or at which it was listed."""
@@ -178,7 +178,7 @@ class WatchState:
     def _watch(self, kind: Kind) -> _Watch:
         if kind not in self._watches:
             self._watches[kind] = _Watch(answered_at=self._clock())
-            self._metrics.watch_age_s.labels(kind=kind.plural).set_function(lambda: self._age(kind))
+            self._metrics.watch_age_s.labels(kind=kind.title).set_function(lambda: self._age(kind))
         return self._watches[kind]
 
     def _age(self, kind: Kind) -> float:

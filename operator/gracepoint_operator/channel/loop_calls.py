@@ -71,16 +71,16 @@ class LoopCalls:
         self._is_awake = False
         until_s = time.thread_time() + _SLICE_S
         while self._calls:
-            if time.thread_time() >= until_s:
-                if not self._is_awake:
-                    self._is_awake = True
-                    self._loop.call_soon(self._run)
-                return
             call = self._calls.popleft()
             try:
                 call()
             except Exception as error:
                 self._loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
+            if time.thread_time() >= until_s:
+                break
+        if self._calls and not self._is_awake:
+            self._is_awake = True
+            self._loop.call_soon(self._run)
 
 
 def _give(done: asyncio.Task[_Result], answer: asyncio.Future[_Result]) -> None:

@@ -27,7 +27,9 @@ CONDITION_CONNECTED = "Connected"
 REASON_NOT_CONNECTED = "PodsNotConnected"
 REASON_CONNECTED = "PodsConnected"
 
-#: A pod that runs may not be connected for this long: its process has to start, and ``attach()`` to be called.
+#: A pod that runs may not be connected for this long: its process has to start, and ``attach()`` to be called. A pod
+#: that starts has this time of its own. Then pods of its workload must have been missing for this time, too: a pod that
+#: was connected may be connecting to another replica.
 GRACE_S = 180.0
 #: The entry of a replica is renewed this often.
 RENEWED_S = 60.0

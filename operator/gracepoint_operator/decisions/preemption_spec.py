@@ -56,7 +56,9 @@ def begun(
     attempt = first.signal.pod.restart_attempt
     mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
     return PreemptionSpec(
-        workload=WorkloadReference(name=workload.name, uid=workload.uid),
+        workload=WorkloadReference(
+            name=workload.name, uid=workload.uid, workload_kind=WorkloadReference.named(workload.kind)
+        ),
         epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
         restart_attempt=attempt if attempt >= 0 else None,
         newest_pod_at=_time(max(pod.created_at for pod in (first.signal.pod, *pods) if pod.restart_attempt == attempt)),

@@ -63,9 +63,10 @@ _THREADS = 8
 _WRITES = frozenset({"POST", "PATCH"})
 
 
-#: Names the operator in the audit log of the API server. The part before the slash owns the written fields.
+#: Names the operator in the audit log of the API server, before a slash and the version. It owns the written fields.
 FIELD_MANAGER = "gracepoint-operator"
-USER_AGENT = f"{FIELD_MANAGER}/{importlib.metadata.version('gracepoint')}"
+_VERSION = importlib.metadata.version("gracepoint")
+USER_AGENT = f"{FIELD_MANAGER}/{_VERSION}"
 
 
 class KubeClient:
@@ -75,13 +76,18 @@ class KubeClient:
         client: A configured client of the ``kubernetes`` package.
         count: Called in the caller's thread after each call with its method and its outcome: ``ok``, or the name of the
             error.
+        name: Name of the program in the audit log, and the owner of the fields that it writes.
     """
 
     def __init__(
-        self, client: kubernetes.client.ApiClient, count: Callable[[str, str], None] = lambda method, outcome: None
+        self,
+        client: kubernetes.client.ApiClient,
+        count: Callable[[str, str], None] = lambda method, outcome: None,
+        name: str = FIELD_MANAGER,
     ) -> None:
-        client.user_agent = USER_AGENT
+        client.user_agent = f"{name}/{_VERSION}"
         self._client = client
+        self._name = name
         self._count = count
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
 
@@ -90,6 +96,7 @@ class KubeClient:
         kubeconfig: str | None = None,
         context: str | None = None,
         count: Callable[[str, str], None] = lambda method, outcome: None,
+        name: str = FIELD_MANAGER,
     ) -> KubeClient:
         """Connects with a kubeconfig file, or from inside the cluster if neither a file nor a context is given.
 
@@ -97,6 +104,7 @@ class KubeClient:
             kubeconfig: Path of the kubeconfig file. None: the default file, if there is a ``context``.
             context: Name of a context in the file. None: its current context.
             count: See ``KubeClient``.
+            name: See ``KubeClient``.
 
         Raises:
             KubeError: There is no configuration.
@@ -116,7 +124,7 @@ class KubeClient:
             ) from error
         configuration.connection_pool_maxsize = _THREADS
         configuration.retries = False  # the callers decide whether and when to try again
-        return KubeClient(kubernetes.client.ApiClient(configuration), count)
+        return KubeClient(kubernetes.client.ApiClient(configuration), count, name)
 
     def credentials(self) -> Credentials:
         """The current credentials. They change: the token of a service account is renewed on disk every hour."""
@@ -253,7 +261,7 @@ class KubeClient:
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
         """Sends a request. ``read`` gets the answer and its number of bytes, in a thread of the pool."""
-        written_by = {"fieldManager": FIELD_MANAGER} if method in _WRITES else {}
+        written_by = {"fieldManager": self._name} if method in _WRITES else {}
         call = functools.partial(
             self._client.call_api,
             path,

@@ -61,6 +61,12 @@ def read_labels(meta: Mapping[str, Any]) -> dict[str, str]:
     return {shared(text(key)): shared(text(value)) for key, value in (meta.get("labels") or {}).items()}
 
 
+def owner_uid(meta: Mapping[str, Any]) -> str:
+    """Returns the UID of the object that controls this one. Empty if there is none."""
+    owners = (owner for owner in meta.get("ownerReferences") or () if owner.get("controller") is True)
+    return next((text(owner["uid"]) for owner in owners), "")
+
+
 def optional_number(value: Any, default: Any) -> Any:
     if value is None:
         return default

@@ -14,6 +14,12 @@ class Kind:
     prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version if any version will do
     plural: str
     any_version: bool = False  # True: the version that the cluster prefers is read
+    subset: str = ""  # distinguishes kinds at the same place that are watched with different label selectors
+
+    @property
+    def title(self) -> str:
+        """The plural, with the subset if there is one. Different for all kinds that are watched."""
+        return f"{self.plural}-{self.subset}" if self.subset else self.plural
 
     @property
     def group(self) -> str:

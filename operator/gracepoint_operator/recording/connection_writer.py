@@ -70,6 +70,7 @@ class ConnectionWriter:
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
+        self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
         self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
 
     async def run(self, is_ready: Callable[[], bool]) -> None:
@@ -99,14 +100,14 @@ class ConnectionWriter:
                 await asyncio.gather(*writes, return_exceptions=True)
 
     async def _look(self) -> None:
-        running, connected = self._counted()
+        running, young, connected = self._counted()
         missing = 0
         for key, policy in list(self._cache.policies.items()):
             await asyncio.sleep(0)  # a notice does not wait for all policies
             uids = sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
             own = {uid: connected[uid] for uid in uids if connected[uid]}
             await self._write_own(key, policy, own)
-            gangs = self._gangs(policy, uids, running, own)
+            gangs = self._gangs(policy, uids, running, young, own)
             self._policy_writer.connections(key, gangs)
             missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
             for gang in gangs:
@@ -116,12 +117,17 @@ class ConnectionWriter:
             for uid in known.keys() - self._cache.objects.workloads.keys():
                 del known[uid]
 
-    def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str]]:
-        """Counts the pods of the current attempts by UID of the workload: those that run, and those connected here."""
-        here = set(self._connected())
+    def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str], collections.Counter[str]]:
+        """Counts pods of the current attempts by UID of the workload.
+
+        Returns those that run, those of these that may still be starting, and those that are connected here.
+        """
+        here, now = set(self._connected()), self._clock()
         running: collections.Counter[str] = collections.Counter()
+        young: collections.Counter[str] = collections.Counter()
         connected: collections.Counter[str] = collections.Counter()
-        workloads = self._cache.objects.workloads
+        workloads, before = self._cache.objects.workloads, self._running_since
+        self._running_since = {}
         for pod in self._cache.objects.pods.values():
             if pod.phase != "Running" or pod.deletion_at is not None or not pod.policy:
                 continue
@@ -129,12 +135,19 @@ class ConnectionWriter:
             if workload is None or workload.finished or workload.deleted or not workload.injected:
                 continue
             if pod.restart_attempt == workload.restarts and pod.namespace == workload.namespace:
+                since = self._running_since[pod.uid] = before.get(pod.uid, now)
                 running[workload.uid] += 1
+                young[workload.uid] += now - since < connectivity.GRACE_S
                 connected[workload.uid] += pod.uid in here
-        return running, connected
+        return running, young, connected
 
     def _gangs(
-        self, policy: CheckpointPolicy, uids: list[str], running: collections.Counter[str], own: dict[str, int]
+        self,
+        policy: CheckpointPolicy,
+        uids: list[str],
+        running: collections.Counter[str],
+        young: collections.Counter[str],
+        own: dict[str, int],
     ) -> list[GangConnection]:
         now = self._clock()
         others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
@@ -150,7 +163,8 @@ class ConnectionWriter:
                 self._missing_since.pop(uid, None)
                 late = False
             else:
-                late = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
+                lasts = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
+                late = lasts and running[uid] - number > young[uid]  # these may be the ones that are missing
             gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late, here))
         return gangs
 

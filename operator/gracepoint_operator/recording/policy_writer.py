@@ -75,6 +75,7 @@ class PolicyWriter:
             self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
                 uid=workload.uid,
+                workload_kind=WorkloadForecast.named(workload.kind),
                 drain_seconds=round(forecast.drain_s, 3),
                 save_seconds=round(forecast.save_s, 3),
                 margin=forecast.margin,

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
@@ -69,12 +69,12 @@ Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), After
 Seconds = Annotated[float, Field(ge=0)]
 
 
-#: The kind of all workloads that the resources refer to: the schema was made when no other was known.
+#: The kind of a workload to which a resource refers without a kind: the schema was made when no other was known.
 WORKLOAD_KIND = "JobSet"
 #: The field of a spec that refers to the workload.
 WORKLOAD_FIELD = "jobSet"
 #: Fields whose name in JSON says JobSet, for the same reason.
-_JSON_NAMES = {"workload": WORKLOAD_FIELD, "workloads": "jobSets"}
+_JSON_NAMES = {"workload": WORKLOAD_FIELD, "workloads": "jobSets", "workload_kind": "kind"}
 
 
 def _json_name(field: str) -> str:
@@ -105,10 +105,19 @@ class Model(BaseModel):
 class OfWorkload(Model):
     """Base of the parts that are about one workload."""
 
+    workload_kind: Literal["JobSet", "Job"] | None = None
+    """Kind of the workload. Absent: JobSet."""
+
     @property
     def kind(self) -> str:
-        """The workload's kind in the API. The schema has only one."""
-        return WORKLOAD_KIND
+        """The workload's kind in the API."""
+        return self.workload_kind or WORKLOAD_KIND
+
+    @staticmethod
+    def named(kind: str) -> Literal["Job"] | None:
+        """Returns the value of the field for a kind. None for JobSet: records of before never had the field, and the
+        API server refuses to add it to them."""
+        return "Job" if kind == "Job" else None
 
 
 class ConditionStatus(StrEnum):  # noqa: D101  a docstring would be in the CRDs

@@ -171,9 +171,10 @@ _AUTOSCALER = (
         match=taint("ToBeDeletedByClusterAutoscaler"),
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
-        cancelable=False,
+        cancelable=True,
         deadline=DeadlineRule(grace_cap_seconds=600.0),
-        about="The node is being drained with the pods' grace period, at most --max-graceful-termination-sec, 600 s.",
+        about="The node is being drained with the pods' grace period, at most --max-graceful-termination-sec, 600 s. "
+        "If the drain fails, the autoscaler takes the taint back.",
     ),
     Row(
         name="autoscaler-candidate",
@@ -199,6 +200,17 @@ _AKS = (
         "The machine restarts, 15 minutes ahead. The message of node-problem-detector's condition names the event and "
         "its NotBefore, which counts (learn.microsoft.com/azure/virtual-machines/linux/scheduled-events, "
         "learn.microsoft.com/azure/aks/node-problem-detector).",
+    ),
+    Row(
+        name="aks-preemption-scheduled",
+        provider="AKS",
+        match=condition(On.NODE, "PreemptionScheduled"),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=30.0),
+        about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or after "
+        "30 s (github.com/Azure/karpenter-provider-azure/pull/1829).",
     ),
     Row(
         name="aks-remediator",

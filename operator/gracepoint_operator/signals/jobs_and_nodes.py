@@ -92,9 +92,18 @@ _NODES = (
 
 _PODS = (
     _pod_condition(
-        "pod-preempted", "PreemptionByScheduler", Cause.PRIORITY_PREEMPTION, "A pod of higher priority takes its place."
+        "pod-preempted",
+        "PreemptionByScheduler",
+        Cause.PRIORITY_PREEMPTION,
+        "A pod or a group of pods of higher priority takes its place.",
     ),
     _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
+    _pod_condition(
+        "pod-device-taint",
+        "DeletionByDeviceTaintManager",
+        Cause.HARDWARE,
+        "A NoExecute taint of a device that the pod uses took effect (dynamic resource allocation).",
+    ),
     _pod_condition("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN, "An eviction was let through."),
     _pod_condition("pod-collected", "DeletionByPodGC", Cause.NODE_LOST, "Its node is gone."),
     _pod_condition(
@@ -119,14 +128,23 @@ _PODS = (
 
 _JOBS = (
     Row(
+        name="kueue-preempted",
+        provider="Kueue",
+        match=condition(On.WORKLOAD, "Evicted", reasons=("Preempted",)),
+        cause=Cause.PRIORITY_PREEMPTION,
+        confidence=SURE,
+        cancelable=False,
+        about="Another workload takes the quota; the condition's message names it. The workload is suspended next.",
+    ),
+    Row(
         name="kueue-evicted",
         provider="Kueue",
         match=condition(On.WORKLOAD, "Evicted"),
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The queue takes the quota back, with the reason (Preempted, PodsReadyTimeout, ...); the JobSet is "
-        "suspended next.",
+        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, ...); the JobSet or Job "
+        "is suspended next.",
     ),
     Row(
         name="jobset-suspended",

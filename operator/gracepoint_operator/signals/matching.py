@@ -193,11 +193,13 @@ def _condition(row: Row, condition: Body) -> _Feature:
     type, status, reason = (condition.get(field) or "" for field in ("type", "status", "reason"))
     since_at = parse_time(condition.get("lastTransitionTime"))
     said = reason if status == "True" else f"{status}, {reason}"
+    # Kueue's message says which workload took the quota.
+    told = f": {condition['message']}" if row.match.kind is On.WORKLOAD and condition.get("message") else ""
     return _Feature(
         key=f"condition/{type}",
         text=f"condition {type} ({said})"
         if row.match.kind is On.POD
-        else f"{row.match.kind} condition {type} ({said})",
+        else f"{row.match.kind} condition {type} ({said}){told}",
         value=condition.get("message") or "",
         since_at=since_at,
         is_exact=True,

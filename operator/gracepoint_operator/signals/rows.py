@@ -48,7 +48,7 @@ class On(StrEnum):
     JOB = "Job"
     JOB_SET = "JobSet"
     NODE_CLAIM = "NodeClaim"  # Karpenter's, of the pod's node
-    WORKLOAD = "Workload"  # Kueue's, of the JobSet
+    WORKLOAD = "Workload"  # Kueue's, of the workload or of what controls it
 
 
 class TaintMatch(Model):

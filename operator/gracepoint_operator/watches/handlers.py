@@ -20,8 +20,6 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.backoffs import Backoffs
 
-_BY_PLURAL = {(kind.group, kind.plural): kind for kind in SELECTORS}
-
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 10.0
 #: The API server ends a watch after this time, and sends a bookmark shortly before. kopf continues from there.
@@ -43,20 +41,30 @@ def watch_all(
             _watch(registry, kind, controller)
 
 
-def kind_at(path: str) -> kinds.Kind | None:
-    """The kind that a request lists or watches, by the path of its URL. None for other requests."""
+def kind_at(path: str, watched: Collection[kinds.Kind] = SELECTORS.keys()) -> kinds.Kind | None:
+    """The kind that a request lists or watches, by the path of its URL. None for other requests.
+
+    Args:
+        path: The path.
+        watched: The kinds that the thread watches.
+    """
     match path.strip("/").split("/"):
         case ["api", _, plural]:
-            return _BY_PLURAL.get(("", plural))
+            place = ("", plural)
         case ["apis", group, _, plural]:
-            return _BY_PLURAL.get((group, plural))
-    return None
+            place = (group, plural)
+        case _:
+            return None
+    return next((kind for kind in watched if (kind.group, kind.plural) == place), None)
 
 
-def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSettings:
+def settings(
+    backoffs: Iterable[float] = REQUEST_BACKOFFS, watched: Collection[kinds.Kind] = SELECTORS.keys()
+) -> kopf.OperatorSettings:
     """kopf's settings for an operator that only watches.
 
     Args:
+        watched: The kinds that this run watches, at most one at each place in the API.
         backoffs: The pauses in seconds between the attempts of one request.
     """
     made = kopf.OperatorSettings()
@@ -78,7 +86,7 @@ def settings(backoffs: Iterable[float] = REQUEST_BACKOFFS) -> kopf.OperatorSetti
     made.execution.default_backoff = 1.0
     made.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process when one of its runs ends slowly
     for kind, selector in SELECTORS.items():
-        if selector is not None:
+        if selector is not None and kind in watched:
             made.watching.label_selectors[kind.group, kind.plural] = selector
     return made
 
@@ -99,7 +107,7 @@ class _NoComparison(kopf.DiffBaseStorage):
 def _watch(registry: kopf.OperatorRegistry, kind: kinds.Kind, controller: Controller) -> None:
     # If the kind has no version, kopf watches the one that the cluster prefers.
     @kopf.on.event(
-        group=kind.group, version=kind.version, plural=kind.plural, id=f"see-{kind.plural}", registry=registry
+        group=kind.group, version=kind.version, plural=kind.plural, id=f"see-{kind.title}", registry=registry
     )
     async def see(event: kopf.RawEvent, **_: Any) -> None:
         controller.watches.seen(kind)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from typing import Any, cast
 
 import aiohttp
 import kopf
 
 from gracepoint_operator.kube.client import USER_AGENT, KubeClient
+from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.watches.empty_lists import empty_lists
 from gracepoint_operator.watches.handlers import settings
@@ -46,6 +47,7 @@ def run_kopf(
     ends: threading.Event,
     *,
     replica: str,
+    watched: Collection[Kind],
     backoffs: Iterable[float],
 ) -> str:
     """Runs kopf until it ends, or until ``ends`` is set. Returns why it ended.
@@ -57,6 +59,7 @@ def run_kopf(
         logins: The pauses between two logins.
         ends: Set by another thread to end the run.
         replica: This replica's name.
+        watched: The kinds that the handlers are for.
         backoffs: The pauses in seconds between the attempts of one request.
     """
     over = asyncio.Event()
@@ -77,7 +80,7 @@ def run_kopf(
 
     watching = kopf.operator(
         registry=registry,
-        settings=settings(backoffs),
+        settings=settings(backoffs, watched),
         clusterwide=True,
         standalone=True,
         identity=cast(Any, replica),  # a NewType of str that kopf does not export

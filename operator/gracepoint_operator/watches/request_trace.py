@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import aiohttp
 
-from gracepoint_operator.cache.resync import OPTIONAL
+from gracepoint_operator.cache.resync import OPTIONAL, SELECTORS
 from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.watches.handlers import kind_at
 
 
-def request_trace(thread: str, watches: WatchState) -> aiohttp.TraceConfig:
+def request_trace(
+    thread: str, watches: WatchState, watched: Collection[Kind] = SELECTORS.keys()
+) -> aiohttp.TraceConfig:
     """Traces the requests of one thread.
 
     Args:
         thread: The name of the thread.
         watches: Is told of each request and its outcome.
+        watched: The kinds that the thread watches.
     """
 
     async def begins(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
-        context.kind = kind_at(params.url.path)
+        context.kind = kind_at(params.url.path, watched)
         context.is_list = "watch" not in params.url.query
         since = params.url.query.get("resourceVersion", "")
         watches.asked(thread, context.kind, int(since) if since.isdecimal() else 0)

@@ -1,10 +1,10 @@
 """The threads that watch the cluster.
 
-One thread watches all required kinds, and one thread each optional kind, because kopf ends all its watches when one of
-them meets an error that kopf does not retry. ``Watches.start`` starts them from the main thread. Each runs kopf on an
-event loop of its own. Whatever ends kopf, the thread runs it again after a pause. Only ``Watches.close`` ends a thread.
-While the API server cannot be reached, or answers with an error, kopf retries each request without end. ``WatchState``
-holds the state of each watch.
+One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
+watches when one of them meets an error that kopf does not retry. So has each kind that is a part of a resource.
+``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own. Whatever ends kopf, the
+thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server cannot be reached, or
+answers with an error, kopf retries each request without end. ``WatchState`` holds the state of each watch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Watches:
         replica: str,
         backoffs: Iterable[float] = REQUEST_BACKOFFS,
     ) -> None:
-        groups = {"required": SELECTORS.keys() - OPTIONAL} | {kind.plural: {kind} for kind in OPTIONAL}
+        # kopf has one label selector for each resource, so kinds at the same place cannot share a run.
+        apart = OPTIONAL | {kind for kind in SELECTORS if kind.subset}
+        groups = {"required": SELECTORS.keys() - apart} | {kind.title: {kind} for kind in apart}
         self._threads = [
             _WatchThread(controller, api, metrics, name, watched, replica=replica, backoffs=backoffs)
             for name, watched in sorted(groups.items())
@@ -153,9 +155,10 @@ class _WatchThread(threading.Thread):
         return run_kopf(
             registry,
             self._api,
-            request_trace(self.name, self._controller.watches),
+            request_trace(self.name, self._controller.watches, self._watched),
             Pauses(_RUN_BACKOFFS),
             ends,
             replica=self._replica,
+            watched=self._watched,
             backoffs=self._backoffs,
         )

@@ -5,7 +5,7 @@ AdmissionReview, calls them and answers with a JSON patch. Nothing here keeps st
 and repeated calls have no effect. ``eviction_hold`` decides whether an eviction waits.
 """
 
-from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, refresh_pod
+from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi, read_installed_api
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, Patched, release_contract
@@ -19,7 +19,7 @@ __all__ = [
     "Patched",
     "add_routes",
     "avoid_nodes",
-    "inject_jobset",
+    "inject_workload",
     "read_installed_api",
     "refresh_pod",
     "release_contract",

@@ -22,13 +22,19 @@ class NotAnAdmissionReview(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class AdmissionRequest:
-    """A request of the API server. The name is empty if the API server is going to generate one."""
+    """A request of the API server.
+
+    Attributes:
+        name: Empty if the API server is going to generate one.
+        old: The stored object. None unless an object is updated.
+    """
 
     uid: str
     namespace: str
     object: Json
     name: str = ""
     dry_run: bool = False
+    old: Json | None = None
 
     @staticmethod
     def read(body: bytes) -> AdmissionRequest:
@@ -47,6 +53,7 @@ class AdmissionRequest:
                 request["object"],
                 request.get("name", ""),
                 request.get("dryRun") is True,
+                request.get("oldObject"),
             )
         except CAUSES as error:
             raise NotAnAdmissionReview(f"expected an AdmissionReview, found {body[:80]!r} ({said(error)})") from error
@@ -54,6 +61,8 @@ class AdmissionRequest:
             raise NotAnAdmissionReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(found))}")
         if not all(isinstance(text, str) for text in (read.uid, read.namespace, read.name)):
             raise NotAnAdmissionReview("request: expected texts as uid, namespace and name")
+        if not isinstance(read.old, dict | None):
+            raise NotAnAdmissionReview(f"request.oldObject: expected an object, found {shortened(repr(read.old))}")
         if not isinstance(read.object, dict):
             raise NotAnAdmissionReview(f"request.object: expected an object, found {shortened(repr(read.object))}")
         return read

@@ -7,19 +7,19 @@ from pathlib import PurePosixPath
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
 
 def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
-    """Returns the warnings about a JobSet.
+    """Returns the warnings about a JobSet or a Job.
 
     Args:
-        made: The JobSet as it will be stored.
+        made: The object as it will be stored.
         policy: Its policy.
     """
     members = gang(copy.deepcopy(made), policy.spec.training, Problems())
     name = str((made.get("metadata") or {}).get("name") or "")
-    return [*_lost_checkpoints(members), *_short_bounds(members, name, policy)]
+    return [*_lost_checkpoints(members), *_short_bounds(members, "Job" if is_job(made) else "JobSet", name, policy)]
 
 
 def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:
@@ -68,14 +68,14 @@ def _covers(mount_path: str, directory: str) -> bool:
     return mount_path.startswith("/") and (place.is_relative_to(mount) or mount.is_relative_to(place))
 
 
-def _short_bounds(members: list[TrainingJob], name: str, policy: CheckpointPolicy) -> list[str]:
+def _short_bounds(members: list[TrainingJob], kind: str, name: str, policy: CheckpointPolicy) -> list[str]:
     """Warns of times that are shorter than an emergency save is predicted to take."""
     forecasts = policy.status.forecasts or []
-    own = [item for item in forecasts if item.name == name]
+    own = [item for item in forecasts if (item.kind, item.name) == (kind, name)]
     if not own:
         return []
     worst: WorkloadForecast = max(own, key=lambda item: item.needed_s)
-    says = f"an emergency save of the JobSet {worst.name} is predicted to take {worst.needed_s:.0f} s"
+    says = f"an emergency save of the {kind} {worst.name} is predicted to take {worst.needed_s:.0f} s"
     found = []
     for member in members:
         grace_s = member.template["spec"].get("terminationGracePeriodSeconds")

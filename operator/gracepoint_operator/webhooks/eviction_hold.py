@@ -28,7 +28,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.webhooks import budgets
-from gracepoint_operator.workloads import MEMBER_LABEL, Workload
+from gracepoint_operator.workloads import POD_LABEL, Workload
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class EvictionHold:
             body = await self._api.get(kinds.PODS, namespace, name)
         except client.NotFound:
             return None
-        if MEMBER_LABEL in (body["metadata"].get("labels") or {}):
+        if POD_LABEL in (body["metadata"].get("labels") or {}):
             self._take(kinds.PODS, body)
         return self._cache.objects.pod_named(namespace, name)
 

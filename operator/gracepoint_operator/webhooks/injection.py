@@ -17,11 +17,12 @@ from typing import Any
 
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
+from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.resources.policy import SaveWriter
 from gracepoint_operator.webhooks.keeper_sidecar import inject_keeper
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
 #: Lifetime of a projected token, in seconds. The kubelet renews the token after 80 % of it.
 TOKEN_LIFETIME_S = 3600
@@ -68,53 +69,72 @@ def _label(name: str, label: str) -> Json:
     return _downward(name, f"metadata.labels['{label}']")
 
 
-_IDENTITY: list[Json] = [
+_POD: list[Json] = [
     _downward(Env.NAMESPACE, "metadata.namespace"),
     _downward(Env.POD_NAME, "metadata.name"),
     _downward(Env.POD_UID, "metadata.uid"),
     _downward(Env.NODE_NAME, "spec.nodeName"),
+]
+_OF_JOBSET: list[Json] = [
+    *_POD,
     _label(Env.JOBSET_NAME, names.JOBSET_LABEL_NAME),
     _label(Env.JOBSET_UID, names.JOBSET_LABEL_UID),
     _label(Env.RESTART_ATTEMPT, names.JOBSET_LABEL_RESTART_ATTEMPT),
     _label(Env.REPLICATED_JOB, names.JOBSET_LABEL_REPLICATED_JOB),
     _label(Env.JOB_INDEX, names.JOBSET_LABEL_JOB_INDEX),
 ]
+#: A Job by itself has no restarts and no replicatedJobs, so their variables are left out.
+_OF_JOB: list[Json] = [
+    *_POD,
+    _label(Env.JOBSET_NAME, LABEL_JOB_NAME),
+    _label(Env.JOBSET_UID, LABEL_JOB_UID),
+]
 
 
-def inject_jobset(jobset: Json, policy_name: str, policy: CheckpointPolicySpec, settings: AdmissionSettings) -> Json:
-    """Returns the JobSet with everything in its pod templates that the gang's pods need.
+def inject_workload(
+    workload: Json, policy_name: str, policy: CheckpointPolicySpec, settings: AdmissionSettings
+) -> Json:
+    """Returns the JobSet or Job with everything in its pod templates that the gang's pods need.
 
     Args:
-        jobset: A JobSet that meets the release contract.
+        workload: A JobSet or Job that meets the release contract.
         policy_name: Name of the policy, for the pods' label.
         policy: Spec of the policy.
         settings: Settings of the operator's installation.
     """
-    made = copy.deepcopy(jobset)
+    made = copy.deepcopy(workload)
     members = gang(made, policy.training, Problems())
     process_count = sum(member.processes for member in members)
-    subdomain = (made["spec"].get("network") or {}).get("subdomain") or f"$({Env.JOBSET_NAME})"
+    identity, host_of_process_0 = _naming(made, members)
     offset = 0
     for member in members:
         constants = {
             Env.PROCESS_COUNT: process_count,
             Env.PROCESS_OFFSET: offset,
             Env.PODS_PER_JOB: member.pods_per_job,
-            Env.COORDINATOR_JOB: members[0].name,
+            **host_of_process_0,
             Env.COORDINATOR_PORT: policy.training.coordinator_port,
-            Env.SUBDOMAIN: subdomain,
             Env.POLICY: policy_name,
             Env.TOKEN_FILE: names.TOKEN_FILE,
             **_installation(settings),
             **_settings_of(policy, member),
         }
         # Identity first: $(NAME) in a value refers only to variables that come before it.
-        environment = [*_IDENTITY, *({"name": k, "value": str(v)} for k, v in constants.items())]
+        environment = [*identity, *({"name": k, "value": str(v)} for k, v in constants.items())]
         _inject_template(member, policy_name, environment)
         if policy.checkpoint.writer is SaveWriter.KEEPER:
             inject_keeper(member.template["spec"], member.container)
         offset += member.processes
     return made
+
+
+def _naming(workload: Json, members: list[TrainingJob]) -> tuple[list[Json], dict[str, object]]:
+    """Returns the variables that identify a pod, and those that name the host of process 0."""
+    if is_job(workload):
+        subdomain = members[0].template["spec"].get("subdomain")
+        return _OF_JOB, {Env.SUBDOMAIN: subdomain} if subdomain else {}
+    subdomain = (workload["spec"].get("network") or {}).get("subdomain") or f"$({Env.JOBSET_NAME})"
+    return _OF_JOBSET, {Env.COORDINATOR_JOB: members[0].name, Env.SUBDOMAIN: subdomain}
 
 
 def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
@@ -129,7 +149,7 @@ def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
 
 
 def is_injected(pod: Json) -> bool:
-    """Returns whether a container of the pod has the operator's URL, from the injection into its JobSet."""
+    """Returns whether a container of the pod has the operator's URL, from the injection into its workload."""
     containers: list[Json] = pod.get("spec", {}).get("containers") or []
     return any(v["name"] == Env.OPERATOR_URL for c in containers for v in c.get("env") or [])
 

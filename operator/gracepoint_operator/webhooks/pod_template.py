@@ -65,7 +65,7 @@ def _finds_names(member: TrainingJob, problems: Problems) -> None:
             f"{member.path}.template.spec.dnsPolicy",
             found=f"{pod['dnsPolicy']}, which beside hostNetwork means the node's own resolver",
             expected=f"{_CLUSTER_DNS}: process 0 and the operator are reached by their names in the cluster",
-            fix="Remove it",
+            fix=f"Write dnsPolicy: {_CLUSTER_DNS}",
         )
 
 

@@ -23,16 +23,18 @@ import dataclasses
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks.contract_parts import (
+    DEFAULT_GRACE_PERIOD_S,
+    DEFAULT_MAX_RESTARTS,
+    exit_codes,
+    expect,
+    put_pod_rules,
+    run_all_pods,
+)
+from gracepoint_operator.webhooks.job_contract import apply_job_contract
 from gracepoint_operator.webhooks.pod_template import check_template
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
-#: Seconds between SIGTERM and SIGKILL if the pod template sets none. The 30 s of Kubernetes are too short.
-DEFAULT_GRACE_PERIOD_S = 120
-#: Number of other failures after which a JobSet without a failure policy is restarted. If a node dies without notice,
-#: the processes on other nodes abort before the cause is known, and the job must not end because of that.
-DEFAULT_MAX_RESTARTS = 3
-#: The maximum in Kubernetes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
-MAX_POD_FAILURE_RULES = 20
 #: Name of our rule in the JobSet's failure policy. The name is reserved.
 RULE_NAME = "gracepoint_preemption"
 RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
@@ -58,14 +60,18 @@ class ContractViolation:
         return "; ".join(self.problems)
 
 
-def release_contract(jobset: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
-    """Applies the contract to a copy of ``jobset``, or returns what contradicts it."""
-    made = copy.deepcopy(jobset)
+def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
+    """Applies the contract to a copy of ``workload``, or returns what contradicts it. See ``job_contract`` for Jobs."""
+    made = copy.deepcopy(workload)
     problems = Problems()
     members = gang(made, policy.training, problems)
+    if is_job(made):
+        for member in members:
+            apply_job_contract(made, member, policy, problems)
+        return ContractViolation(tuple(problems)) if problems else Patched(made)
     for member in members:
         _fail_as_a_whole(member, policy, problems)
-        check_template(member, _codes(policy), problems)
+        check_template(member, exit_codes(policy), problems)
         _run_at_once(member, members, problems)
     _hostnames(made, problems)
     _restarts_elsewhere(made, problems)
@@ -86,20 +92,12 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
             fix="Write restartPolicy: Never",
         )
     else:
-        _expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
+        expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
     if pod.get("terminationGracePeriodSeconds") is None:
         pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
-    _expect(job, "backoffLimit", 0, path, "a replaced pod cannot join the running gang", problems)
-    _expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
-    if job.get("parallelism") is not None:
-        job.setdefault("completions", job["parallelism"])
-    if job.get("completions", 1) != job.get("parallelism", 1):
-        problems.add(
-            f"{path}.parallelism",
-            found=job.get("parallelism", "nothing, which means 1"),
-            expected=f"{job['completions']}, as completions says: all pods of a gang run at once",
-            fix="Set parallelism to the value of completions",
-        )
+    expect(job, "backoffLimit", 0, path, "a replaced pod cannot join the running gang", problems)
+    expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
+    run_all_pods(member, problems)
     if job.get("backoffLimitPerIndex") is not None:
         problems.add(
             f"{path}.backoffLimitPerIndex",
@@ -114,76 +112,27 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
             expected="Failed: Kubernetes allows no other beside a podFailurePolicy",
             fix="Remove it",
         )
-    _pod_failure_policy(member, policy, problems)
-
-
-def _expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
-    """Sets a field that is missing. Adds a problem if the field has another value."""
-    if spec.get(key) is None:
-        spec[key] = value
-    elif spec[key] != value:
-        problems.add(f"{path}.{key}", found=spec[key], expected=f"{value}: {why}", fix="Remove it")
-
-
-def _codes(policy: CheckpointPolicySpec) -> list[int]:
-    # Kubernetes requires them in ascending order.
-    return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
+    put_pod_rules(
+        member,
+        own_pod_rules(member, policy),
+        exit_codes(policy),
+        "FailJob: whoever leaves, the gang leaves as a whole and the JobSet restarts it",
+        problems,
+    )
 
 
 def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
     """Returns the contract's own rules in the podFailurePolicy of a Job of the gang."""
-    on_codes = {"containerName": member.container["name"], "operator": "In", "values": _codes(policy)}
+    on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
     return [
         {"action": "FailJob", "onExitCodes": on_codes},
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
 
 
-def _pod_failure_policy(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
-    codes, container = _codes(policy), member.container["name"]
-    ours = own_pod_rules(member, policy)
-    pod_failure_policy = member.job.setdefault("podFailurePolicy", {})
-    rules: list[Json] = pod_failure_policy.get("rules") or []
-    for i, rule in enumerate(rules):
-        if rule.get("action") != "FailJob" and _is_about_leaving(rule, codes, container):
-            problems.add(
-                f"{member.path}.podFailurePolicy.rules[{i}].action",
-                found=f"{rule.get('action')} for {_subject(rule)}",
-                expected="FailJob: whoever leaves, the gang leaves as a whole and the JobSet restarts it",
-                fix="Remove the rule",
-            )
-    # The first rule that matches is applied, so ours come first. The user's rules apply to other failures.
-    theirs = [rule for rule in rules if rule not in ours]
-    pod_failure_policy["rules"] = ours + theirs
-    if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
-        problems.add(
-            f"{member.path}.podFailurePolicy.rules",
-            found=f"{len(theirs)} rules",
-            expected=f"at most {MAX_POD_FAILURE_RULES - len(ours)} beside ours, as Kubernetes takes no more",
-            fix="Remove some, or put their exit codes together",
-        )
-
-
-def _is_about_leaving(rule: Json, codes: list[int], container: str) -> bool:
-    """Returns whether a user's rule names the same exit codes or condition as our rules.
-
-    A NotIn rule names no code, so our rules may come before it.
-    """
-    on_codes: Json = rule.get("onExitCodes") or {}
-    named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(codes)
-    if named and on_codes.get("containerName") in (None, container):
-        return True
-    conditions: list[Json] = rule.get("onPodConditions") or []
-    return any(c.get("type") == "DisruptionTarget" and c.get("status", "True") == "True" for c in conditions)
-
-
-def _subject(rule: Json) -> str:
-    return f"exit codes {rule['onExitCodes']['values']}" if rule.get("onExitCodes") else "DisruptionTarget"
-
-
 def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: CheckpointPolicySpec) -> None:
     """Puts our rule before the user's rules, because the first rule that matches is executed."""
-    codes = "|".join(map(str, _codes(policy)))
+    codes = "|".join(map(str, exit_codes(policy)))
     rule: dict[str, Any] = {
         "name": RULE_NAME,
         "action": RULE_ACTION,

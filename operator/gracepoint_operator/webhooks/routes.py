@@ -10,6 +10,7 @@ request for any other path is refused before its body is read.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
@@ -30,14 +31,17 @@ from gracepoint_operator.webhooks.admission_review import (
     unknown,
 )
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
-from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_jobset, is_injected, refresh_pod
+from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
+from gracepoint_operator.webhooks.kept_fields import keep_fields
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
-from gracepoint_operator.webhooks.training_jobs import Json
+from gracepoint_operator.webhooks.training_jobs import Json, is_job
 
 PATH_JOBSETS = "/mutate/jobsets"
+PATH_JOBS = "/mutate/jobs"
+PATH_TRAINJOBS = "/mutate/trainjobs"
 PATH_PODS = "/mutate/pods"
 PATH_EVICTIONS = "/validate/evictions"
 
@@ -96,7 +100,7 @@ def path_of(webhook: str, token: str) -> str:
     the other paths can be computed from one path.
 
     Args:
-        webhook: ``PATH_JOBSETS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
+        webhook: ``PATH_JOBSETS``, ``PATH_JOBS``, ``PATH_TRAINJOBS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
         token: The secret that the chart makes. The chart computes the paths in the same way.
     """
     return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
@@ -138,15 +142,23 @@ def add_routes(
         raise web.HTTPNotFound
 
     add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
-    add(PATH_JOBSETS, mutate_jobset, _LARGEST_OBJECT_BYTES)
+    add(PATH_JOBSETS, mutate_workload, _LARGEST_OBJECT_BYTES)
+    add(PATH_JOBS, mutate_workload, _LARGEST_OBJECT_BYTES)
+    add(PATH_TRAINJOBS, mutate_trainjob, _LARGEST_OBJECT_BYTES)
     add(PATH_PODS, mutate_pods, _LARGEST_OBJECT_BYTES)
     app.router.add_route("*", "/{path:.*}", nobody)
 
 
-async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """A JobSet is created: applies the release contract and the injection."""
+async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A JobSet or Job is created: applies the release contract and the injection.
+
+    A JobSet is updated: what it got at its creation stays.
+    """
+    if request.old is not None:
+        return _updated(request, request.old)
     if LABEL_POLICY not in request.labels:
         return allowed(request, request.object)
+    kind = "Job" if is_job(request.object) else "JobSet"
     name = request.labels[LABEL_POLICY]
     where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
     try:
@@ -160,18 +172,19 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
         return refused(
             request,
             f"{where}, expected the name of a CheckpointPolicy in the namespace {request.namespace!r}. "
-            "Create the policy first, correct the label, or remove it to run the JobSet without Gracepoint",
+            "Create the policy first, correct the label, "
+            f"or remove it to run the {kind} without Gracepoint",
         )
     try:
         result = release_contract(request.object, policy.spec)
         if isinstance(result, ContractViolation):
-            logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, result.message)
+            logger.info("%s in %s refused under policy %s: %s", kind, request.namespace, name, result.message)
             return refused(request, result.message)
         why, unserved = await _unserved(result.object, policy, context)
         if why is not None:
-            logger.info("JobSet in %s refused under policy %s: %s", request.namespace, name, why)
+            logger.info("%s in %s refused under policy %s: %s", kind, request.namespace, name, why)
             return refused(request, why)
-        made = inject_jobset(result.object, name, policy.spec, context.settings)
+        made = inject_workload(result.object, name, policy.spec, context.settings)
         warnings = [
             *unserved,
             *not_understood(policy),
@@ -181,12 +194,40 @@ async def mutate_jobset(request: AdmissionRequest, context: AdmissionContext) ->
         return allowed(request, shown(request.object, made, policy), warnings)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
+        logger.warning("%s in %s cannot be read", kind, request.namespace, exc_info=True)
+        return refused(request, f"spec: found parts that are not of {kind}'s schema ({said(error)}). Correct them")
+
+
+def _updated(request: AdmissionRequest, old: Json) -> Json:
+    try:
+        made, given_up = keep_fields(old, request.object)
+    except CAUSES:
+        # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
-        return refused(request, f"spec: found parts that are not of JobSet's schema ({said(error)}). Correct them")
+        return allowed(request, request.object)
+    warnings = [
+        f"{path}: Gracepoint keeps the value of the JobSet's creation, as the field is immutable" for path in given_up
+    ]
+    return allowed(request, made, warnings)
+
+
+async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
+    name, made = request.labels.get(LABEL_POLICY), copy.deepcopy(request.object)
+    try:
+        if name is not None:
+            labels = made["spec"].setdefault("labels", {})
+            labels.setdefault(LABEL_POLICY, name)
+    except CAUSES:
+        logger.warning("TrainJob in %s cannot be read", request.namespace, exc_info=True)
+        made = request.object
+    return allowed(request, made)
 
 
 async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
     """Returns why the installed JobSet API cannot keep the contract, or None; and warnings."""
+    if is_job(jobset):
+        return None, []  # Kubernetes itself serves all that its contract needs
     try:
         found = await context.installed_workload_api()
         if found != InstalledApi():

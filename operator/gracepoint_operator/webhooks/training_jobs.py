@@ -1,4 +1,4 @@
-"""Which replicatedJobs of a JobSet form the gang, in the order of their processes. Pure."""
+"""Which Jobs of a workload form the gang, in the order of their processes: a JobSet's, or the workload itself. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Problems(list[str]):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingJob:
-    """One replicatedJob of the gang. The dicts are parts of the JobSet: a change to them changes the JobSet."""
+    """One replicatedJob of the gang, or the Job. The dicts are parts of the workload: a change to them changes it."""
 
-    path: str  # spec.replicatedJobs[i].template.spec
-    name: str
+    path: str  # spec.replicatedJobs[i].template.spec, or spec
+    name: str  # of the replicatedJob; empty for a Job
     replicas: int
     job: Json  # the Job's spec
     template: Json  # its pod template
@@ -39,8 +39,20 @@ class TrainingJob:
         return self.replicas * self.pods_per_job
 
 
-def gang(jobset: Json, training: Training, problems: Problems) -> list[TrainingJob]:
-    """Returns the members in the order of the JobSet, which is the order of the process ids."""
+def is_job(workload: Json) -> bool:
+    """Returns whether it is a Job. Otherwise it is a JobSet."""
+    return workload.get("kind") == "Job"
+
+
+def gang(workload: Json, training: Training, problems: Problems) -> list[TrainingJob]:
+    """Returns the members in the order of the process ids: those of a JobSet in its order, or the Job itself."""
+    if is_job(workload):
+        member = _of_spec("spec", "", 1, workload.setdefault("spec", {}), training, problems)
+        return [] if member is None else [member]
+    return _of_jobset(workload, training, problems)
+
+
+def _of_jobset(jobset: Json, training: Training, problems: Problems) -> list[TrainingJob]:
     jobs: list[Json] = jobset.get("spec", {}).get("replicatedJobs") or []
     names = [job.get("name", "") for job in jobs]
     for missing in sorted(set(training.replicated_jobs) - set(names)):
@@ -69,20 +81,32 @@ def _member(index: int, job: Json, training: Training, problems: Problems) -> Tr
         )
         return None
     spec = job.setdefault("template", {}).setdefault("spec", {})
+    return _of_spec(
+        f"{path}.template.spec", job["name"], replicas, spec, training, problems, tuple(job.get("dependsOn") or ())
+    )
+
+
+def _of_spec(
+    path: str,
+    name: str,
+    replicas: int,
+    spec: Json,
+    training: Training,
+    problems: Problems,
+    depends_on: tuple[Json, ...] = (),
+) -> TrainingJob | None:
     template = spec.setdefault("template", {})
     containers: list[Json] = template.setdefault("spec", {}).get("containers") or []
-    path = f"{path}.template.spec"
     names = [container.get("name") for container in containers]
     for container in containers:
         if container.get("name") == training.container or not training.container:
-            depends_on = tuple(job.get("dependsOn") or ())
-            return TrainingJob(path, job["name"], replicas, spec, template, container, depends_on)
+            return TrainingJob(path, name, replicas, spec, template, container, depends_on)
     problems.add(
         f"{path}.template.spec.containers",
         found=names,
         expected=f"the container {training.container!r} of the policy's spec.training.container"
         if training.container
         else "at least one container",
-        fix="Correct the name in the JobSet or in the policy",
+        fix="Correct the name in the manifest or in the policy",
     )
     return None

@@ -1,4 +1,4 @@
-"""Workloads: the objects that run gangs, each kind behind one protocol. JobSet is the only kind today.
+"""Workloads: the objects that run gangs, each kind behind one protocol.
 
 ``cache``, ``channel``, ``recording``, ``decisions`` and ``model`` call it to read workloads and their pods. It calls
 ``kube`` alone, and is pure.
@@ -9,7 +9,8 @@ from gracepoint_operator.workloads.registry import (
     ANY_PLURAL,
     BY_NAME,
     BY_PLACE,
-    MEMBER_LABEL,
+    JOB_LABEL,
+    POD_LABEL,
     REASON_DELETED,
     REASON_FINISHED,
     TYPES,
@@ -23,7 +24,8 @@ __all__ = [
     "ANY_PLURAL",
     "BY_NAME",
     "BY_PLACE",
-    "MEMBER_LABEL",
+    "JOB_LABEL",
+    "POD_LABEL",
     "REASON_DELETED",
     "REASON_FINISHED",
     "TYPES",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator.kube.fields import label_number, optional_number, read_labels, text, true_conditions
+from gracepoint_operator.kube.fields import label_number, optional_number, owner_uid, read_labels, text, true_conditions
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.unreadable import reading
@@ -22,7 +22,8 @@ class JobSetType:
 
     name = "JobSet"
     kind = JOBSETS
-    member_label = names.JOBSET_LABEL_UID
+    selector = names.LABEL_POLICY
+    makes_jobs = True
 
     def read(self, body: Mapping[str, Any]) -> Workload:
         with reading("a JobSet"):
@@ -38,6 +39,7 @@ class JobSetType:
                 deleted="deletionTimestamp" in meta,
                 finished=bool(_FINISHED & true_conditions(status).keys()) or bool(status.get("terminalState")),
                 injected=any(names.LABEL_POLICY in labels for labels in _pod_labels(replicated_jobs)),
+                owner_uid=owner_uid(meta),
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:

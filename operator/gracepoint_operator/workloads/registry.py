@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gracepoint.wire import names
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.fields import read_labels
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership, Pod
 from gracepoint_operator.unreadable import reading
 from gracepoint_operator.workloads import workload
+from gracepoint_operator.workloads.job import JobType
 from gracepoint_operator.workloads.jobset import JobSetType
 from gracepoint_operator.workloads.workload import Job, WorkloadType
 
 _JOBSET = JobSetType()
-TYPES: tuple[WorkloadType, ...] = (_JOBSET,)
+TYPES: tuple[WorkloadType, ...] = (_JOBSET, JobType())
 #: The types by where their objects are in the API.
 BY_PLACE: dict[Kind, WorkloadType] = {known.kind: known for known in TYPES}
 #: The types by the names of their kinds.
 BY_NAME: dict[str, WorkloadType] = {known.name: known for known in TYPES}
 
-#: The label by which Jobs and pods are watched.
-MEMBER_LABEL = _JOBSET.member_label
+#: The label by which the Jobs are watched that workloads make.
+JOB_LABEL = names.JOBSET_LABEL_UID
+#: The label by which pods are watched. The webhook writes it into the pod templates of a gang.
+POD_LABEL = names.LABEL_POLICY
 #: What messages call a workload whose kind is not known, and several workloads.
 ANY_NAME = " or ".join(BY_NAME)
 ANY_PLURAL = " and ".join(f"{name}s" for name in BY_NAME)

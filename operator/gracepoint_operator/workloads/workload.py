@@ -1,7 +1,7 @@
 """What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
 
-A workload is the object that a user creates to run a gang: today a JobSet. The rest of the operator uses the values
-here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a kind.
+A workload is the object that a user creates to run a gang: a JobSet, or a Job by itself. The rest of the operator uses
+the values here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a kind.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Workload(WorkloadIdentity):
         deleted: Whether it is being deleted.
         finished: Whether it has ended.
         injected: Whether the webhook changed it when it was created, so that its pods know the operator.
+        owner_uid: UID of the object that controls it, such as a TrainJob. Empty if there is none.
+        job: The Job that the workload itself is. None if it makes Jobs.
     """
 
     policy: str
@@ -49,6 +51,13 @@ class Workload(WorkloadIdentity):
     deleted: bool
     finished: bool
     injected: bool
+    owner_uid: str = ""
+    job: Job | None = None
+
+    @property
+    def queued_as(self) -> tuple[str, ...]:
+        """UIDs of the objects to which Kueue's Workload of it may belong: itself, or what controls it."""
+        return (self.uid, self.owner_uid) if self.owner_uid else (self.uid,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,13 +83,14 @@ class Job:
 class WorkloadType(Protocol):
     """One kind of workload: where its objects are, and how they and the labels of their pods are read.
 
-    An implementation is pure. Callers watch ``kind`` with the label of the policy, and Jobs and pods with
-    ``member_label``. To look afresh, they read the object of ``kind`` and the Jobs of its pods.
+    An implementation is pure. Callers watch ``kind`` with ``selector``, and the pods with the label of the policy. To
+    look afresh, they read the object of ``kind``, and the Jobs of its pods if it makes Jobs.
 
     Attributes:
         name: The kind in the API, as users and owner references write it.
         kind: Where the objects are in the API.
-        member_label: The label that every Job and pod of such a workload has.
+        selector: The label selector with which the objects are watched.
+        makes_jobs: False if such a workload is itself the Job of its pods.
     """
 
     @property
@@ -90,7 +100,10 @@ class WorkloadType(Protocol):
     def kind(self) -> Kind: ...
 
     @property
-    def member_label(self) -> str: ...
+    def selector(self) -> str: ...
+
+    @property
+    def makes_jobs(self) -> bool: ...
 
     def read(self, body: Mapping[str, Any]) -> Workload:
         """Reads an object as the API server gives it.

@@ -5,6 +5,7 @@ One thread owns a ``PathSaves``. ``after_commit`` runs in the thread of the save
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from gracepoint.checkpoint.format.layout import Layout
@@ -19,7 +20,10 @@ from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.sync_fn_barrier import SyncFnBarrier
 from gracepoint.checkpoint.steps import cleanup
 from gracepoint.checkpoint.storage.storage_path import UserPath
+from gracepoint.errors import BarrierError
 from gracepoint.multihost.utilities import BarrierSyncFn
+
+logger = logging.getLogger(__name__)
 
 
 class PathSaves:
@@ -52,6 +56,7 @@ class PathSaves:
         self._handlers = handlers
         self._clock = clock
         self._joined: JoinedGroup | None = None
+        self._retired = 0  # keys are removed up to this save; used in the thread of the save that was committed last
         self.executor: SaveExecutor | None = None
 
     def join(self) -> tuple[JoinedGroup, SaveExecutor]:
@@ -118,3 +123,17 @@ class PathSaves:
             )
         if joined.gang.process_index == 0:
             cleanup.tidy_beside(save.temporary, paths)
+        self._retire(save, joined)
+
+    def _retire(self, save: SaveOperation, joined: JoinedGroup) -> None:
+        """Removes the keys of saves that all processes have left.
+
+        Each process waits for its save before it begins the next. So when this save is committed, all have left the one
+        before. The keys of that one stay, as its thread may still be ending if it was stopped.
+        """
+        try:
+            while self._retired < save.temporary.ordinal - 2:
+                self._retired += 1
+                joined.gang.retire(f"checkpoint/{joined.attempt}/save/{self._retired}")
+        except BarrierError as error:
+            logger.warning("the keys of an earlier save are not removed: %s", error)

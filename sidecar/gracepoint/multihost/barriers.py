@@ -37,6 +37,7 @@ from typing import Any
 from gracepoint.errors import BarrierReused, BarrierTimeout
 from gracepoint.multihost import turns
 from gracepoint.multihost.arrivals import PLAIN
+from gracepoint.multihost.deciding import may_decide
 from gracepoint.multihost.naming import group_name, named
 from gracepoint.multihost.released import read_released, released_value
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
@@ -153,6 +154,11 @@ class StoreGang:
         """As ``ProcessGroup.decide``."""
         decided: str = self._release(key, {"by": self._process_index, "result": value})["result"]
         return decided
+
+    def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
+        """As ``ProcessGroup.decide_in_turn``."""
+        decided = may_decide(self._store, key, self._process_index, self._release, timeout_s)
+        return self.decide(key, find()) if decided is None else str(decided["result"])
 
     def leave(self, folder: str) -> None:
         """As ``ProcessGroup.leave``."""

@@ -79,6 +79,7 @@ class StallWatch:
         self._others_s = others_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
         self._detector = StallDetector(limit_s, self._look_every_s)
+        self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
         self._stopped = threading.Event()
         self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
         self._told: set[str] = set()  # parts of which this process told the operator

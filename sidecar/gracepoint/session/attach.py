@@ -40,6 +40,7 @@ def attach(
     margin: float | None = None,
     head_start_s: float | None = None,
     metadata: str | None = None,
+    gce_notice_s: float | None = None,
     host_memory_limit_bytes: int | None = None,
     writer: str | None = None,
     stall_after_s: float | None = None,
@@ -70,6 +71,8 @@ def attach(
             s) are acted upon at once. 0: the prediction alone counts.
         metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
             commas, or ``auto``.
+        gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
+            metadata server does not tell it. 0: they have none.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
             free.
         writer: Who writes saves: ``thread`` of this process; ``worker``, a process that finishes them even if this one
@@ -106,6 +109,7 @@ def attach(
         margin=margin,
         head_start_s=head_start_s,
         metadata=metadata,
+        gce_notice_s=gce_notice_s,
         host_memory_limit_bytes=host_memory_limit_bytes,
         writer=writer,
         stall_after_s=stall_after_s,

@@ -9,8 +9,8 @@ from __future__ import annotations
 GROUP = "gracepoint.dev"
 API_VERSION = "v1alpha1"
 
-#: Label on a JobSet that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The operator's
-#: webhook copies it to the pods when the JobSet is created.
+#: Label on a JobSet or Job that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The
+#: operator's webhook copies it to the pods when the workload is created.
 LABEL_POLICY = "gracepoint.dev/policy"
 
 #: Audience of the projected service-account token by which a pod identifies itself.
@@ -75,7 +75,9 @@ class Env:
     PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
     PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
     PODS_PER_JOB = "GRACEPOINT_PODS_PER_JOB"
-    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>
+    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>. In a Job by itself,
+    # JOBSET_NAME and JOBSET_UID are those of the Job, COORDINATOR_JOB and REPLICATED_JOB are absent, and process 0
+    # listens at <JOBSET_NAME>-0.<SUBDOMAIN>:<COORDINATOR_PORT>.
     COORDINATOR_JOB = "GRACEPOINT_COORDINATOR_JOB"
     COORDINATOR_PORT = "GRACEPOINT_COORDINATOR_PORT"
     SUBDOMAIN = "GRACEPOINT_SUBDOMAIN"
@@ -85,6 +87,7 @@ class Env:
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
     # What else is watched.
     METADATA = "GRACEPOINT_METADATA"  # some of METADATA_CLOUDS, separated by commas; or METADATA_AUTO
+    GCE_NOTICE_S = "GRACEPOINT_GCE_NOTICE_S"  # seconds of the instance's preemptionNoticeDuration
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps

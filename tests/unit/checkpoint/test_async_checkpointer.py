@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from gracepoint.errors import (
     SaveFailed,
     SettingsError,
 )
+from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -421,6 +423,22 @@ def test_orbaxs_second_argument_is_the_timeout_and_a_handler_is_refused() -> Non
 
 
 # Several processes.
+
+
+def test_keys_in_the_store_do_not_grow_with_saves(tmp_path: Path) -> None:
+    store = InMemoryStore()
+
+    def run(process: int) -> None:
+        with AsyncCheckpointer(
+            gang=StoreGang(store, process, 2), post_finalization_callback=lambda: None
+        ) as checkpointer:
+            for number in range(8):
+                checkpointer.save(tmp_path / str(number), small_state(number))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, range(2), timeout=60))
+    saves = {key.split("/")[2] for key in store.list("checkpoint") if key.split("/")[1] == "save"}
+    assert saves <= {"7", "8"}
 
 
 def test_several_that_are_alive_at_once_never_meet_each_others_keys(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from demo.narrator import Narrator
 from demo.story import Result, broken_promises
-from demo.timeline import STAGES, Stage
+from demo.timeline import Stage
+from gracepoint_cli.timeline.stages import STAGES
 
 HELD = Result(
     phase="Committed",

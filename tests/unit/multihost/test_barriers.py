@@ -465,3 +465,45 @@ def test_a_key_below_another_barriers_key_is_not_removed_with_it(below: str) -> 
         functools.partial(one.gather, "g", "a", timeout_s=20), functools.partial(other.gather, "g", "b", timeout_s=20)
     )
     assert one.broadcast(f"g/{below}", None, timeout_s=1, source=1) == "stays"
+
+
+def test_one_process_looks_and_decides_for_all() -> None:
+    store, looks, waits = InMemoryStore(), list[int](), threading.Event()
+    found: dict[int, str] = {}
+
+    def run(index: int) -> None:
+        def find() -> str:
+            looks.append(index)
+            assert waits.wait(60)
+            return f"found by {index}"
+
+        found[index] = StoreGang(store, index, 4).decide_in_turn("d", find, timeout_s=60)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    waits.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(looks) == 1
+    assert found == dict.fromkeys(range(4), f"found by {looks[0]}")
+
+
+def test_the_next_process_looks_if_the_first_has_died() -> None:
+    first, second, third = (StoreGang(store, index, 3) for store in [InMemoryStore()] for index in range(3))
+
+    def dies() -> str:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        first.decide_in_turn("d", dies, timeout_s=60)
+    assert second.decide_in_turn("d", lambda: "from 1", timeout_s=0.01) == "from 1"
+    assert third.decide_in_turn("d", dies, timeout_s=60) == "from 1"
+
+
+def test_all_processes_look_if_several_hang() -> None:
+    store = InMemoryStore()
+    for index in range(3):
+        with pytest.raises(OSError, match="hangs"):
+            StoreGang(store, index, 5).decide_in_turn("d", lambda: (_ for _ in ()).throw(OSError("hangs")), timeout_s=0)
+    assert StoreGang(store, 3, 5).decide_in_turn("d", lambda: "from 3", timeout_s=0.01) == "from 3"

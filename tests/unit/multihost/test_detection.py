@@ -47,6 +47,18 @@ def test_an_injected_pod_needs_nothing_else() -> None:
     assert detect(INJECTED, {}, Place()) == Place("gpt-leader-0-0.net:9000", 8, 2 + 1 * 3 + 2)
 
 
+def test_an_injected_pod_of_a_job_alone_needs_nothing_else() -> None:
+    environ = {
+        Env.JOBSET_NAME: "gpt",
+        Env.PROCESS_COUNT: "4",
+        Env.PODS_PER_JOB: "4",
+        "JOB_COMPLETION_INDEX": "3",
+        Env.COORDINATOR_PORT: "9000",
+        Env.SUBDOMAIN: "net",
+    }
+    assert detect(environ, {}, Place()) == Place("gpt-0.net:9000", 4, 3)
+
+
 def test_labels_alone_give_a_pod_its_index(labels: dict[str, str]) -> None:
     assert detect({}, labels, Place(num_processes=4)) == Place("gpt-workers-0-0.gpt:8476", 4, 3)
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gracepoint.multihost import InMemoryStore
 from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Ended, Entry, Finished, NoticeEntry, StartEntry
+from gracepoint.multihost.entries import Ended, Entry, Failed, Finished, NoticeEntry, StartEntry
 from gracepoint.multihost.ledger import Epoch
 from gracepoint.multihost.protocol import Member, Seat, Verdict, join_marks
 from gracepoint.multihost.store import KeyExists
@@ -257,3 +257,24 @@ def test_epoch_starts_when_a_standing_notice_is_due(
     member.look(start_in_s, time_left_s=30.0)
     rung = [entry for _, entry in iter(bell.try_next, None)]
     assert [type(entry) for entry in rung] == ([StartEntry] if starts else [])
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rung"),
+    [
+        pytest.param(0.1, [], id="there is time left"),
+        pytest.param(0.0, [Failed], id="the time is just over"),
+        pytest.param(-0.1, [Failed], id="the time is over"),
+    ],
+)
+def test_an_epoch_is_given_up_when_its_time_is_over(left_s: float, rung: list[type[Entry]]) -> None:
+    store = InMemoryStore()
+    bell = Bell(store)
+    member = Member(store, bell, 0, 2, lambda event: None, lambda: (0, False))  # process 1 says nothing
+    for entry in (NOTICE, StartEntry(0, 0, 0, 0)):
+        bell.ring(entry)
+        while (found := bell.try_next()) is not None:
+            for _ in member.hear(*found):
+                pass
+    member.look(0.0, time_left_s=left_s)
+    assert [type(entry) for _, entry in iter(bell.try_next, None)] == rung

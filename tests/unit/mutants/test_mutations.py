@@ -70,6 +70,12 @@ def test_constants_of_a_module_are_not_changed_and_those_in_functions_are() -> N
     ] == ["A.f: return 3 => return 4"]
 
 
+def test_what_a_function_returns_as_a_truth_value_is_negated() -> None:
+    source = "def f(a){}:\n    def g(a):\n        return a.b()\n\n    return a.b()\n"
+    assert [mutant.name for mutant in mutants(source.format(" -> bool"))] == ["f: return a.b() => return not a.b()"]
+    assert mutants(source.format("")) == []
+
+
 def test_mutant_changes_that_line_also_after_multibyte_characters() -> None:
     source = 'def f(a):\n    """Größe."""\n    x = "ü" if a < 1 else "ö"\n    return x\n'
     found = {mutant.after: mutant.source for mutant in mutants(source)}
@@ -104,6 +110,12 @@ def test_what_no_test_noticed_once_is_always_tried() -> None:
     some = {mutant.name for mutant in sample(module, 10, 0)}
     assert some > set(module.once_unnoticed)
     assert len(some) == 10 + len(module.once_unnoticed)
+
+
+def test_a_known_mutant_whose_line_has_changed_is_told_and_left_out() -> None:
+    module = Judged(LEASE, (), {}, ["claim: a line of the past => pass"])
+    assert module.changed() == ["claim: a line of the past => pass"]
+    assert sample(module, 0, 0) == []
 
 
 def test_equivalent_mutants_are_skipped_and_missing_ones_are_errors() -> None:

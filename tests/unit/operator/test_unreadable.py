@@ -33,6 +33,7 @@ from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import read_job, read_pod
+from gracepoint_operator.workloads.job import LONE_JOBS, JobType
 from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
 from tests.hypothesis_profiles import examples
 from tests.unit.operator.fakes import objects
@@ -114,6 +115,7 @@ VALID: dict[kinds.Kind, tuple[Body, ...]] = {
     kinds.PODS: (objects.pod(disruption="EvictionByEvictionAPI", deleting_at=objects.NOW),),
     kinds.JOBS: (objects.job(condition="Failed"),),
     JOBSETS: (objects.jobset(), objects.jobset(finished="Completed")),
+    LONE_JOBS: (objects.lone_job(), objects.lone_job(condition="Complete")),
     kinds.POLICIES: (objects.policy(mode="Drill", deadline={"margin": 2}),),
     kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"), objects.request()),
 }
@@ -122,6 +124,7 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "pod": (read_pod, kinds.PODS),
     "job": (read_job, kinds.JOBS),
     "jobset": (JobSetType().read, JOBSETS),
+    "lone job": (JobType().read, LONE_JOBS),
     "policy": (CheckpointPolicy.of, kinds.POLICIES),
     "preemption": (PreemptionRecord.of, kinds.PREEMPTIONS),
     "request": (Asked.of, kinds.PREEMPTIONS),
@@ -311,7 +314,7 @@ async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.
             continue
         request = AdmissionRequest("u", "n", body, "x", dry_run=False)
         for answer in (
-            await routes.mutate_jobset(request, Operator()),
+            await routes.mutate_workload(request, Operator()),
             routes.mutate_pod(request, Operator()),
             await routes.validate_eviction(request, Operator()),
         ):

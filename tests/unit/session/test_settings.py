@@ -44,6 +44,12 @@ def test_the_coordinator_is_the_first_pod_of_the_coordinator_job() -> None:
     assert Settings.from_environment(POD).coordinator_address == "gpt-workers-0-0.gpt:8476"
 
 
+def test_the_coordinator_of_a_job_alone_is_its_first_pod() -> None:
+    of_jobset = (Env.COORDINATOR_JOB, Env.REPLICATED_JOB, Env.JOB_INDEX, Env.RESTART_ATTEMPT)
+    pod = {name: value for name, value in POD.items() if name not in of_jobset}
+    assert Settings.from_environment(pod).coordinator_address == "gpt-0.gpt:8476"
+
+
 def test_a_gang_of_one_needs_nothing_else() -> None:
     assert Settings.from_environment({Env.PROCESS_COUNT: "1"}).process_id == 0
 

@@ -15,6 +15,8 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.format.pytree import STRING, Leaf
 
 _NO_CUSTOM_METADATA = b"null}"
+# The devices of larger meshes are not listed, as every array would list them all. Orbax then takes ``jax.devices()``.
+_LISTED_DEVICES = 1024
 
 
 def metadata_files(
@@ -59,11 +61,14 @@ def array_metadata(leaves: Sequence[Leaf]) -> bytes:
 
 def sharding(leaves: Sequence[Leaf]) -> bytes:
     """Returns the shardings of all arrays as JSON, by their encoded names."""
-    found = {
-        base64.urlsafe_b64encode(leaf.name.encode()).decode(): text
-        for leaf in leaves
-        if isinstance(leaf.data, jax.Array) and (text := _sharding_json(leaf.data.sharding))
-    }
+    texts: dict[Any, str | None] = {}  # by sharding, which many leaves have in common
+    found = {}
+    for leaf in leaves:
+        if isinstance(leaf.data, jax.Array):
+            if leaf.data.sharding not in texts:
+                texts[leaf.data.sharding] = _sharding_json(leaf.data.sharding)
+            if text := texts[leaf.data.sharding]:
+                found[base64.urlsafe_b64encode(leaf.name.encode()).decode()] = text
     return json.dumps(found).encode()
 
 
@@ -118,7 +123,10 @@ def _sharding_json(sharding: Any) -> str | None:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     mesh = sharding.mesh
-    ids = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
+    devices = {}
+    if mesh.size <= _LISTED_DEVICES:
+        ids = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
+        devices["device_mesh"] = {"mesh": _devices(ids)}
     return json.dumps(
         {
             "sharding_type": "NamedSharding",
@@ -126,7 +134,7 @@ def _sharding_json(sharding: Any) -> str | None:
             "axis_names": list(mesh.axis_names),
             "axis_types": [str(axis_type) for axis_type in mesh.axis_types],
             "partition_spec": list(sharding.spec),
-            "device_mesh": {"mesh": _devices(ids)},
+            **devices,
         }
     )
 

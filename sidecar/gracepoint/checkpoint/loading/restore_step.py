@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
+from gracepoint.checkpoint.loading.reading_together import read_together
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
@@ -33,19 +31,10 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
-    from_word,
-    to_word,
 )
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-# Kinds of errors (``errors.to_word``) for which an older step is read.
-_DAMAGE = ("corrupt", "not found")
-# All other kinds end the restore. If the processes report different kinds, the first in this order is raised in all.
-_RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,47 +200,6 @@ def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
         why = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
         raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {why}")
     return dataclasses.replace(listing, steps=(step,), refused=())
-
-
-def read_together(
-    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
-) -> tuple[Result | None, str]:
-    """Calls ``read`` in every process, and exchanges the outcomes.
-
-    Returns:
-        The result and an empty text. If some process found damage, None and a description of the damage, in all
-        processes.
-
-    Raises:
-        CheckpointMismatch: ``read`` raised this error in some process; says what each process reported.
-        CheckpointTooNew: ``read`` raised this error in some process.
-        CheckpointRefused: ``read`` raised this error in some process.
-        InvalidSharding: ``read`` raised this error in some process.
-        CheckpointError: ``read`` raised another error that is not damage.
-    """
-    failure: Exception | None = None
-    result = None
-    metrics.tell_restore_started()
-    began_s = time.monotonic()
-    try:
-        result = read()
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
-        failure = error
-    mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
-    answers = gang.gather(key, mine, timeout_s=deadline.remaining_s())
-    failures: dict[str, list[str]] = {}  # the reports of the processes, by kind of error
-    for process, answer in enumerate(map(json.loads, answers)):
-        if answer:
-            word, text = answer
-            who = "" if gang.process_count == 1 else f"process {process}: "
-            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the message below names it
-    damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
-    for word in sorted(failures, key=_RAISED_FIRST.index):
-        raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
-    if damage:
-        return None, "; ".join(damage)
-    metrics.tell_restored(time.monotonic() - began_s)
-    return result, ""
 
 
 def read_step(

@@ -17,6 +17,8 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
+# Processes that are told of, so that the answer stays small in a large gang.
+_SHOWN = 64
 # How long to wait for the other processes to reach this point: their first step may take that much longer.
 _MEETING_TIMEOUT_S = 900.0
 
@@ -62,15 +64,27 @@ def check_fits(
         BarrierError: Another process did not arrive in time, or has failed.
     """
     here = gang.process_index
-    words = gang.gather(f"{key}/needed", json.dumps([needed_bytes, limit_bytes]), timeout_s=_MEETING_TIMEOUT_S)
+    gang.barrier(f"{key}/needed", timeout_s=_MEETING_TIMEOUT_S)  # all have released what they held
+    mine = json.dumps([needed_bytes, limit_bytes, dict(left())])
+    problems = json.loads(gang.reduce(f"{key}/left", mine, _problems, timeout_s=_MEETING_TIMEOUT_S))
+    if problems:
+        process, size_bytes, problem = next((found for found in problems if found[0] == here), problems[0])
+        where = "this process" if process == here else f"process {process}"
+        raise CheckpointError(
+            f"a save in the background needs {size_bytes} bytes of host memory in {where} for a snapshot of "
+            f"its part of the state, and {problem}: {_WHAT_TO_DO}"
+        )
+
+
+def _problems(words: list[str]) -> str:
+    """Returns the first processes whose snapshots do not fit, each with its need and the reason, as JSON."""
     needs = [json.loads(word) for word in words]
-    found = gang.gather(f"{key}/left", json.dumps(dict(left())), timeout_s=_MEETING_TIMEOUT_S)
     pools: dict[str, dict[int, int]] = {}  # by pool: the available bytes that each process has seen
-    for process, word in enumerate(found):
-        for pool, left_bytes in json.loads(word).items():
+    for process, (_, _, left) in enumerate(needs):
+        for pool, left_bytes in left.items():
             pools.setdefault(pool, {})[process] = left_bytes
     problems: dict[int, str] = {}
-    for process, (size_bytes, most_bytes) in enumerate(needs):
+    for process, (size_bytes, most_bytes, _) in enumerate(needs):
         if most_bytes is not None and size_bytes > most_bytes:
             problems[process] = f"host_memory_limit_bytes allows {most_bytes}"
     for seen in pools.values():
@@ -81,10 +95,5 @@ def check_fits(
         alone = f"this process can still have {left_bytes}"
         shared = f"processes {others} share a machine or container, need {together_bytes} and can have {left_bytes}"
         problems |= dict.fromkeys(seen, alone if len(seen) == 1 else shared)
-    if problems:
-        process = here if here in problems else min(problems)
-        where = "this process" if process == here else f"process {process}"
-        raise CheckpointError(
-            f"a save in the background needs {needs[process][0]} bytes of host memory in {where} for a snapshot of "
-            f"its part of the state, and {problems[process]}: {_WHAT_TO_DO}"
-        )
+    told = [[process, needs[process][0], problems[process]] for process in sorted(problems)]
+    return json.dumps(told[:_SHOWN])

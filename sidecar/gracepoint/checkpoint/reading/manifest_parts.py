@@ -57,6 +57,7 @@ class ManifestParts:
             raise CheckpointCorrupt(
                 f"{where} has {len(self._writers)} chunks, expected {total} of {manifest.process_count} processes"
             )
+        self._counts = np.bincount(self._writers, minlength=manifest.process_count)
         self._bytes = np.zeros(total, np.int64)
         self._crc32 = np.zeros(total, np.uint32)
         self._values = np.zeros(total, np.uint32)
@@ -98,7 +99,7 @@ class ManifestParts:
         name = layout.manifest_part(process)
         part = ManifestPart.from_bytes(bytes(self._read(name)), str(self._folder / name))
         below = len(layout.in_item(self._manifest.item, ""))
-        expected = int((self._writers == process).sum())
+        expected = int(self._counts[process])
         if max(len(part.files), len(part.values)) != expected:
             raise CheckpointCorrupt(
                 f"{self._folder / name} has {max(len(part.files), len(part.values))} chunks, expected {expected}"

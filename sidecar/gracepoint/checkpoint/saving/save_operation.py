@@ -23,7 +23,7 @@ from gracepoint.checkpoint.saving import small_files
 from gracepoint.checkpoint.saving.commit_apart import commit_apart
 from gracepoint.checkpoint.saving.handled_parts import HandledParts
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
-from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, check_time, clear_tree, write_part
+from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, clear_tree, write_part
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.saving.save_worker import HandedOver, WriterDied
 from gracepoint.checkpoint.steps import commit
@@ -109,7 +109,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
@@ -121,7 +121,7 @@ class SaveOperation:
         Any thread may call it. Never raises.
         """
         try:
-            if self._handled:
+            if self._may_meet_for_handlers:
                 self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
@@ -176,6 +176,11 @@ class SaveOperation:
     @property
     def _handled_key(self) -> str:
         return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
+
+    @property
+    def _may_meet_for_handlers(self) -> bool:
+        """True if other processes may wait for this one's handlers. That is not known before ``describe``."""
+        return self._handled is None or bool(self._handled)
 
     @property
     def has_handled_parts(self) -> bool:
@@ -262,8 +267,8 @@ class SaveOperation:
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
         except (GracepointError, OSError) as error:
-            commit_apart(self._paths, self.temporary, self._gang, self.key, error)
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
 
     def _finalize(self, deadline: Deadline) -> None:
-        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=lambda: check_time(deadline)):
+        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check):
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

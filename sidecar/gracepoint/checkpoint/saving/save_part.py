@@ -7,8 +7,7 @@ can be written in a thread of the training process, or in a worker process that 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec
@@ -17,6 +16,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, Stor
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
@@ -118,7 +118,8 @@ def write_part(
         OSError: A file cannot be written.
     """
     temporary, began_s = part.temporary, deadline.clock()
-    with commit.writing(temporary, part.begun_ns, process_index=part.process_index) as writing:
+    stays = commit.writing(temporary, part.begun_ns, process_index=part.process_index)
+    with ended_by(deadline.check), stays as writing:
         try:
             written = writer.write(part.job(writing.folder, source), deadline)
             writing_s = deadline.clock() - began_s
@@ -132,7 +133,9 @@ def write_part(
         _check_stayed(temporary, writing.stayed)
         chunk_bytes = written.chunk_bytes
         if part.plan is not None:
-            written = _write_manifest_part(writing.folder, part, written)
+            written = write_manifest_part(
+                writing.folder, part.paths.item, part.process_index, part.chunks, part.copied, written
+            )
         record = DoneRecord(
             step=temporary.step,
             item=part.paths.item,
@@ -152,20 +155,36 @@ def write_part(
             chunks=None if part.plan is None else sum(chunk.mine for chunk in part.chunks),
             plan=part.plan,
         )
-        commit.record(temporary, record, functools.partial(check_time, deadline))
+        commit.record(temporary, record, deadline.check)
         on_stage("durable")
         return PartStages(written_s, deadline.clock() - began_s, writing_s, chunk_bytes)
 
 
-def _write_manifest_part(folder: StoragePath, part: SavePart, written: WrittenFiles) -> WrittenFiles:
-    """Writes a process's part of the manifest durably. Returns what is left for its done-record."""
-    mine = {layout.in_item(part.paths.item, chunk.file): chunk.leaf for chunk in part.chunks if chunk.mine}
+def write_manifest_part(
+    folder: StoragePath,
+    item: str,
+    process_index: int,
+    chunks: Sequence[Chunk],
+    copied: Collection[int],
+    written: WrittenFiles,
+) -> WrittenFiles:
+    """Writes a process's part of the manifest durably. Returns what is left for its done-record.
+
+    Args:
+        folder: Folder of the save.
+        item: Name of the train state's folder below it.
+        process_index: The process.
+        chunks: The chunks of the process.
+        copied: Leaves of which other processes have copies.
+        written: What the process has written.
+    """
+    mine = {layout.in_item(item, chunk.file): chunk.leaf for chunk in chunks if chunk.mine}
     manifest = ManifestPart({path: file for path, file in written.files.items() if path in mine}, written.values)
-    data, name = manifest.to_bytes(), layout.manifest_part(part.process_index)
+    data, name = manifest.to_bytes(), layout.manifest_part(process_index)
     (folder / name).put(data)
     files = {path: file for path, file in written.files.items() if path not in mine}
     # Other processes have copies of these chunks, which the commit compares.
-    compared = [path for path, leaf in mine.items() if leaf in part.copied]
+    compared = [path for path, leaf in mine.items() if leaf in copied]
     values = {
         path: manifest.values[path] if path in manifest.values else manifest.files[path].crc32 for path in compared
     }
@@ -179,12 +198,6 @@ def clear_tree(part: SavePart) -> None:
     """
     if part.temporary.path.backend.renames:
         (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
-
-
-def check_time(deadline: Deadline) -> None:
-    """Raises SaveFailed if no time is left."""
-    if deadline.passed():
-        raise SaveFailed(f"not done {deadline.ended}")
 
 
 def _check_stayed(temporary: Temporary, stayed: Callable[[], bool]) -> None:

@@ -44,7 +44,8 @@ class PreparedSave:
         save_args: The arguments that these states are saved with.
         specs: How each leaf is stored. None for a leaf that is not an array.
         digest: Digest of the specs of all arrays.
-        metadata: Contents of Orbax's metadata files, by name below the item's folder.
+        metadata: Contents of Orbax's metadata files, by name below the item's folder. Empty in all processes but the
+            first.
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
         snapshot: Memory for a snapshot. None if it is not reserved yet.
@@ -183,11 +184,13 @@ class SavePlanner:
         owners = chunk_owners.assign(stored, count, self._processes, max_replicas=self._options.max_replicas)
         plan = part_of(owners, stored, index)
         has_many = plan.total_chunks >= MANY_CHUNKS
-        metadata = orbax_metadata.metadata_files(
-            stored,
-            store_sharding=self._options.store_sharding,
-            store_array_metadata=self._options.store_array_metadata,
-        )
+        metadata = {}
+        if index == 0:  # which writes them
+            metadata = orbax_metadata.metadata_files(
+                stored,
+                store_sharding=self._options.store_sharding,
+                store_array_metadata=self._options.store_array_metadata,
+            )
         # A copy, as the caller may change the arguments before the next save.
         return PreparedSave(
             form,

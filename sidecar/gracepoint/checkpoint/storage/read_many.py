@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,15 @@ def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
     Raises:
         OSError: A file cannot be read.
     """
-    work = _Work(paths)
+    work, limit = _Work(paths), time_limit.current()
+
+    def help_() -> None:
+        with time_limit.ended_by(limit):
+            work.run()
+
     helpers = []
     for number in range(1, min(len(paths), CONCURRENT_READS)):
-        helper = threading.Thread(target=work.run, name=f"gracepoint: reads {number}", daemon=True)
+        helper = threading.Thread(target=help_, name=f"gracepoint: reads {number}", daemon=True)
         try:
             helper.start()
         except RuntimeError as error:

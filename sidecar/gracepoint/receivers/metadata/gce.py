@@ -3,6 +3,8 @@
 ``instance/preempted`` is FALSE, then TRUE. 30 s later the VM ends (cloud.google.com/compute/docs/instances/spot,
 "preemption process"). GKE's kubelet gives user pods 15 s of them by default, whatever their grace period
 (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms). In a pod, these 15 s count.
+An instance with ``scheduling.preemptionNoticeDuration`` (120 s) becomes TRUE that much earlier, which no key tells
+(github.com/cloudpilot-ai/karpenter-provider-gcp/pull/563). So it is a setting, ``gce_notice_s``.
 
 ``instance/maintenance-event`` is NONE, then MIGRATE_ON_HOST_MAINTENANCE (live migration, which pauses the VM) or
 TERMINATE_ON_HOST_MAINTENANCE. The latter comes 60 s ahead (cloud.google.com/compute/docs/metadata/

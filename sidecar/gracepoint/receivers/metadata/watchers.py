@@ -104,6 +104,7 @@ class MetadataWatchers:
         host: The name of this machine in the notices.
         in_pod: True if Kubernetes ends the processes of this machine before the machine ends.
         grace_period_s: Seconds that a pod lives after a SIGTERM. Assumed as the time left if a cloud gives none.
+        gce_notice_s: Seconds of the instance's ``preemptionNoticeDuration``. 0: it has none.
         base_url: The address of the metadata server.
         wall_clock: Returns the time in seconds since the epoch.
     """
@@ -116,6 +117,7 @@ class MetadataWatchers:
         host: str,
         in_pod: bool,
         grace_period_s: float,
+        gce_notice_s: float = 0.0,
         base_url: str,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -123,6 +125,7 @@ class MetadataWatchers:
         self._host = host
         self._in_pod = in_pod
         self._grace_period_s = grace_period_s
+        self._gce_notice_s = gce_notice_s
         self._base_url = base_url
         self._wall_clock = wall_clock
         self._lock = threading.Lock()  # guards _closed and _watchers
@@ -147,6 +150,7 @@ class MetadataWatchers:
             host=settings.node_name or settings.pod_name or socket.gethostname(),
             in_pod=settings.pod_uid is not None,
             grace_period_s=settings.grace_period_s,
+            gce_notice_s=settings.gce_notice_s,
             base_url=BASE_URL,
         )
 
@@ -185,7 +189,7 @@ class MetadataWatchers:
         grace_s = self._grace_period_s
         if cloud == "gce":
             preempted_s = min(gce.PREEMPTED_POD_S, grace_s) if self._in_pod else gce.PREEMPTED_VM_S
-            return gce.groups(self._client, preempted_s=preempted_s, grace_period_s=grace_s)
+            return gce.groups(self._client, preempted_s=self._gce_notice_s + preempted_s, grace_period_s=grace_s)
         if cloud == "aws":
             return aws.groups(self._client, grace_period_s=grace_s)
         return azure.groups(self._client, grace_period_s=grace_s)

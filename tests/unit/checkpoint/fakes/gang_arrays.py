@@ -53,6 +53,9 @@ class GangArray(jax.Array):  # type: ignore[misc]
         self.shape, self.dtype, self.sharding = tuple(shape), np.dtype(dtype), sharding
         self._process_index = process_index
 
+    def is_deleted(self) -> bool:
+        return False
+
     @property
     def addressable_shards(self) -> list[Any]:
         return [Part(self, device) for device in _devices_of(self.sharding.mesh, self._process_index)]

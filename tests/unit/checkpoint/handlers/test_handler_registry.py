@@ -176,6 +176,17 @@ def test_a_handler_that_fails_in_one_process_fails_the_save_in_all(tmp_path: Pat
     assert not (tmp_path / "a").exists()
 
 
+def test_a_process_that_cannot_save_is_named_to_those_with_handlers(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> None:
+        tree = state() if gang.process_index == 0 else state() | {"unknown": object()}
+        with AsyncCheckpointer(handlers=registry(), gang=gang, timeout_s=20) as checkpointer:
+            checkpointer.save(tmp_path / "a", tree)
+
+    waiting, failed = outcomes_in_gang(2, run)
+    assert isinstance(failed, CheckpointRefused)
+    assert "process 1 reported CheckpointRefused: state['unknown']: cannot save a object" in str(waiting)
+
+
 def test_a_handler_that_does_not_end_fails_the_save_at_its_timeout(tmp_path: Path) -> None:
     gate = threading.Event()
     with AsyncCheckpointer(handlers=registry(VocabularyHandler(gate=gate)), timeout_s=0.3) as checkpointer:

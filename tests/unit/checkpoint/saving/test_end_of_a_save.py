@@ -5,21 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gracepoint.checkpoint.saving import commit_apart
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import BarrierTimeout, SaveFailed
+from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
 from tests.unit.checkpoint.fakes.moved_clock import MovedClock
+
+#: A state that is the same in all processes.
+NUMBERS = {"count": 7}
 
 
 class Cut(SingleProcess):
@@ -33,7 +39,7 @@ class Cut(SingleProcess):
     def barrier(self, *arguments: Any, **options: Any) -> None:
         raise StoreUnavailable("UNAVAILABLE")
 
-    def decide(self, key: str, value: str) -> str:
+    def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
         raise StoreUnavailable("UNAVAILABLE")
 
 
@@ -86,6 +92,44 @@ def test_failed_commit_fails_all_and_the_next_start_commits(tmp_path: Path, monk
     restored = restore(tmp_path, small_state())
     assert restored is not None
     assert_same(restored.state, small_state(4))
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
+def test_one_process_reads_the_records_of_all_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """The processes do not meet, for example as the last one to come has died."""
+    calls: list[str] = []
+    met = threading.Barrier(8)
+
+    def count(name: str) -> None:
+        real = getattr(commit, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return real(*arguments, **options) and durable
+
+        monkeypatch.setattr(commit, name, counted)
+
+    class Apart(StoreGang):
+        def barrier(self, key: str, **options: Any) -> None:
+            if not key.endswith("/commit"):
+                super().barrier(key, **options)
+                return
+            met.wait(60)
+            raise BarrierTimeout("process 8 did not come", (8,))
+
+    for name in ("is_durable", "finalize"):
+        count(name)
+    monkeypatch.setattr(commit_apart, "_FEW", 1)
+    store = InMemoryStore()
+    outcomes = outcomes_in_gang(8, lambda gang: save(engine(tmp_path, Apart(store, gang.process_index, 8)), 4, NUMBERS))
+    if durable:
+        assert [outcome for outcome in outcomes if isinstance(outcome, BaseException)] == []
+        assert sorted(calls) == ["finalize", "is_durable"]
+    else:
+        assert len(set(messages(outcomes))) == 1
+        assert calls == ["is_durable"]
 
 
 @pytest.mark.parametrize("finished", [True, False])

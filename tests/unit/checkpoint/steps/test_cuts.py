@@ -21,6 +21,8 @@ from tests.object_stores.servers import Server
 from tests.unit.checkpoint.steps.bucket_machine import BucketMachine
 from tests.unit.checkpoint.steps.flat_machine import NotCommitted
 
+pytestmark = pytest.mark.long  # each cut is a save, a start and a restore in a store that is asked over HTTP
+
 EVERY = int(os.environ.get("CUT_EVERY", "9"))
 RACES = int(os.environ.get("RACES", "12"))
 MOST_REQUESTS = 120

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -66,16 +67,15 @@ def test_remains_of_a_dead_save_give_way(event: str, processes: int) -> None:
 
 def everything() -> None:
     """Runs what finds the mistakes below: each event at each request, over a step, over remains, and on new ones."""
-    for event in ("sleeps", "another starts", "dies"):
-        for processes in (1, 2):
-            for died in (None, 5):
-                for moment in range(MOMENTS_OF_A_SAVE):
-                    machine = FlatMachine()
-                    if died is not None:
-                        machine.save(step=3, processes=processes, event="dies", moment=died)
-                    else:
-                        machine.save(step=3, processes=1, event="nothing", moment=0)
-                    machine.save(step=3, processes=processes, event=event, moment=moment)
+    # The event changes first, as each mistake is found soon by one of them, and late or never by the others.
+    orders = itertools.product((None, 5), (1, 2), range(MOMENTS_OF_A_SAVE), ("sleeps", "another starts", "dies"))
+    for died, processes, moment, event in orders:
+        machine = FlatMachine()
+        if died is not None:
+            machine.save(step=3, processes=processes, event="dies", moment=died)
+        else:
+            machine.save(step=3, processes=1, event="nothing", moment=0)
+        machine.save(step=3, processes=processes, event=event, moment=moment)
     machine = FlatMachine()
     for step in range(4):
         machine.save(step=step, processes=1, event="nothing", moment=0)

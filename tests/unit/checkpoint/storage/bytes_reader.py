@@ -8,7 +8,7 @@ class BytesReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
-        self.size_bytes = len(data)
+        self.size_bytes = self.best_bytes = len(data)
 
     def read_into(self, out: memoryview, offset: int) -> int:
         part = self._data[offset : offset + len(out)]

@@ -15,6 +15,7 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.saving import commit_apart
 from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
@@ -33,6 +34,8 @@ from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, sav
 from tests.unit.checkpoint.steps.bucket_machine import backend_of
 
 WRITES = ("write",)
+STALLS = Fault(How.SLOW_REPLY)
+MANIFEST = "_GRACEPOINT($|[?&])"
 
 
 @pytest.fixture(params=["gs", "s3"])
@@ -199,6 +202,31 @@ def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     restored = restore(root, small_state())
     assert restored is not None
     assert restored.step == 1
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Rule(STALLS, kinds=("list",)), id="the look at what is there"),
+        pytest.param(Rule(STALLS, kinds=WRITES, path="begun"), id="the mark of the begin"),
+        pytest.param(Rule(STALLS, kinds=WRITES, path="done.process"), id="the done-record"),
+        pytest.param(Rule(STALLS, kinds=("read",), path="done.process"), id="the look at the done-records"),
+        pytest.param(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path=MANIFEST), id="the manifest"),
+    ],
+)
+def test_a_save_ends_by_its_deadline_whichever_request_stalls(
+    far: Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rule: Rule
+) -> None:
+    monkeypatch.setattr(commit_apart, "SECONDS", 0.5)
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root)
+    save(checkpointer, 1, small_state())
+    began_s = time.monotonic()
+    with pytest.raises(SaveFailed), proxy.rules(rule):
+        save(checkpointer, 2, small_state(2.0), timeout_s=2)
+    assert time.monotonic() - began_s < 2 + 0.5 + 1.5
+    save(checkpointer, 3, small_state(3.0))
+    checkpointer.close(5)
 
 
 def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy) -> None:

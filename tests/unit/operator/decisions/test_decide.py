@@ -59,6 +59,17 @@ def test_of_several_signals_the_earliest_deadline_wins_and_all_nodes_are_named()
     assert spec.observed_at.timestamp() == NOW
 
 
+def test_the_autoscalers_taint_that_is_taken_back_retracts_its_epoch() -> None:
+    scene = Scene()
+    scene.taint("node-1", "ToBeDeletedByClusterAutoscaler")
+    begun = scene.start().spec
+    scene.recorded(cancelable=begun.cancelable, deadline_at=NOW + 30, pods=list(begun.pods))
+    scene.clock.move(2)
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    ending = scene.end()
+    assert (ending.phase, ending.reason) == (Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY)
+
+
 @pytest.mark.parametrize(
     "key", ["aws-node-termination-handler/rebalance-recommendation", "node.kubernetes.io/unschedulable"]
 )

@@ -163,7 +163,11 @@ def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
     scene = Scene()
     assert scene.cache.put(kinds.KUEUE_WORKLOADS, evicted(), listed=False) == {objects.JOBSET_UID}
     spec = scene.start().spec
-    assert (spec.cause, spec.signal, len(spec.pods)) == ("Suspension", "Workload condition Evicted (Preempted)", 2)
+    assert (spec.cause, spec.signal, len(spec.pods)) == (
+        "PriorityPreemption",
+        "Workload condition Evicted (Preempted)",
+        2,
+    )
 
 
 def test_a_workload_of_something_else_says_nothing() -> None:
@@ -198,7 +202,7 @@ def test_workload_seen_before_its_jobset_counts_later() -> None:
     jobset = objects.jobset()
     jobset["metadata"]["resourceVersion"] = "99"
     scene.seen(JOBSETS, jobset)
-    assert scene.start().spec.cause == "Suspension"
+    assert scene.start().spec.cause == "PriorityPreemption"
 
 
 def test_job_time_limit_counts_though_older_than_its_pods() -> None:

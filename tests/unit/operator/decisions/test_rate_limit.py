@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from gracepoint_operator.resources import PreemptionSpec
 from tests.unit.operator.fakes import objects
 
 
+@functools.cache
 def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", made: bool = True) -> PreemptionRecord:
     body = objects.preemption(mode=mode)
     body["metadata"]["name"] += f"-of-{gang}"

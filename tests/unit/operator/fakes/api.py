@@ -92,7 +92,9 @@ class MemoryApi(client.KubeClient):
         if method == "GET" and "limit" in query:
             plural = path.split("/")[-1]
             prefix = path.removesuffix(f"/{plural}")
-            return {"items": self.of(kinds.Kind(prefix, plural)), "metadata": {}}
+            selector = query.get("labelSelector", "")
+            items = [body for body in self.of(kinds.Kind(prefix, plural)) if _selects(selector, body)]
+            return {"items": items, "metadata": {}}
         target = path.removesuffix("/status")
         if target not in self.objects:
             raise client.NotFound(f"{method} {path}: not there")
@@ -145,6 +147,12 @@ class MemoryApi(client.KubeClient):
         if not set(body["spec"]["audiences"]) & set(known["audiences"]):
             return {"status": {"error": "token audiences are not acceptable", "user": {}}}
         return {"status": known}
+
+
+def _selects(selector: str, body: JsonObject) -> bool:
+    """Whether the labels of an object are those of a selector, of which each part is a label or ``!`` and a label."""
+    labels = body["metadata"].get("labels") or {}
+    return all((part.lstrip("!") in labels) is not part.startswith("!") for part in selector.split(",") if part)
 
 
 def _merged(old: Any, patch: Any) -> Any:

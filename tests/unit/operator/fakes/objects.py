@@ -13,6 +13,7 @@ Body = dict[str, Any]
 NOW = datetime.datetime(2026, 3, 1, 12, 0, 0, tzinfo=datetime.UTC).timestamp()
 NAMESPACE = "team-a"
 JOBSET_UID = "0b6f1c9e-51f4-4f0c-9a57-3c1de3f6a001"
+LONE_JOB_UID = "5d2c8b1e-9f0b-4c57-8d4e-2a7f1b9c0002"
 GKE_TAINT = "cloud.google.com/impending-node-termination"
 
 
@@ -172,6 +173,45 @@ def jobset(
         made["status"]["conditions"] = [{"type": finished, "status": "True"}]
     if deleted:
         made["metadata"]["deletionTimestamp"] = stamp(NOW)
+    return made
+
+
+def lone_job(*, condition: str = "", suspended: bool = False, injected: bool = True) -> Body:
+    """A Job by itself, as ``lone_pod`` belongs to it."""
+    pod_labels = {names.LABEL_POLICY: "careful"} if injected else {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": "alone",
+            "namespace": NAMESPACE,
+            "uid": LONE_JOB_UID,
+            "labels": {names.LABEL_POLICY: "careful"},
+        },
+        "spec": {
+            "suspend": suspended,
+            "completions": 2,
+            "parallelism": 2,
+            "completionMode": "Indexed",
+            "template": {"metadata": {"labels": pod_labels}},
+        },
+        "status": {"conditions": [{"type": condition, "status": "True"}] if condition else []},
+    }
+
+
+def lone_pod(index: int = 0, life: int = 0, **fields: Any) -> Body:
+    """A pod of ``lone_job``. ``life`` counts how often it was replaced."""
+    made = pod(index, **fields)
+    made["metadata"] |= {
+        "name": f"alone-{index}-{life}xyz",
+        "uid": f"uid-alone-{index}-{life}",
+        "labels": {
+            names.LABEL_POLICY: "careful",
+            "batch.kubernetes.io/job-name": "alone",
+            "batch.kubernetes.io/controller-uid": LONE_JOB_UID,
+            "batch.kubernetes.io/job-completion-index": str(index),
+        },
+    }
     return made
 
 

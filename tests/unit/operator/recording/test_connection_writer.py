@@ -95,6 +95,27 @@ async def test_a_pod_that_stays_away_shows_on_policy_and_jobset(api: MemoryApi, 
         await said(api, "False", "PodsNotConnected")
 
 
+async def test_each_pod_that_starts_has_its_own_time_to_connect(api: MemoryApi, clock: Clock) -> None:
+    """A gang grows by a pod every 100 s. Each connects after 90 s, so one is always missing, and none for long."""
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.subscribe(1, "s-1")
+        for index in range(2, 6):
+            replica.see(kinds.PODS, objects.pod(index, on="node-1", created_at=clock()))
+            await until(lambda: len(replica.core.cache.objects.pods) > index, "the watch")  # noqa: B023
+            for waited_s in (0, 30, 60):
+                await look(replica)
+                assert replica.metrics.registry.get_sample_value("gracepoint_pods_not_connected") == 0, f"{waited_s} s"
+                clock.move(30)
+            if index < 5:
+                replica.subscribe(index, f"s-{index}")
+            clock.move(10)
+        assert replica.reasons == []
+        clock.move(connectivity.GRACE_S)
+        await look(replica)
+        await said(api, "False", "PodsNotConnected")
+
+
 async def test_the_entry_of_a_replica_that_is_gone_counts_no_more(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first:
         first.subscribe(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import email.utils
 import json
 from typing import Any
 
@@ -63,6 +64,13 @@ def aks(event: str) -> Body:
     message = f"{event} Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
     condition = objects.condition("VMEventScheduled", reason="VMEventScheduled", message=message)
     return objects.node(conditions=[condition])
+
+
+def spot_eviction(at: float) -> Body:
+    """As AKS's node-problem-detector writes it."""
+    date = email.utils.formatdate(at, usegmt=True)
+    message = f"Preempt Scheduled: {date}. For more information, see https://example.com. EventId: 1"
+    return objects.condition("PreemptionScheduled", reason="SpotEvictionIncoming", message=message)
 
 
 def evicted_by(reason: str) -> Body:
@@ -151,7 +159,7 @@ CASES = [
         1800,
         "NodeClaim spec.expireAfter=1h30m",
     ),
-    by_taint("autoscaler-deletion", "ToBeDeletedByClusterAutoscaler", Cause.SCALE_DOWN, SURE, False, GRACE_S),
+    by_taint("autoscaler-deletion", "ToBeDeletedByClusterAutoscaler", Cause.SCALE_DOWN, SURE, True, GRACE_S),
     by_taint(
         "autoscaler-candidate",
         "DeletionCandidateOfClusterAutoscaler",
@@ -178,6 +186,15 @@ CASES = [
             ("Redeploy", Cause.MAINTENANCE, SURE),
             ("Reboot", Cause.MAINTENANCE, SURE),
         )
+    ),
+    on_node(
+        "aks-preemption-scheduled",
+        objects.node(conditions=[spot_eviction(NOW + 300)]),
+        Cause.SPOT_TERMINATION,
+        SURE,
+        True,
+        300,
+        "Node condition PreemptionScheduled (SpotEvictionIncoming)",
     ),
     by_taint("aks-remediator", "remediator.kubernetes.azure.com/unschedulable", Cause.MAINTENANCE, SURE, True, 30),
     by_taint("node-out-of-service", "node.kubernetes.io/out-of-service", Cause.NODE_LOST, SURE, False, 0, "NoExecute"),
@@ -207,6 +224,7 @@ CASES = [
         for row, reason, cause in (
             ("pod-preempted", "PreemptionByScheduler", Cause.PRIORITY_PREEMPTION),
             ("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT),
+            ("pod-device-taint", "DeletionByDeviceTaintManager", Cause.HARDWARE),
             ("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN),
             ("pod-collected", "DeletionByPodGC", Cause.NODE_LOST),
             ("pod-kubelet", "TerminationByKubelet", Cause.NODE_PRESSURE),
@@ -225,14 +243,26 @@ CASES = [
         pod=objects.pod(deleting_at=NOW + 5, grace_s=5),
     ),
     Case(
+        "kueue-preempted",
+        On.WORKLOAD,
+        objects.workload(
+            conditions=[objects.condition("Evicted", reason="Preempted", message="for a workload (UID: 1)")]
+        ),
+        Cause.PRIORITY_PREEMPTION,
+        SURE,
+        False,
+        GRACE_S,
+        "Workload condition Evicted (Preempted): for a workload (UID: 1)",
+    ),
+    Case(
         "kueue-evicted",
         On.WORKLOAD,
-        objects.workload(conditions=[objects.condition("Evicted", reason="Preempted", message="to make room")]),
+        objects.workload(conditions=[objects.condition("Evicted", reason="InactiveWorkload")]),
         Cause.SUSPENSION,
         SURE,
         False,
         GRACE_S,
-        "Workload condition Evicted (Preempted)",
+        "Workload condition Evicted (InactiveWorkload)",
     ),
     Case(
         "jobset-suspended",

@@ -9,24 +9,32 @@ import pytest
 from kopf._cogs.structs import references
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.cache.resync import SELECTORS, sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.watches import handlers
+from gracepoint_operator.workloads.job import LONE_JOBS
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 
 
 def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
-    selectors = {str(key): value for key, value in handlers.settings().watching.label_selectors.items()}
-    assert sorted(selectors.values()) == [
-        "gracepoint.dev/policy",
-        "jobset.sigs.k8s.io/jobset-uid",
-        "jobset.sigs.k8s.io/jobset-uid",
-    ]
+    selectors = {
+        str(key): value for key, value in handlers.settings(watched={kinds.JOBS}).watching.label_selectors.items()
+    }
+    assert list(selectors.values()) == ["jobset.sigs.k8s.io/jobset-uid"]
+    assert SELECTORS[JOBSETS] == SELECTORS[kinds.PODS] == "gracepoint.dev/policy"
+
+
+def test_jobs_alone_are_watched_apart_from_those_of_jobsets() -> None:
+    selectors = handlers.settings(watched={LONE_JOBS}).watching.label_selectors
+    assert list(selectors.values()) == ["gracepoint.dev/policy,!jobset.sigs.k8s.io/jobset-uid"]
+    path = "/apis/batch/v1/jobs"
+    assert [handlers.kind_at(path, {kind}) for kind in (LONE_JOBS, kinds.JOBS)] == [LONE_JOBS, kinds.JOBS]
 
 
 def test_kopf_posts_nothing_has_no_peers_and_short_timeouts() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
+from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
 from gracepoint_operator.webhooks.injected_annotation import shown
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
@@ -135,4 +135,4 @@ def test_every_combination_that_is_taken_is_done_with_after_one_call() -> None:
 def _made(body: Json) -> Json:
     result = release_contract(body, POLICY)
     assert isinstance(result, Patched), result
-    return shown(body, inject_jobset(result.object, "default", POLICY, SETTINGS), policy())
+    return shown(body, inject_workload(result.object, "default", POLICY, SETTINGS), policy())

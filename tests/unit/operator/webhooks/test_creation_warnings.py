@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import inject_jobset
+from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.webhooks.creation_warnings import warnings
 from gracepoint_operator.webhooks.release_contract import Patched, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
@@ -39,7 +39,7 @@ def policy(
 def of(body: Json, under: CheckpointPolicy) -> list[str]:
     kept = release_contract(body, under.spec)
     assert isinstance(kept, Patched)
-    return warnings(inject_jobset(kept.object, under.name, under.spec, SETTINGS), under)
+    return warnings(inject_workload(kept.object, under.name, under.spec, SETTINGS), under)
 
 
 @pytest.mark.parametrize(

@@ -316,12 +316,14 @@ async def test_eviction_of_a_recreated_pod_is_ignored(api: MemoryApi, clock: Clo
         assert await evict(replica, uid="uid-pod-0-0") is not None
 
 
-async def test_known_pod_outside_a_gang_is_answered_without_requests(api: MemoryApi, clock: Clock) -> None:
+async def test_a_pod_outside_its_gang_is_let_go_after_one_look(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PODS, objects.pod(0, labelled=False))
     async with running(api, clock) as replica:
         api.calls.clear()
         assert await evict(replica) is None
-        assert api.calls == []
+        assert api.calls == [f"GET {kinds.PODS.path(objects.NAMESPACE, 'train-workers-0-0-0xyz')}"], (
+            "its name may be that of a new pod of the gang"
+        )
 
 
 async def test_a_pod_that_the_watches_have_not_brought_is_looked_up(api: MemoryApi, clock: Clock) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import Patched, inject_jobset, release_contract
+from gracepoint_operator.webhooks import Patched, inject_workload, release_contract
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION, overruled, shown
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
@@ -27,7 +27,7 @@ def given(body: Json, under: CheckpointPolicy | None = None) -> Json:
     under = under or policy()
     result = release_contract(body, under.spec)
     assert isinstance(result, Patched), result
-    return inject_jobset(result.object, under.name, under.spec, SETTINGS)
+    return inject_workload(result.object, under.name, under.spec, SETTINGS)
 
 
 def annotated(body: Json, under: CheckpointPolicy | None = None) -> Json:

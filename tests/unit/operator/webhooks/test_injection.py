@@ -11,7 +11,7 @@ from gracepoint.settings import Settings
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_jobset, refresh_pod, release_contract
+from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_workload, refresh_pod, release_contract
 from gracepoint_operator.webhooks.injection import is_injected
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
@@ -31,7 +31,7 @@ POLICY = policy_spec()
 def injected(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
     result = release_contract(body, policy)
     assert isinstance(result, Patched), result
-    return inject_jobset(result.object, "default", policy, SETTINGS)
+    return inject_workload(result.object, "default", policy, SETTINGS)
 
 
 def test_every_variable_of_the_wire_is_set() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gracepoint.settings import Settings
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
-from gracepoint_operator.webhooks.injection import inject_jobset
+from gracepoint_operator.webhooks.injection import inject_workload
 from gracepoint_operator.webhooks.keeper_sidecar import KEEPER
 from gracepoint_operator.webhooks.release_contract import Patched, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, environment, jobset, pod_of, policy_spec
@@ -22,7 +22,7 @@ def pod_with(writer: str, container: Json | None = None) -> Json:
     pod_of(body)["containers"][0].update(container or {})
     result = release_contract(body, policy)
     assert isinstance(result, Patched), result
-    return pod_of(inject_jobset(result.object, "default", policy, SETTINGS))
+    return pod_of(inject_workload(result.object, "default", policy, SETTINGS))
 
 
 @pytest.mark.parametrize(("writer", "value"), [("Thread", None), ("Worker", "worker"), ("Keeper", names.KEEPER_SOCKET)])
@@ -81,7 +81,7 @@ def test_an_injection_that_is_repeated_changes_nothing() -> None:
     policy = policy_spec(checkpoint={"directory": "/c", "writer": "Keeper"})
     result = release_contract(jobset(), policy)
     assert isinstance(result, Patched)
-    once = inject_jobset(result.object, "default", policy, SETTINGS)
+    once = inject_workload(result.object, "default", policy, SETTINGS)
     again = release_contract(once, policy)
     assert isinstance(again, Patched)
-    assert inject_jobset(again.object, "default", policy, SETTINGS) == once
+    assert inject_workload(again.object, "default", policy, SETTINGS) == once

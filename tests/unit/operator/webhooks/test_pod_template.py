@@ -9,7 +9,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_jobset, release_contract
+from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
@@ -28,7 +28,7 @@ POLICY = policy_spec()
 def made(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
     result = release_contract(body, policy)
     assert isinstance(result, Patched), result
-    return inject_jobset(result.object, "default", policy, SETTINGS)
+    return inject_workload(result.object, "default", policy, SETTINGS)
 
 
 def refusal(body: Json, policy: CheckpointPolicySpec = POLICY) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
-from gracepoint_operator.webhooks.release_contract import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS, RULE_NAME
+from gracepoint_operator.webhooks.contract_parts import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS
+from gracepoint_operator.webhooks.release_contract import RULE_NAME
 from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
 
 POLICY = policy_spec()

@@ -30,7 +30,11 @@ _SHOWN = 300
 
 
 class ConditionFailed(OSError):
-    """The object is not of the generation that a request asked for."""
+    """The object is not of the generation that a request asked for, or the upload is over that it was to end."""
+
+
+class UploadConflict(OSError):
+    """Another writer interfered with the end of an upload. The upload must be made again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +75,14 @@ class ObjectApi(Protocol):
     Attributes:
         connections: The connections to the store.
         clock: The clock of the store.
-        largest_bytes: Largest size of an object that one request may write.
+        largest_bytes: Largest size of an object.
+        uploads: The requests for large objects. None: one request writes an object of any size.
     """
 
     connections: Connections
     clock: StoreClock
     largest_bytes: int
+    uploads: Uploads | None
 
     def url(self, key: str) -> str:
         """Returns the URI of an object or folder."""
@@ -118,6 +124,35 @@ class ObjectApi(Protocol):
         Raises:
             ConditionFailed: The object has another generation.
         """
+
+
+class Uploads(Protocol):
+    """The requests of uploads in parts. Each raises ``Transient`` or ``Unreachable`` if it may be made again.
+
+    Attributes:
+        from_bytes: Size of an object from which it is uploaded in parts.
+    """
+
+    from_bytes: int
+
+    def begin(self, exchange: Exchange, key: str, note: str) -> str:
+        """Begins an upload. Returns its identifier. ``note`` will be left with the object."""
+
+    def put(self, exchange: Exchange, key: str, upload: str, number: int, body: Body, crc32: int) -> str:
+        """Writes a part, of which ``number`` counts from 1. Returns its entity tag."""
+
+    def complete(
+        self, exchange: Exchange, key: str, upload: str, parts: Sequence[tuple[str, int]], only_if: Generation | None
+    ) -> Generation:
+        """Makes the object of its parts, in order. ``parts`` has the entity tag and CRC-32 of each.
+
+        Raises:
+            ConditionFailed: The object has another generation than ``only_if``, or the upload is over.
+            UploadConflict: The upload cannot be completed any more.
+        """
+
+    def abort(self, exchange: Exchange, key: str, upload: str) -> None:
+        """Ends an upload. The store deletes its parts."""
 
 
 class StoreClock:
@@ -168,6 +203,8 @@ def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: b
     status = exchange.status
     said = f"{what}: {status} {code} {message[:_SHOWN]}".strip()
     if status == 412:
+        return ConditionFailed(errno.ESTALE, said)
+    if code == "NoSuchUpload":
         return ConditionFailed(errno.ESTALE, said)
     if code == "NoSuchBucket":
         return OSError(errno.ENODEV, f"{said}. The bucket does not exist: create it, or correct its name")

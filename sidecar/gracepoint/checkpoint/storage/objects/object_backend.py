@@ -28,7 +28,7 @@ from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Stal
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
-from gracepoint.checkpoint.storage.objects import probe, several
+from gracepoint.checkpoint.storage.objects import large_writes, probe, several
 from gracepoint.checkpoint.storage.objects.api import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.bodies import ArrayBody
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
@@ -122,10 +122,11 @@ class ObjectBackend:
             FileExistsError: ``only_if`` is ``ABSENT``, and the object exists.
             StaleGeneration: The object has another generation.
         """
-        if len(body) > self._api.largest_bytes:
+        uploads, size_bytes = self._api.uploads, len(body)
+        if size_bytes > self._api.largest_bytes:
             raise OSError(
                 errno.EFBIG,
-                f"{len(body)} bytes are too many for one object, expected at most {self._api.largest_bytes}: choose a "
+                f"{size_bytes} bytes are too many for one object, expected at most {self._api.largest_bytes}: choose a "
                 "smaller target_chunk_bytes, or shard the array",
                 self.url(key),
             )
@@ -135,11 +136,13 @@ class ObjectBackend:
             return self._api.put(exchange, key, body, only_if, note, checksum)
 
         try:
+            if uploads is not None and isinstance(body, ArrayBody) and size_bytes >= uploads.from_bytes:
+                return large_writes.write(uploads, self._persistence, self.url(key), key, body, only_if, note, go_on)
             return self._persistence.run(
                 f"PUT {self.url(key)}",
                 act,
                 kind="write",
-                size_bytes=len(body),
+                size_bytes=size_bytes,
                 go_on=go_on or _go_on,
                 patient=go_on is not None,
             )

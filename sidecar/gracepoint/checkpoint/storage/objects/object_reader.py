@@ -14,6 +14,7 @@ import collections
 import threading
 import time
 
+from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation
 from gracepoint.checkpoint.storage.objects.api import ConditionFailed, ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
@@ -75,6 +76,7 @@ class ObjectReader:
     def _read_at_once(self, out: memoryview, offset: int) -> None:
         parts = collections.deque(range(0, len(out), PART_BYTES))
         errors: list[BaseException] = []
+        limit = time_limit.current()
 
         def read(stream: _Stream, *, from_the_end: bool) -> None:
             try:
@@ -89,7 +91,7 @@ class ObjectReader:
 
         def help_() -> None:
             try:
-                with self._stream.another() as stream:
+                with time_limit.ended_by(limit), self._stream.another() as stream:
                     read(stream, from_the_end=True)
             finally:
                 self._slots.release()
@@ -150,7 +152,7 @@ class _Stream:
                 wait_s = pauses.next_s()
                 if time.monotonic() + wait_s > until_s:
                     raise
-                wait(wait_s, lambda: None)
+                wait(wait_s, time_limit.current() or _nothing)
                 continue
             done += got
             self._position += got
@@ -180,3 +182,7 @@ class _Stream:
         except ConditionFailed as error:
             raise OSError(f"{self._api.url(self._key)} was replaced while it was read") from error
         self._position = first
+
+
+def _nothing() -> None:
+    pass

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.hedging import ALARMS, Race
 from gracepoint.checkpoint.storage.objects.hedging import Transient as Transient
@@ -108,7 +109,8 @@ class Persistence:
             kind: Requests of one kind take about equally long for equally many bytes.
             size_bytes: Bytes that the request sends or gets.
             go_on: Called before each request and while waiting. An error that it raises ends the call.
-            patient: Whether there is no timeout for all repetitions, as ``go_on`` ends the call.
+            patient: Whether there is no timeout for all repetitions, as ``go_on`` ends the call. With a limit of the
+                thread (``time_limit``) there is no other timeout either.
             hedge: Whether the request is made a second time if it is slow.
 
         Raises:
@@ -116,14 +118,17 @@ class Persistence:
             OSError: Another error of ``act``.
         """
         began_s, pauses, pace = time.monotonic(), RequestPauses(), self._paces[kind]
+        limit = time_limit.current()
+        patient = patient or limit is not None
+        check = go_on if limit is None else _both(limit, go_on)
 
         def look() -> None:
-            go_on()
+            check()
             if not patient and time.monotonic() - began_s > self.patience_s + STALL_S:
                 raise TimeoutError(errno.ETIMEDOUT, f"{what}: not done after {time.monotonic() - began_s:.1f} s")
 
         for tries in itertools.count(1):
-            go_on()
+            check()
             tried_s = time.monotonic()
             try:
                 found = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, look)
@@ -135,7 +140,7 @@ class Persistence:
                         errno.ETIMEDOUT, f"{what}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}"
                     ) from error
                 logger.debug("%s: request %d failed, the next in %.2f s: %s", what, tries, wait_s, error)
-                wait(wait_s, go_on)
+                wait(wait_s, check)
             else:
                 pace.note(size_bytes, time.monotonic() - tried_s)
                 return found
@@ -148,6 +153,7 @@ class Persistence:
             TimeoutError: The request did not succeed in time.
             OSError: Another error of ``act``.
         """
+        limit = time_limit.current() or _nothing
 
         def unclosed(given: Exchange) -> Exchange:
             exchange = self._new_exchange()
@@ -157,7 +163,8 @@ class Persistence:
             except BaseException:
                 exchange.close()
                 raise
-            exchange.go_on = _nothing  # the time for the request does not bound what the caller reads later
+            # The time for the request does not bound what the caller reads later.
+            exchange.go_on = limit
             return exchange
 
         return self.run(what, unclosed, kind="stream", hedge=False)
@@ -223,6 +230,14 @@ class RequestPauses:
 
 def _nothing() -> None:
     pass
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        first()
+        second()
+
+    return check
 
 
 def wait(seconds: float, go_on: Callable[[], None]) -> None:

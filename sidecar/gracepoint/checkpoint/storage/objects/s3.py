@@ -30,17 +30,17 @@ from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Req
 from gracepoint.checkpoint.storage.objects.connections import connections_to
 from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.s3_uploads import NOTE_HEADER, S3Uploads, conditions
 from gracepoint.errors import SettingsError
 
 # The checksum of the body is signed in its stead.
 _UNSIGNED = "UNSIGNED-PAYLOAD"
-_NOTE = f"x-amz-meta-{api.NOTE}"
 
 
 class S3Api:
     """One bucket."""
 
-    largest_bytes = 5 << 30
+    largest_bytes = 5 << 40
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
         self._bucket = bucket
@@ -63,6 +63,7 @@ class S3Api:
             url = f"{scheme}://{bucket}.{rest}"
         self.connections = connections_to(url, environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
+        self.uploads = S3Uploads(self)
 
     def url(self, key: str) -> str:
         return f"s3://{self._bucket}/{key}"
@@ -79,10 +80,8 @@ class S3Api:
         self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
     ) -> Generation:
         checksum = base64.b64encode(crc32.to_bytes(4, "big")).decode()
-        headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", _NOTE: note}
-        if only_if is not None:
-            headers |= {"If-Match": f'"{only_if}"'} if only_if else {"If-None-Match": "*"}
-        self._send(exchange, "PUT", key, {}, headers, body)
+        headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", NOTE_HEADER: note}
+        self.send(exchange, "PUT", key, {}, headers | conditions(only_if), body)
         exchange.read()
         with api.parsing(f"PUT {self.url(key)}"):
             return _tag(exchange.headers["etag"])
@@ -93,19 +92,19 @@ class S3Api:
             headers["Range"] = f"bytes={first}-{'' if stop is None else stop - 1}"
         if generation is not None:
             headers["If-Match"] = f'"{generation}"'
-        self._send(exchange, "GET", key, {}, headers)
+        self.send(exchange, "GET", key, {}, headers)
         with api.parsing(f"GET {self.url(key)}"):
             tag = _tag(exchange.headers["etag"])
             return Found(api.total_bytes(exchange, first), tag, api.changed_s(exchange), "")
 
     def head(self, exchange: Exchange, key: str) -> Found | None:
         try:
-            self._send(exchange, "HEAD", key, {}, {})
+            self.send(exchange, "HEAD", key, {}, {})
         except FileNotFoundError:
             return None
         exchange.read()
         with api.parsing(f"HEAD {self.url(key)}"):
-            tag, note = _tag(exchange.headers["etag"]), exchange.headers.get(_NOTE, "")
+            tag, note = _tag(exchange.headers["etag"]), exchange.headers.get(NOTE_HEADER, "")
             return Found(int(exchange.headers["content-length"]), tag, api.changed_s(exchange), note)
 
     def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
@@ -114,7 +113,7 @@ class S3Api:
             query["delimiter"] = "/"
         if token is not None:
             query["continuation-token"] = token
-        self._send(exchange, "GET", "", query, {})
+        self.send(exchange, "GET", "", query, {})
         with api.parsing(f"LIST {self.url(prefix)}"):
             root = ElementTree.fromstring(exchange.read())
             if root.tag.rpartition("}")[2] != "ListBucketResult":
@@ -129,12 +128,12 @@ class S3Api:
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
         try:
-            self._send(exchange, "DELETE", key, {}, {} if generation is None else {"If-Match": f'"{generation}"'})
+            self.send(exchange, "DELETE", key, {}, {} if generation is None else {"If-Match": f'"{generation}"'})
         except FileNotFoundError:
             return
         exchange.read()
 
-    def _send(
+    def send(
         self,
         exchange: Exchange,
         method: str,
@@ -143,6 +142,7 @@ class S3Api:
         headers: Mapping[str, str],
         body: Body | None = None,
     ) -> None:
+        """Sends a request, and waits for the head of its reply. Raises an error if that is not a success."""
         keys = self._credentials.get(exchange.go_on)
         path = f"{self._base}/{quote(key, safe='/-_.~')}"
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
@@ -154,7 +154,7 @@ class S3Api:
             code, message = _error(exchange.read())
             if code in api.EXPIRED and self._credentials.refused(keys):
                 raise Transient(f"{method} {self.url(key)}: {code}: the credentials are renewed")
-            writes = method in ("PUT", "DELETE")
+            writes = method != "GET" and method != "HEAD"
             raise api.refused(f"{method} {self.url(key)}", exchange, code, message, writes=writes)
 
     def _signed(self, keys: Keys, method: str, path: str, query: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -10,11 +10,18 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
+from gracepoint.checkpoint.storage import time_limit
+
 
 def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
     """Calls all of ``acts``. Raises the first error, after which no more functions are called."""
     numbers = itertools.count()  # each call takes one number, in any thread
     errors: list[BaseException] = []
+    limit = time_limit.current()
+
+    def help_() -> None:
+        with time_limit.ended_by(limit):
+            work()
 
     def work() -> None:
         while not errors and (number := next(numbers)) < len(acts):
@@ -25,7 +32,7 @@ def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
 
     helpers = []
     for number in range(1, min(len(acts), threads)):
-        helper = threading.Thread(target=work, name=f"gracepoint: requests {number}", daemon=True)
+        helper = threading.Thread(target=help_, name=f"gracepoint: requests {number}", daemon=True)
         try:
             helper.start()
         except RuntimeError:  # the system has no more threads: the others do the work

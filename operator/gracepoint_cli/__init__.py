@@ -1,0 +1,8 @@
+"""The command line: ``kubectl gracepoint``, or ``gracepoint``.
+
+``app`` puts the commands together. Each module of ``commands`` has the arguments of one command, reads what it needs,
+and prints the answer. What is computed is in pure modules below: ``overview`` (status), ``rehearsal`` (drill),
+``timeline``, ``lint`` and ``doctor``. ``cluster`` reads and writes the API server through the operator's client.
+
+Nothing else imports this package. The library does not need it, so a training image does not contain it.
+"""

@@ -1,0 +1,1 @@
+"""One module for each command: its arguments, what it reads, and how its answer is printed."""

@@ -1,0 +1,172 @@
+"""``doctor``: checks an installation, and from a pod like a job's the channel and the storage."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli.output import Format, progress, put, put_json, put_table, say
+
+if TYPE_CHECKING:
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.doctor.checks import Check
+
+Json = dict[str, Any]
+_POD_WITHIN_S = 180.0
+_LOOK_EVERY_S = 1.0
+_TRIES = 3
+
+
+def doctor(
+    jobset: Annotated[
+        str | None,
+        typer.Argument(help="Also check from a pod like those of this JobSet.", autocompletion=jobset_names),
+    ] = None,
+    namespace: Namespace = None,
+    output: Output = Format.TABLE,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Checks the installation: versions, operator, webhooks, certificates, policies.
+
+    With a JobSet, a short-lived pod in its namespace, with its image, volumes and service account, also checks whether
+    it reaches the operator, trusts its certificate, and may write where checkpoints go. Exit code 1: a check failed.
+    """
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.doctor.checks import State
+
+    with Cluster(kubeconfig, context) as cluster:
+        where = namespace or cluster.namespace
+        checks = list(_installation(cluster, where))
+        if jobset is not None:
+            checks += _from_a_pod(cluster, where, jobset)
+    if output is Format.JSON:
+        put_json([check.to_json() for check in checks])
+    else:
+        put_table(["CHECK", "RESULT", "FOUND"], [[check.name, check.state, check.message] for check in checks])
+        if jobset is None:
+            put()
+            put("To check channel and storage from a pod like those of a job: kubectl gracepoint doctor JOBSET")
+    if any(check.state is State.FAILED for check in checks):
+        raise typer.Exit(ExitCode.BAD)
+
+
+def _installation(cluster: Cluster, namespace: str) -> Iterable[Check]:
+    from gracepoint_cli.doctor import installation
+    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, Kind
+    from gracepoint_operator.resources.crds import definitions
+    from gracepoint_operator.webhooks.installed_api import CRD_NAME
+
+    def version() -> Iterable[Check]:
+        return [installation.kubernetes_version(cluster.path("/version"))]
+
+    def own() -> Iterable[Check]:
+        names = {name: body["metadata"]["name"] for name, body in definitions().items()}
+        return [installation.own_definitions({key: cluster.find(CRDS, None, name) for key, name in names.items()})]
+
+    def jobset() -> Iterable[Check]:
+        return [installation.jobset_api(cluster.find(CRDS, None, CRD_NAME))]
+
+    def operator() -> Iterable[Check]:
+        labels = "app.kubernetes.io/part-of=gracepoint"
+        return installation.operator(cluster.list(Kind("/apis/apps/v1", "deployments"), None, labels=labels))
+
+    def webhooks() -> Iterable[Check]:
+        found = [
+            {**body, "kind": kind}
+            for kind, plural in (
+                ("MutatingWebhookConfiguration", MUTATING_WEBHOOKS),
+                ("ValidatingWebhookConfiguration", VALIDATING_WEBHOOKS),
+            )
+            for body in cluster.list(plural, None)
+        ]
+        return installation.webhooks(found, now=datetime.datetime.now(datetime.UTC))
+
+    def policies() -> Iterable[Check]:
+        return _policies(cluster, namespace)
+
+    named: dict[str, Callable[[], Iterable[Check]]] = {
+        "Kubernetes": version,
+        "definitions": own,
+        "JobSet": jobset,
+        "operator": operator,
+        "webhooks": webhooks,
+        "policies": policies,
+    }
+    for name, look in named.items():
+        try:
+            yield from look()
+        except CommandError as error:
+            if "does not answer" in str(error):
+                raise
+            # A user of a namespace may not read objects of the cluster.
+            yield Check(name, State.UNKNOWN, str(error))
+
+
+def _policies(cluster: Cluster, namespace: str) -> Iterable[Check]:
+    from gracepoint_cli import overview
+    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_operator.kube.kinds import POLICIES
+
+    found = overview.policies(cluster.list(POLICIES, namespace))
+    if not found:
+        yield Check("policies", State.OK, f"there is none in the namespace {namespace!r}")
+    for policy in found:
+        problems = [*([policy.error] if policy.error else []), *policy.problems]
+        state = State.FAILED if policy.error or policy.conditions.get("Ready") != "True" else State.WARNING
+        if problems:
+            yield Check(f"policy {policy.name}", state, "; ".join(problems))
+        else:
+            yield Check(f"policy {policy.name}", State.OK, f"{policy.jobsets} JobSets")
+
+
+def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:
+    from gracepoint.wire.names import LABEL_POLICY
+    from gracepoint_cli.doctor import probe_pod
+    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_operator.kube.kinds import PODS, POLICIES
+    from gracepoint_operator.resources import CheckpointPolicy, Training
+    from gracepoint_operator.workloads.jobset import JOBSETS
+
+    jobset = cluster.get(JOBSETS, namespace, name)
+    policy = (jobset["metadata"].get("labels") or {}).get(LABEL_POLICY)
+    found = cluster.find(POLICIES, namespace, policy) if policy else None
+    try:
+        body = probe_pod.probe_pod(jobset, CheckpointPolicy.of(found).spec.training if found else Training())
+    except ValueError as error:
+        return [Check("pod", State.FAILED, str(error))]
+    pod = cluster.create(PODS, namespace, body)
+    name = pod["metadata"]["name"]
+    try:
+        with progress(f"The pod {name} checks channel and storage"):
+            began_s = time.monotonic()
+            while not probe_pod.ended(pod):
+                if time.monotonic() - began_s > _POD_WITHIN_S:
+                    why = probe_pod.waits_for(pod) or (pod.get("status") or {}).get("phase", "")
+                    text = f"the pod {name} did not end within {_POD_WITHIN_S:.0f} s: {why}"
+                    return [Check("pod", State.FAILED, text)]
+                time.sleep(_LOOK_EVERY_S)
+                pod = cluster.get(PODS, namespace, name, todo="Somebody deleted the pod of the check")
+        return list(probe_pod.results(pod))
+    finally:
+        _delete(cluster, namespace, name)
+
+
+def _delete(cluster: Cluster, namespace: str, name: str) -> None:
+    from gracepoint_operator.kube.kinds import PODS
+
+    for _ in range(_TRIES):
+        try:
+            if (left := cluster.find(PODS, namespace, name)) is not None:
+                cluster.delete(PODS, left)
+            return
+        except CommandError as error:  # the kubelet may have written the pod in between
+            why = error
+    say(f"The pod {name} could not be deleted ({why}); it ends by itself.")

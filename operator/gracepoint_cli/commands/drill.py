@@ -1,0 +1,125 @@
+"""``drill``: rehearses a preemption of a running JobSet, waits for its end, and reports it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli.output import Format, progress, put, put_json, say
+
+if TYPE_CHECKING:
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.rehearsal import Outcome
+
+Json = dict[str, Any]
+_LOOK_EVERY_S = 0.5
+#: The operator adopts a request within a second or two.
+_ADOPTED_WITHIN_S = 30.0
+#: An end is known this long after the deadline at the latest.
+_AFTER_DEADLINE_S = 60.0
+
+
+def drill(
+    jobset: Annotated[str, typer.Argument(help="Name of a running JobSet.", autocompletion=jobset_names)],
+    deadline: Annotated[float, typer.Option(help="Seconds of the notice.", min=1, max=86400)] = 60.0,
+    wait: Annotated[bool, typer.Option(help="Wait for the end, and report it.")] = True,
+    namespace: Namespace = None,
+    output: Output = Format.TABLE,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Rehearses a preemption: a running job does everything but exit. Waits, and reports how it went.
+
+    Training is interrupted for the time of one save. Exit code 1: nothing was committed, too late, or steps were lost.
+    """
+    from gracepoint.wire.names import LABEL_POLICY
+    from gracepoint_cli import rehearsal
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_operator.kube.kinds import POLICIES, PREEMPTIONS
+    from gracepoint_operator.workloads.jobset import JOBSETS
+
+    with Cluster(kubeconfig, context) as cluster:
+        where = namespace or cluster.namespace
+        body = cluster.get(JOBSETS, where, jobset, todo="To see the jobs there are: kubectl gracepoint status -A")
+        policy = (body["metadata"].get("labels") or {}).get(LABEL_POLICY)
+        if reason := rehearsal.why_in_vain(body, cluster.find(POLICIES, where, policy) if policy else None):
+            raise CommandError(reason)
+        asked = cluster.create(PREEMPTIONS, where, rehearsal.request(jobset, where, deadline))
+        name = asked["metadata"]["name"]
+        say(f"Requested the drill {name} with a notice of {deadline:g} s.")
+        if not wait:
+            if output is Format.JSON:
+                put_json({"request": name})
+            else:
+                put(f"kubectl get preemption {name} -n {where} -o yaml")
+            return
+        try:
+            with progress(f"The JobSet {jobset} rehearses"):
+                found = _wait(cluster, asked, deadline)
+        except KeyboardInterrupt:
+            say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemption {name} -n {where}")
+            raise
+    if output is Format.JSON:
+        put_json(found.to_json())
+    else:
+        _report(found)
+    if not found.good:
+        raise typer.Exit(ExitCode.BAD)
+
+
+def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> Outcome:
+    """Waits for the end, and says on stderr which stages were reached."""
+    from gracepoint_cli import rehearsal
+    from gracepoint_cli.timeline.stages import STAGES
+    from gracepoint_operator.kube.kinds import PREEMPTIONS
+
+    where, name = asked["metadata"]["namespace"], asked["metadata"]["name"]
+    began_s = time.monotonic()
+    said: set[str] = set()
+    while True:
+        request = cluster.get(PREEMPTIONS, where, name, todo="Somebody deleted it, which withdraws the drill")
+        adopted = (request.get("status") or {}).get("preemption")
+        record = cluster.find(PREEMPTIONS, where, adopted) if adopted else None
+        for timing in sorted(((record or {}).get("status") or {}).get("timings") or (), key=lambda t: t["seconds"]):
+            if timing["stage"] not in said:
+                said.add(timing["stage"])
+                say(f"  {timing['seconds']:8.3f} s  {STAGES.get(timing['stage'], timing['stage'])}")
+        if (found := rehearsal.outcome(request, record)) is not None:
+            return found
+        waited_s = time.monotonic() - began_s
+        phase = ((record or request).get("status") or {}).get("phase")
+        if phase is None and adopted is None and waited_s > _ADOPTED_WITHIN_S:
+            raise CommandError(
+                f"the operator has not answered the request {name} for {_ADOPTED_WITHIN_S:.0f} s",
+                "Run: kubectl gracepoint doctor",
+            )
+        if waited_s > deadline_s + _AFTER_DEADLINE_S:
+            raise CommandError(
+                f"the drill {name} has no end {_AFTER_DEADLINE_S:.0f} s after its deadline; it is {phase or 'new'}",
+                f"Look at: kubectl describe preemption {adopted or name} -n {where}",
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _report(found: Outcome) -> None:
+    good = "The rehearsal went well" if found.good else "The rehearsal did NOT go well"
+    put(f"{good}: {found.phase}. {found.message}".rstrip(), style="green" if found.good else "red")
+    lines = {
+        "step saved": found.step,
+        "steps lost": found.steps_lost,
+        "from the request to the commit": None if found.commit_s is None else f"{found.commit_s:.3f} s",
+        "to spare before the deadline": None if found.seconds_to_spare is None else f"{found.seconds_to_spare:.1f} s",
+        "processes": found.processes,
+        "size": None if found.bytes is None else f"{found.bytes / 2**20:,.1f} MiB",
+    }
+    for name, value in lines.items():
+        if value is not None:
+            put(f"  {name:32} {value}")
+    if found.missing:
+        put(f"  did not acknowledge: {', '.join(found.missing)}", style="yellow")
+    if found.preemption:
+        put(f"To see it drawn: kubectl gracepoint timeline {found.preemption}")

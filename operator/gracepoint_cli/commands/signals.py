@@ -1,0 +1,88 @@
+"""``signals``: the disruption catalogue, or the signals that an object of the cluster shows now."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+import typer
+
+from gracepoint_cli.commands.options import Context, Kubeconfig, Output
+from gracepoint_cli.output import Format, put, put_json, put_table
+
+
+def signals(
+    name: Annotated[str | None, typer.Argument(help="Name of a row, to see all of it.", show_default=False)] = None,
+    provider: Annotated[str | None, typer.Option(help="Only rows of this provider.", show_default=False)] = None,
+    node: Annotated[str | None, typer.Option(help="Instead: the signals that this node shows now.")] = None,
+    output: Output = Format.TABLE,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Lists the signals that announce a disruption, or those that a node shows now."""
+    from gracepoint_cli.errors import CommandError, ExitCode
+    from gracepoint_operator.signals import BUILT_IN, page
+
+    if node is not None:
+        _of_node(node, output, kubeconfig, context)
+        return
+    rows = [row for row in BUILT_IN if name in (None, row.name)]
+    rows = [row for row in rows if provider is None or row.provider.lower() == provider.lower()]
+    if not rows:
+        providers = ", ".join(sorted({row.provider for row in BUILT_IN}))
+        raise CommandError(
+            f"found no row named {name!r}" if name else f"found no row of the provider {provider!r}",
+            f"Providers are: {providers}. Rows of your own are in the chart's value signals.rows",
+            ExitCode.USAGE,
+        )
+    if output is Format.JSON:
+        put_json([row.to_json() for row in rows])
+    elif name is not None:
+        put(page.listing(rows).replace("*", "").replace("`", "").strip())
+    else:
+        put_table(
+            ["NAME", "PROVIDER", "ON", "CAUSE", "CONFIDENCE", "TAKEN BACK"],
+            [
+                [row.name, row.provider, row.match.kind, row.cause, row.confidence, "yes" if row.cancelable else "no"]
+                for row in rows
+            ],
+        )
+        put()
+        put("One of them in full: kubectl gracepoint signals NAME")
+
+
+def _of_node(name: str, output: Format, kubeconfig: str | None, context: str | None) -> None:
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_operator.kube.kinds import NODES
+    from gracepoint_operator.signals import BUILT_IN, On, marks
+
+    with Cluster(kubeconfig, context) as cluster:
+        found = marks(BUILT_IN, On.NODE, cluster.get(NODES, None, name, todo="To list them: kubectl get nodes"))
+
+    def time(seconds: float | None) -> str | None:
+        return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+
+    if output is Format.JSON:
+        put_json(
+            [
+                {
+                    "row": mark.row.name,
+                    "cause": mark.row.cause,
+                    "confidence": mark.row.confidence,
+                    "text": mark.text,
+                    "since": time(mark.since_at),
+                    "until": time(mark.until_at),
+                }
+                for mark in found
+            ]
+        )
+    elif not found:
+        put(f"The node {name} shows no signal of the built-in rows.")
+    else:
+        put_table(
+            ["ROW", "CAUSE", "CONFIDENCE", "SINCE", "UNTIL", "WHAT"],
+            [
+                [m.row.name, m.row.cause, m.row.confidence, time(m.since_at), time(m.until_at) or "-", m.text]
+                for m in found
+            ],
+        )

@@ -1,0 +1,71 @@
+"""``timeline``: draws one preemption in the terminal, as SVG, or as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, preemption_names
+from gracepoint_cli.errors import CommandError
+from gracepoint_cli.output import Format, console, put_json, say
+
+if TYPE_CHECKING:
+    from gracepoint_cli.cluster import Cluster
+
+Json = dict[str, Any]
+
+
+def timeline(
+    preemption: Annotated[
+        str, typer.Argument(help="Name of a Preemption, or of a request for one.", autocompletion=preemption_names)
+    ],
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", dir_okay=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file. It loads nothing else.")] = None,
+    namespace: Namespace = None,
+    output: Output = Format.TABLE,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
+    from gracepoint.wire.names import JOBSET_LABEL_UID
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.timeline import picture, terminal
+    from gracepoint_cli.timeline.of_preemption import timeline_of
+    from gracepoint_operator.kube.kinds import PODS
+
+    with Cluster(kubeconfig, context) as cluster:
+        where = namespace or cluster.namespace
+        record = _record(cluster, where, preemption)
+        uid = record["spec"]["jobSet"]["uid"]
+        made = timeline_of(record, cluster.list(PODS, where, labels=f"{JOBSET_LABEL_UID}={uid}"))
+    for path, draw in ((svg, picture.svg), (html, picture.page)):
+        if path is not None:
+            try:
+                path.write_text(draw(made), encoding="utf-8")
+            except OSError as error:
+                raise CommandError(f"cannot write {path}: {error.strerror}") from error
+            say(f"Wrote {path}")
+    if output is Format.JSON:
+        put_json(made.to_json())
+    elif svg is None and html is None:
+        out = console()
+        for line in terminal.lines(made, min(out.width, 160), colours=out.is_terminal):
+            out.print(line, soft_wrap=True)
+
+
+def _record(cluster: Cluster, namespace: str, name: str) -> Json:
+    """Returns the record of that name, or the one that was made for the request of that name."""
+    from gracepoint_operator.kube.kinds import PREEMPTIONS
+
+    found = cluster.get(PREEMPTIONS, namespace, name, todo=f"To list them: kubectl get preemptions -n {namespace}")
+    if "epoch" in found["spec"]:
+        return found
+    status = found.get("status") or {}
+    if not status.get("preemption"):
+        raise CommandError(
+            f"the request {name} has no Preemption: {status.get('message') or 'the operator has not answered it'}",
+            "If it stays so, run: kubectl gracepoint doctor",
+        )
+    return cluster.get(PREEMPTIONS, namespace, status["preemption"])

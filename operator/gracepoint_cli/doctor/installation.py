@@ -1,0 +1,161 @@
+"""Checks of an installation, from objects of the API server. Pure, but for the time that is passed in."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cryptography import x509
+
+from gracepoint.version import __version__
+from gracepoint_cli.doctor.checks import Check, State
+from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.webhooks.installed_api import read_installed_api
+
+Json = dict[str, Any]
+
+_OLDEST = (1, 30)
+#: Webhooks by name, and what is missing without each.
+_WEBHOOKS = {
+    "jobsets.gracepoint.dev": "JobSets are not prepared at their creation",
+    "pods.gracepoint.dev": "restarted pods do not avoid nodes that go away",
+    "evictions.gracepoint.dev": "kubectl drain does not wait for the save",
+}
+_JOBSETS_OWN = "jobset-mutating-webhook-configuration"
+_SOON_DAYS = 7
+
+
+def kubernetes_version(version: Mapping[str, Any]) -> Check:
+    """Checks the answer of ``/version``."""
+    found = str(version.get("gitVersion", "?"))
+    numbers = re.match(r"v?(\d+)\.(\d+)", found)
+    if numbers is None:
+        return Check("Kubernetes", State.WARNING, f"found the version {found!r}, which cannot be read")
+    if (int(numbers[1]), int(numbers[2])) < _OLDEST:
+        return Check("Kubernetes", State.FAILED, f"found {found}, expected {'.'.join(map(str, _OLDEST))} or newer")
+    return Check("Kubernetes", State.OK, found)
+
+
+def own_definitions(crds: Mapping[str, Json | None]) -> Check:
+    """Checks Gracepoint's own definitions, by file name of ``definitions``."""
+    differ = []
+    for name, wanted in definitions().items():
+        found = crds.get(name)
+        if found is None:
+            return Check(
+                "definitions",
+                State.FAILED,
+                f"found no {wanted['metadata']['name']}: install the chart (charts/gracepoint), or apply crds/",
+            )
+        if _fields(found) != _fields(wanted):
+            differ.append(str(wanted["metadata"]["name"]))
+    if differ:
+        return Check(
+            "definitions",
+            State.WARNING,
+            f"{', '.join(differ)}: the fields are not those of version {__version__}, which this command is of. "
+            "Upgrade the "
+            "chart, or this command",
+        )
+    return Check("definitions", State.OK, f"those of version {__version__}")
+
+
+def _fields(crd: Json) -> set[str]:
+    """Returns the paths of all fields in the definition's schema."""
+
+    def walk(node: Mapping[str, Any], path: str) -> Iterable[str]:
+        for name, child in (node.get("properties") or {}).items():
+            yield f"{path}.{name}"
+            yield from walk(child, f"{path}.{name}")
+        if isinstance(node.get("items"), dict):
+            yield from walk(node["items"], f"{path}[]")
+
+    return set(walk(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], ""))
+
+
+def jobset_api(crd: Json | None) -> Check:
+    """Checks the definition of JobSets."""
+    if crd is None:
+        return Check("JobSet", State.FAILED, "found no definition of JobSets: install JobSet v0.10 or newer")
+    try:
+        found = read_installed_api(crd)
+    except LookupError as error:
+        return Check("JobSet", State.FAILED, str(error))
+    if found.missing:
+        return Check(
+            "JobSet", State.FAILED, f"found no {', no '.join(found.missing)}: upgrade JobSet to v0.10 or newer"
+        )
+    if found.warning is not None:
+        return Check("JobSet", State.WARNING, found.warning)
+    return Check("JobSet", State.OK, "has all that a restart after a save needs")
+
+
+def operator(deployments: Sequence[Json]) -> list[Check]:
+    """Checks the operator's Deployments."""
+    if not deployments:
+        return [Check("operator", State.FAILED, "found no Deployment: helm install gracepoint charts/gracepoint")]
+    checks = []
+    for body in deployments:
+        meta, status = body["metadata"], body.get("status") or {}
+        name = f"{meta['namespace']}/{meta['name']}"
+        wanted, ready = int(body["spec"].get("replicas", 1)), int(status.get("readyReplicas") or 0)
+        version = (meta.get("labels") or {}).get("app.kubernetes.io/version", "")
+        if ready == 0:
+            why = f"kubectl -n {meta['namespace']} describe pods -l app.kubernetes.io/name=gracepoint"
+            checks.append(
+                Check("operator", State.FAILED, f"{name}: none of {wanted} replicas is ready. Look at: {why}")
+            )
+        elif ready < wanted:
+            checks.append(Check("operator", State.WARNING, f"{name}: {ready} of {wanted} replicas are ready"))
+        else:
+            checks.append(Check("operator", State.OK, f"{name}: {ready} of {wanted} replicas are ready"))
+        if version != __version__:
+            text = f"{name} has version {version or 'unknown'}, and this command {__version__}"
+            checks.append(Check("versions", State.WARNING, text))
+        else:
+            checks.append(Check("versions", State.OK, f"operator, library and this command: {__version__}"))
+    return checks
+
+
+def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[Check]:
+    """Checks the webhook configurations of the cluster, and the authorities that they trust."""
+    found = {
+        webhook["name"]: (body["metadata"]["name"], webhook)
+        for body in configurations
+        for webhook in body.get("webhooks") or ()
+    }
+    missing = [f"{name} ({cost})" for name, cost in _WEBHOOKS.items() if name not in found]
+    if missing:
+        return [Check("webhooks", State.FAILED, f"found no {', no '.join(missing)}. Install or upgrade the chart")]
+    checks = [Check("webhooks", State.OK, f"{len(_WEBHOOKS)} are configured")]
+    first = found["jobsets.gracepoint.dev"][0]
+    names = [
+        body["metadata"]["name"] for body in configurations if body.get("kind") != "ValidatingWebhookConfiguration"
+    ]
+    if _JOBSETS_OWN in names and first > _JOBSETS_OWN:
+        text = f"{first} comes after {_JOBSETS_OWN}: JobSets without restartPolicy: Never are refused. Rename it"
+        checks.append(Check("webhooks", State.WARNING, text))
+    for name in _WEBHOOKS:
+        bundle = (found[name][1].get("clientConfig") or {}).get("caBundle")
+        checks.append(_authorities(name, bundle, now))
+    return checks
+
+
+def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> Check:
+    what = f"certificate authority of {name}"
+    if not bundle:
+        text = "found none: the operator has not started, or may not write the configuration. See its log"
+        return Check(what, State.FAILED, text)
+    try:
+        certificates = x509.load_pem_x509_certificates(base64.b64decode(bundle))
+    except ValueError as error:
+        return Check(what, State.FAILED, f"cannot be read: {error}")
+    last = max(certificate.not_valid_after_utc for certificate in certificates)
+    left_days = (last - now).total_seconds() / 86400
+    if left_days < 0:
+        return Check(what, State.FAILED, f"expired {-left_days:.0f} days ago. See docs/operations.md, “Certificates”")
+    state = State.OK if left_days >= _SOON_DAYS else State.WARNING
+    return Check(what, state, f"valid for {left_days:.0f} days")

@@ -1,0 +1,122 @@
+"""A pod like those of a job, which checks the channel and the storage from where the job runs. Pure.
+
+It has the image, the volumes, the service account and the variables of the job's pods, and none of the JobSet's labels,
+so that neither JobSet nor the operator takes it for one of the gang. It asks for no accelerator. It writes its result
+as the container's termination message, which is read from its status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gracepoint.wire.names import Env
+from gracepoint_cli.doctor.checks import Check, State
+from gracepoint_operator.resources import Training
+from gracepoint_operator.webhooks.training_jobs import Problems, gang
+
+Json = dict[str, Any]
+
+_LIVES_S = 120
+_MESSAGE = "/dev/termination-log"
+#: Fields of the pod that decide where it may run and what it may reach.
+_POD_FIELDS = (
+    "affinity",
+    "dnsConfig",
+    "dnsPolicy",
+    "hostNetwork",
+    "imagePullSecrets",
+    "nodeSelector",
+    "runtimeClassName",
+    "securityContext",
+    "serviceAccountName",
+    "tolerations",
+    "volumes",
+)
+_CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "securityContext", "volumeMounts")
+_KIND_OF_WORKLOAD = "app.kubernetes.io/component"
+
+
+def probe_pod(jobset: Json, training: Training) -> Json:
+    """Returns the pod for a stored JobSet.
+
+    Raises:
+        ValueError: The JobSet has no gang under its policy. The message says why.
+    """
+    problems = Problems()
+    members = gang(json.loads(json.dumps(jobset)), training, problems)
+    if not members:
+        raise ValueError("; ".join(problems))
+    meta, member = jobset["metadata"], members[0]
+    pod, container = member.template["spec"], member.container
+    known = {Env.JOBSET_NAME: meta["name"], Env.JOBSET_UID: meta.get("uid", "")}
+    environment = []
+    for variable in container.get("env") or ():
+        if variable["name"] in known:
+            variable = {"name": variable["name"], "value": known[variable["name"]]}
+        elif "metadata.labels" in json.dumps(variable.get("valueFrom") or {}):
+            variable = {"name": variable["name"], "value": "0"}
+        environment.append(variable)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{meta['name'][:40]}-doctor-",
+            "namespace": meta["namespace"],
+            "labels": {"app.kubernetes.io/part-of": "gracepoint", _KIND_OF_WORKLOAD: "doctor"},
+        },
+        "spec": {
+            **{name: pod[name] for name in _POD_FIELDS if name in pod},
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _LIVES_S,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": pod.get("automountServiceAccountToken", True),
+            "containers": [
+                {
+                    **{name: container[name] for name in _CONTAINER_FIELDS if name in container},
+                    "name": "doctor",
+                    "command": ["python3", "-m", "gracepoint", "check", f"--json={_MESSAGE}"],
+                    "env": [*environment, {"name": "JAX_PLATFORMS", "value": "cpu"}],
+                    "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+                }
+            ],
+        },
+    }
+
+
+def ended(pod: Json) -> bool:
+    """Returns whether the pod has come to its end."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def waits_for(pod: Json) -> str:
+    """Returns what a pod that does not run waits for. Empty if it does not say."""
+    status = pod.get("status") or {}
+    for item in status.get("containerStatuses") or ():
+        if waiting := (item.get("state") or {}).get("waiting"):
+            return f"{waiting.get('reason', '')} {waiting.get('message', '')}".strip()
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") != "True":
+            return str(condition.get("message") or "a node")
+    return ""
+
+
+def results(pod: Json) -> Sequence[Check]:
+    """Returns what the pod has found."""
+    name = pod["metadata"]["name"]
+    for item in (pod.get("status") or {}).get("containerStatuses") or ():
+        terminated = (item.get("state") or {}).get("terminated") or {}
+        try:
+            found = json.loads(terminated.get("message") or "")
+            return [Check(f"pod: {c['name']}", State(c["state"]), str(c["message"])) for c in found]
+        except (ValueError, KeyError, TypeError):
+            code = terminated.get("exitCode")
+            text = (
+                f"the pod {name} ended with exit code {code} and no result. The image needs python3 and this version "
+                "of the "
+                "library (python3 -m gracepoint check)"
+            )
+            return [Check("pod", State.FAILED, text)]
+    message = (pod.get("status") or {}).get("message") or "it has no container that ended"
+    return [Check("pod", State.FAILED, f"the pod {name}: {message}")]

@@ -1,0 +1,50 @@
+"""The objects of a file of manifests. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from gracepoint_cli.errors import CommandError, ExitCode
+
+Json = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """Leaves times as texts, as JSON has them."""
+
+
+def _as_text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _as_text)
+
+
+def objects(text: str, name: str) -> list[Json]:
+    """Returns the objects of a YAML or JSON text, those of Lists one by one.
+
+    Args:
+        text: The text.
+        name: Name of the file, for errors.
+
+    Raises:
+        CommandError: It is no YAML, or not made of Kubernetes objects.
+    """
+    try:
+        documents = [item for item in yaml.load_all(text, _Loader) if item is not None]
+    except yaml.YAMLError as error:
+        hint = "A Helm template is no manifest: render it first (helm template)" if "{{" in text else ""
+        raise CommandError(f"{name}: expected YAML: {error}", hint, ExitCode.BAD) from error
+    found: list[Json] = []
+    for item in documents:
+        if not isinstance(item, dict) or "kind" not in item:
+            raise CommandError(f"{name}: expected Kubernetes objects, found {str(item)[:60]!r}", code=ExitCode.BAD)
+        found += item.get("items") or [] if str(item["kind"]).endswith("List") else [item]
+    return found
+
+
+def of_kind(items: list[Json], kind: str) -> list[Json]:
+    """Returns the objects of a kind."""
+    return [item for item in items if item.get("kind") == kind]

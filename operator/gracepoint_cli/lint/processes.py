@@ -1,0 +1,135 @@
+"""What becomes of SIGTERM and of the exit code between the kubelet and the training process. Pure.
+
+The kubelet sends SIGTERM to the container's first process alone. The library must get it there, and its exit code must
+be that of the container. Processes that load data must live until the save is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from gracepoint_cli.lint.findings import Finding, Severity
+
+Json = dict[str, Any]
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
+_WORKERS = re.compile(r"--?[\w.-]*(?:num[_-]?workers|worker[_-]?count|workers)[=\s]+([1-9]\d*)", re.IGNORECASE)
+_PIPE = re.compile(r"(?<![|>])\|(?![|&])")
+
+
+def findings(container: Json, path: str) -> Iterator[Finding]:
+    """Checks the command of a training container.
+
+    Args:
+        container: The container.
+        path: Where it is in the object.
+    """
+    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    if not container.get("command") or not words:
+        return
+    rest, group = _without_init(words)
+    if group:
+        yield Finding(
+            Severity.WARNING,
+            "signal-to-group",
+            f"{path}.command",
+            f"found {group}, which sends SIGTERM to every process of the group. Workers that load data die at once, "
+            "and the "
+            "training needs them until the step that all processes agree on. Use tini without -g, or dumb-init with "
+            "--single-child",
+        )
+    script = _script(rest)
+    if script is not None:
+        yield from _of_script(script, f"{path}.command")
+    elif rest and rest[0].endswith(".sh"):
+        yield Finding(
+            Severity.INFO,
+            "script-as-first-process",
+            f"{path}.command",
+            f"found the script {rest[0]}, which cannot be read here. A shell does not pass SIGTERM on: its last line "
+            "must "
+            "be `exec python ...`",
+        )
+    if workers := _WORKERS.search(" ".join(words)):
+        yield Finding(
+            Severity.INFO,
+            "data-workers",
+            f"{path}.args",
+            f"found {workers[1]} worker processes. They must live until the save is done: they must not end on SIGTERM "
+            "before the training process closes them, and nothing may kill the process group",
+        )
+
+
+def _without_init(words: Sequence[str]) -> tuple[list[str], str]:
+    """Returns the command behind an init program, and that program if it sends SIGTERM to the group."""
+    name = PurePosixPath(words[0]).name
+    if name not in ("tini", "dumb-init", "docker-init"):
+        return list(words), ""
+    flags = []
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        flag = rest.pop(0)
+        if flag == "--":
+            break
+        flags.append(flag)
+    if name == "dumb-init":
+        return rest, "" if {"-c", "--single-child"} & set(flags) else "dumb-init without --single-child"
+    return rest, f"{name} -g" if any("g" in flag.lstrip("-") for flag in flags) else ""
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """Returns the script of ``sh -c SCRIPT``. None if the command is none."""
+    if not words or PurePosixPath(words[0]).name not in _SHELLS:
+        return None
+    for flag, script in itertools.pairwise(words[1:]):
+        if re.fullmatch(r"-[a-z]*c[a-z]*", flag):
+            return script
+    return None
+
+
+def _of_script(script: str, path: str) -> Iterator[Finding]:
+    lines = [line.strip() for line in re.split(r"[\n;]|&&", script.replace("\\\n", " ")) if line.strip()]
+    last = lines[-1] if lines else ""
+    if _PIPE.search(last):
+        if "pipefail" not in script:
+            yield Finding(
+                Severity.ERROR,
+                "exit-code-lost",
+                path,
+                f"found a pipe, {_short(last)!r}: the container ends with the exit code of its last program, so that "
+                "the "
+                "JobSet does not see that the work was saved, and fails. Write the log in the program, or redirect it",
+            )
+        yield _shell(Severity.WARNING, path, last)
+    elif last.startswith("exec "):
+        return
+    elif re.search(r"\btrap\b", script):
+        yield Finding(
+            Severity.INFO,
+            "shell-with-trap",
+            path,
+            "found a shell with a trap as the first process. It must pass SIGTERM on to the training process, wait "
+            "for it, "
+            "and end with its exit code. `exec python ...` does all three",
+        )
+    else:
+        yield _shell(Severity.WARNING, path, last)
+
+
+def _shell(severity: Severity, path: str, last: str) -> Finding:
+    return Finding(
+        severity,
+        "shell-as-first-process",
+        path,
+        "found a shell as the first process, which does not pass SIGTERM on: if no notice came before, nothing is "
+        "saved. "
+        f"Write `exec {_short(last)}` in its last line, or put the program itself into command",
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"

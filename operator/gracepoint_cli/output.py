@@ -1,0 +1,95 @@
+"""How commands print: tables for people, JSON for programs. Answers go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+#: Width where the output is no terminal. Lines are not cut there.
+_PLAIN_WIDTH = 400
+#: Colours of words that tables contain.
+_STYLES = {
+    "ok": "green",
+    "yes": "green",
+    "True": "green",
+    "Committed": "green",
+    "Promoted": "yellow",
+    "warning": "yellow",
+    "unknown": "yellow",
+    "Unknown": "yellow",
+    "Expired": "red",
+    "no": "red",
+    "False": "red",
+    "Failed": "red",
+    "error": "red",
+    "FAILED": "red",
+}
+
+
+class Format(StrEnum):
+    """Forms of an answer."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console on the stream as it is now."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PLAIN_WIDTH)
+
+
+def say(message: str) -> None:
+    """Prints a line for the user on stderr."""
+    console(stderr=True).print(escape(message), soft_wrap=True)
+
+
+def put_json(value: Any) -> None:
+    """Prints an answer as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints rows as kubectl does: no lines, headings in capitals. The last column may wrap."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        table.add_column(name, no_wrap=index < len(columns) - 1, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    out = console()
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as printed:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+
+
+def put(line: str = "", style: str = "") -> None:
+    """Prints a line of an answer."""
+    console().print(Text(line, style=style), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Shows ``what`` beside a spinner on a terminal while the block runs. Prints nothing elsewhere."""
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(escape(what)):
+        yield
+
+
+def _cell(value: object) -> Text:
+    text = "" if value is None else str(value)
+    return Text(text, style=_STYLES.get(text, ""))

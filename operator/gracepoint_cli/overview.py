@@ -1,0 +1,221 @@
+"""What ``status`` shows: each JobSet under a policy, who is connected, and whether its save fits. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_POLICY
+from gracepoint_operator.decisions.connectivity import STALE_S
+from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads.jobset import JobSetType
+
+Json = dict[str, Any]
+_DEFAULT_GRACE_S = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOverview:
+    """One JobSet that names a policy.
+
+    Attributes:
+        policy: Name of the policy.
+        mode: Mode of the policy. Empty if there is no policy of that name, or it cannot be read.
+        injected: Whether its pods were prepared when it was created.
+        running: Number of its running pods.
+        connected: Number of its pods that are connected to the operator. None if no replica has reported.
+        needed_s: Predicted duration of an emergency save with its margin, in seconds. None if it has reported none.
+        grace_s: The shortest grace period of its pods, in seconds.
+        restarts: How often the JobSet has restarted.
+        finished: Whether it has ended.
+        last: Name and phase of its newest Preemption. None if there is none.
+        problems: What is wrong, and what to do.
+    """
+
+    namespace: str
+    name: str
+    policy: str
+    mode: str
+    injected: bool
+    running: int
+    connected: int | None
+    needed_s: float | None
+    grace_s: int
+    restarts: int
+    finished: bool
+    last: tuple[str, str] | None
+    problems: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether an emergency save fits into the grace period. None if its duration is not known."""
+        return None if self.needed_s is None else self.needed_s <= self.grace_s
+
+    def to_json(self) -> Json:
+        """Returns the JobSet as JSON with names as in Kubernetes."""
+        return {
+            "namespace": self.namespace,
+            "name": self.name,
+            "policy": self.policy,
+            "mode": self.mode,
+            "injected": self.injected,
+            "running": self.running,
+            "connected": self.connected,
+            "neededSeconds": self.needed_s,
+            "gracePeriodSeconds": self.grace_s,
+            "fitsGrace": self.fits,
+            "restarts": self.restarts,
+            "finished": self.finished,
+            "lastPreemption": None if self.last is None else {"name": self.last[0], "phase": self.last[1]},
+            "problems": list(self.problems),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOverview:
+    """One policy.
+
+    Attributes:
+        conditions: Status of its conditions, by type: True, False or Unknown.
+        problems: Messages of the conditions that are not as they should be.
+        error: Why it cannot be read. Empty if it can.
+    """
+
+    namespace: str
+    name: str
+    mode: str
+    jobsets: int
+    conditions: Mapping[str, str]
+    problems: tuple[str, ...]
+    error: str = ""
+
+    def to_json(self) -> Json:
+        """Returns the policy as JSON with names as in Kubernetes."""
+        return {
+            "namespace": self.namespace,
+            "name": self.name,
+            "mode": self.mode,
+            "jobSets": self.jobsets,
+            "conditions": dict(self.conditions),
+            "problems": list(self.problems),
+            "error": self.error,
+        }
+
+
+def policies(bodies: Iterable[Json]) -> list[PolicyOverview]:
+    """Returns what is known of each policy, sorted by namespace and name."""
+    return sorted((_policy(body) for body in bodies), key=lambda item: (item.namespace, item.name))
+
+
+def jobs(
+    jobsets: Iterable[Json],
+    policy_bodies: Iterable[Json],
+    pods: Iterable[Json],
+    preemptions: Iterable[Json],
+    *,
+    now: datetime.datetime,
+) -> list[JobOverview]:
+    """Returns what is known of each JobSet that names a policy, sorted by namespace and name."""
+    known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
+    running: dict[str, int] = {}
+    for pod in pods:
+        if (pod.get("status") or {}).get("phase") == "Running":
+            uid = (pod["metadata"].get("labels") or {}).get(JOBSET_LABEL_UID, "")
+            running[uid] = running.get(uid, 0) + 1
+    newest: dict[str, Json] = {}
+    for body in preemptions:
+        if "epoch" in body["spec"]:
+            uid = body["spec"]["jobSet"]["uid"]
+            if uid not in newest or body["spec"]["epoch"] > newest[uid]["spec"]["epoch"]:
+                newest[uid] = body
+    found = [
+        _job(body, known, running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"]), now)
+        for body in jobsets
+        if LABEL_POLICY in (body["metadata"].get("labels") or {})
+    ]
+    return sorted(found, key=lambda item: (item.namespace, item.name))
+
+
+def grace_s(jobset: Json) -> int:
+    """Returns the shortest grace period of the JobSet's pods, in seconds."""
+    pods = [_pod_spec(item) for item in (jobset.get("spec") or {}).get("replicatedJobs") or ()]
+    found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
+    return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
+
+
+def _pod_spec(replicated_job: Json) -> Json:
+    template = ((replicated_job.get("template") or {}).get("spec") or {}).get("template") or {}
+    return dict(template.get("spec") or {})
+
+
+def _policy(body: Json) -> PolicyOverview:
+    meta = body["metadata"]
+    try:
+        policy = CheckpointPolicy.of(body)
+    except Unreadable as error:
+        return PolicyOverview(meta["namespace"], meta["name"], "", 0, {}, (), str(error))
+    conditions = {item.type: item for item in policy.status.conditions or ()}
+    bad = [
+        f"{item.type}: {item.message}"
+        for item in conditions.values()
+        if str(item.status) == ("True" if item.type == "Stalled" else "False")
+    ]
+    if policy.status.observed_generation is None:
+        bad.append("the operator has not seen this policy. Is it installed and running? Run: kubectl gracepoint doctor")
+    return PolicyOverview(
+        policy.namespace,
+        policy.name,
+        str(policy.spec.mode),
+        policy.status.workloads.count if policy.status.workloads else 0,
+        {name: str(item.status) for name, item in conditions.items()},
+        tuple(bad),
+    )
+
+
+def _job(
+    body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, now: datetime.datetime
+) -> JobOverview:
+    workload = JobSetType().read(body)
+    problems = []
+    policy: CheckpointPolicy | None = None
+    if (named := known.get((workload.namespace, workload.policy))) is None:
+        problems.append(f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}")
+    else:
+        try:
+            policy = CheckpointPolicy.of(named)
+        except Unreadable as error:
+            problems.append(f"the CheckpointPolicy {workload.policy!r} cannot be used: {error}")
+    connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, now)
+    grace = grace_s(body)
+    if not workload.injected:
+        problems.append("created before its policy or label, so its pods get no notices: delete it and create it again")
+    if not workload.finished and connected is not None and connected < running:
+        problems.append(f"{running - connected} of {running} running pods are not connected to the operator")
+    if needed_s is not None and needed_s > grace:
+        problems.append(f"a save needs {needed_s:.1f} s, and the pods have {grace} s: raise the grace period")
+    return JobOverview(
+        namespace=workload.namespace,
+        name=workload.name,
+        policy=workload.policy,
+        mode="" if policy is None else str(policy.spec.mode),
+        injected=workload.injected,
+        running=running,
+        connected=connected,
+        needed_s=needed_s,
+        grace_s=grace,
+        restarts=workload.restarts,
+        finished=workload.finished,
+        last=None if newest is None else (newest["metadata"]["name"], (newest.get("status") or {}).get("phase") or ""),
+        problems=tuple(problems),
+    )
+
+
+def _reported(policy: CheckpointPolicy, uid: str, now: datetime.datetime) -> tuple[int | None, float | None]:
+    """Returns how many pods are connected, and how long a save takes."""
+    fresh = [r for r in policy.status.replicas or () if (now - r.time).total_seconds() <= STALE_S]
+    counts = [item.connected for replica in fresh for item in replica.workloads if item.uid == uid]
+    needs = [item.needed_s for item in policy.status.forecasts or () if item.uid == uid]
+    return (sum(counts) if fresh else None), (needs[0] if needs else None)

@@ -1,0 +1,128 @@
+"""What ``drill`` asks for, and what it reports. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint.wire.names import API_VERSION, GROUP, LABEL_POLICY
+from gracepoint_operator.resources import RequestPhase
+
+Json = dict[str, Any]
+
+
+def request(jobset: str, namespace: str, deadline_s: float) -> Json:
+    """Returns the Preemption that requests a drill."""
+    return {
+        "apiVersion": f"{GROUP}/{API_VERSION}",
+        "kind": "Preemption",
+        # The API server completes the name with five characters, so it is never that of a record.
+        "metadata": {"generateName": f"{jobset[:200]}-drill-", "namespace": namespace},
+        "spec": {"jobSet": {"name": jobset}, "mode": str(Mode.DRILL), "deadlineSeconds": deadline_s},
+    }
+
+
+def why_in_vain(jobset: Json, policy: Json | None) -> str:
+    """Returns why a drill of the JobSet cannot work, and what to do. Empty if nothing speaks against it."""
+    name = jobset["metadata"]["name"]
+    label = (jobset["metadata"].get("labels") or {}).get(LABEL_POLICY)
+    if label is None:
+        return f"the JobSet {name} has no label {LABEL_POLICY}: create it again with the label"
+    if policy is None:
+        return (
+            f"the JobSet {name} names the CheckpointPolicy {label!r}, which does not exist in its namespace: create it"
+        )
+    if (policy.get("spec") or {}).get("mode") == Mode.OBSERVE:
+        return f"the CheckpointPolicy {label!r} has mode Observe, in which pods get no notice: set spec.mode to Drill"
+    conditions = {c.get("type") for c in (jobset.get("status") or {}).get("conditions") or () if c["status"] == "True"}
+    if ended := conditions & {"Completed", "Failed"}:
+        return f"the JobSet {name} has ended ({', '.join(sorted(ended))}): rehearse with one that runs"
+    if (jobset.get("spec") or {}).get("suspend"):
+        return f"the JobSet {name} is suspended: rehearse when it runs"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a drill ended.
+
+    Attributes:
+        request: Name of the request.
+        preemption: Name of the record. Empty if there is none.
+        phase: The final phase, of the record or, without one, of the request.
+        message: Description of the phase.
+    """
+
+    request: str
+    preemption: str
+    phase: str
+    message: str
+    step: int | None = None
+    steps_lost: int | None = None
+    seconds_to_spare: float | None = None
+    processes: int | None = None
+    bytes: int | None = None
+    choice: str = ""
+    commit_s: float | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether a checkpoint was committed, before the deadline, and no step was lost."""
+        in_time = self.seconds_to_spare is None or self.seconds_to_spare >= 0
+        return self.phase == Phase.COMMITTED and in_time and not self.steps_lost
+
+    def to_json(self) -> Json:
+        """Returns the outcome as JSON with names as in Kubernetes."""
+        return {
+            "good": self.good,
+            "request": self.request,
+            "preemption": self.preemption or None,
+            "phase": self.phase,
+            "message": self.message,
+            "step": self.step,
+            "stepsLost": self.steps_lost,
+            "secondsToSpare": self.seconds_to_spare,
+            "secondsToCommit": self.commit_s,
+            "processes": self.processes,
+            "bytes": self.bytes,
+            "choice": self.choice or None,
+            "notAcknowledged": list(self.missing),
+        }
+
+
+def outcome(asked: Json, record: Json | None) -> Outcome | None:
+    """Returns how a drill ended. None if it has not ended.
+
+    Args:
+        asked: The request.
+        record: The Preemption that was made for it. None if there is none yet.
+    """
+    status: Mapping[str, Any] = asked.get("status") or {}
+    name = asked["metadata"]["name"]
+    found: Mapping[str, Any] = (record or {}).get("status") or {}
+    phase = found.get("phase")
+    if record is None or not (phase and Phase(phase).ended):
+        said = status.get("phase")
+        # The request of a drill that joined nothing has its own end.
+        if said and RequestPhase(said).ended and not status.get("preemption"):
+            return Outcome(name, "", said, str(status.get("message") or ""))
+        return None
+    timings = {item["stage"]: float(item["seconds"]) for item in found.get("timings") or ()}
+    acknowledgements = found.get("acknowledgements") or {}
+    return Outcome(
+        request=name,
+        preemption=record["metadata"]["name"],
+        phase=str(phase),
+        message=str(found.get("message") or ""),
+        step=found.get("step"),
+        steps_lost=found.get("stepsLost"),
+        seconds_to_spare=found.get("secondsToSpare"),
+        processes=found.get("processes"),
+        bytes=found.get("bytes"),
+        choice=str(found.get("choice") or ""),
+        commit_s=timings.get("committed"),
+        missing=tuple(f"{item['pod']} ({item['lags']})" for item in acknowledgements.get("laggards") or ()),
+    )

@@ -1,0 +1,10 @@
+"""The timeline of a preemption: lanes for node, operator, gang and each process, with the deadline as a line.
+
+* ``stages``: the stages of a preemption, in words;
+* ``model``: what a timeline contains, whoever made it;
+* ``of_preemption``: the timeline of any Preemption, from the API's objects;
+* ``terminal``: the timeline as text;
+* ``picture``: the timeline as Vega-Lite charts, in an SVG or in a page that needs nothing else.
+
+The demo draws its run with the same modules, and adds what it has measured itself.
+"""

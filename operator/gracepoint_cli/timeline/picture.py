@@ -1,0 +1,314 @@
+"""A timeline as Vega-Lite charts: an SVG, or a page with everything in it. Pure, but for the renderer.
+
+There are up to three charts: the whole preemption in lanes; its save, enlarged, as it mostly takes a small part of the
+time; and the losses of the runs over each other. The page makes each chart as wide as the window.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gracepoint_cli.timeline.model import Kind, Span, Timeline
+from gracepoint_cli.timeline.of_preemption import GANG
+
+Chart = dict[str, Any]
+
+#: Colours that people with any colour vision tell apart (Okabe and Ito), and lighter ones for what is not the save.
+_COLOURS = {
+    Kind.TRAINING: "#9ad0b5",
+    Kind.NOTICE: "#b8b8b8",
+    Kind.FREEZE: "#56b4e9",
+    Kind.DRAIN: "#0072b2",
+    Kind.SAVE: "#e69f00",
+    Kind.COMMIT: "#d55e00",
+    Kind.EXIT: "#a05195",
+    Kind.PODS: "#e8d174",
+    Kind.RESTORE: "#cc79a7",
+}
+_DEADLINE = "#c00000"
+_SVG_WIDTH = 860
+_LANE_HEIGHT = 30
+_TEXT_LENGTH = 64
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
+_CONFIG: Chart = {
+    "font": "DejaVu Sans, Arial, sans-serif",
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "grid": True, "gridColor": "#eee"},
+    "axisX": {"tickCount": {"expr": "ceil(width / 90)"}},
+    "axisY": {"labelPadding": 8},
+    "legend": {"labelFontSize": 12, "symbolType": "square"},
+    "title": {
+        "anchor": "start",
+        "frame": "group",
+        "fontSize": 14,
+        "fontWeight": 600,
+        "subtitleFontSize": 12,
+        "subtitleColor": "#555",
+    },
+}
+#: The save in stages that belong to the enlarged chart.
+_OF_THE_SAVE = (Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.COMMIT)
+
+
+def svg(timeline: Timeline) -> str:
+    """Returns the picture as SVG, 860 pixels wide beside the names of the lanes."""
+    import vl_convert
+
+    charts = [{**chart, "width": _SVG_WIDTH} for chart in charts_of(timeline)]
+    charts[0]["title"] = {"text": timeline.title, "subtitle": "; ".join(timeline.facts)}
+    spec = {
+        "config": _CONFIG,
+        "padding": 16,
+        "vconcat": charts,
+        "spacing": 36,
+        "resolve": {"scale": {"color": "independent", "x": "independent", "y": "independent"}},
+    }
+    return str(vl_convert.vegalite_to_svg(json.dumps(spec)))
+
+
+def page(timeline: Timeline) -> str:
+    """Returns a page that loads nothing else, as wide as its window."""
+    import vl_convert
+
+    charts = charts_of(timeline)
+    places = "\n".join(
+        f'<section><h2>{html.escape(_heading(c))}</h2><div id="c{i}"></div></section>' for i, c in enumerate(charts)
+    )
+    specs = [{**chart, "config": _CONFIG, "width": "container", "title": None} for chart in charts]
+    # A text of a Kubernetes object must not end the script, nor begin another.
+    data = json.dumps(specs).replace("<", "\\u003c")
+    return _PAGE.format(
+        title=html.escape(timeline.title),
+        facts="".join(f"<li>{html.escape(fact)}</li>" for fact in timeline.facts),
+        places=places,
+        font=_FONT,
+        library=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script"),
+        script=_EMBED.replace("SPECS", data),
+    )
+
+
+def charts_of(timeline: Timeline) -> list[Chart]:
+    """Returns the charts, each with a title and without a width."""
+    charts = [_lanes(timeline)]
+    save = [span for span in timeline.spans if span.lane == GANG and span.kind in _OF_THE_SAVE]
+    if save:
+        charts.append(_enlarged(timeline, save))
+    if timeline.losses:
+        charts.append(_losses(timeline))
+    return charts
+
+
+def _heading(chart: Chart) -> str:
+    return str(chart["title"]["text"])
+
+
+def _colours(kinds: set[Kind]) -> Chart:
+    shown = [kind for kind in Kind if kind in kinds]
+    return {
+        "field": "kind",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": [str(kind) for kind in shown], "range": [_COLOURS[kind] for kind in shown]},
+        "legend": {"orient": "bottom", "columns": {"expr": "width > 600 ? 9 : 2"}, "direction": "horizontal"},
+    }
+
+
+def _bars(spans: Sequence[Span], lanes: Sequence[str], x: Chart, field: str) -> Chart:
+    values = [
+        {
+            "lane": span.lane,
+            "text": span.text,
+            "kind": str(span.kind),
+            "start": round(span.start_s, 4),
+            "end": round(span.end_s, 4),
+            "duration": f"{span.end_s - span.start_s:.3f} s",
+        }
+        for span in spans
+    ]
+    return {
+        "data": {"values": values},
+        # The outline keeps a span of a millisecond visible.
+        "mark": {
+            "type": "bar",
+            "height": {"band": 0.66},
+            "stroke": {"expr": "scale('color', datum.kind)"},
+            "strokeWidth": 1,
+        },
+        "encoding": {
+            "y": {
+                "field": field,
+                "type": "nominal",
+                "sort": list(lanes),
+                "title": None,
+                "scale": {"domain": list(lanes)},
+                "axis": {
+                    "labelLimit": {"expr": "width > 500 ? 260 : 145"},
+                    "ticks": False,
+                    "domain": False,
+                    "grid": False,
+                },
+            },
+            "x": x,
+            "x2": {"field": "end"},
+            "color": _colours({span.kind for span in spans}),
+            "tooltip": [
+                {"field": "lane", "title": "who"},
+                {"field": "text", "title": "what"},
+                {"field": "start", "title": "from (s)"},
+                {"field": "end", "title": "to (s)"},
+                {"field": "duration", "title": "took"},
+            ],
+        },
+    }
+
+
+def _lanes(timeline: Timeline) -> Chart:
+    first, last = timeline.bounds
+    scale = {"domain": [round(first, 3), round(last, 3)], "nice": False}
+    x = {"field": "start", "type": "quantitative", "title": "seconds since the signal", "scale": scale}
+    layers = [_bars(timeline.spans, timeline.lanes, x, "lane")]
+    if timeline.deadline_s is not None:
+        at = {"x": {"datum": round(timeline.deadline_s, 3), "type": "quantitative"}}
+        rule = {"type": "rule", "color": _DEADLINE, "strokeWidth": 2, "strokeDash": [6, 3]}
+        late = timeline.deadline_s > (first + last) / 2
+        words = {"type": "text", "text": "deadline", "color": _DEADLINE, "y": -7, "fontSize": 12, "fontWeight": 600}
+        words |= {"align": "right" if late else "left", "dx": 4 if late else -4}
+        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, words)]
+    layers += _moments(timeline)
+    return {"title": {"text": "The preemption"}, "height": {"step": _LANE_HEIGHT}, "layer": layers}
+
+
+def _moments(timeline: Timeline) -> list[Chart]:
+    first, last = timeline.bounds
+    values = [
+        {
+            "lane": moment.lane,
+            "at": round(moment.at_s, 4),
+            "text": moment.text,
+            "short": _shortened(moment.text),
+            "left": moment.at_s > (first + last) / 2,
+            # Two texts of a lane share its width.
+            "room": 0.75 if [other.lane for other in timeline.moments].count(moment.lane) == 1 else 0.36,
+        }
+        for moment in timeline.moments
+    ]
+    place = {
+        "y": {"field": "lane", "type": "nominal", "sort": list(timeline.lanes)},
+        "x": {"field": "at", "type": "quantitative"},
+        "tooltip": [{"field": "text", "title": "what"}, {"field": "at", "title": "at (s)"}],
+    }
+    point = {"type": "point", "shape": "diamond", "filled": True, "size": 110, "color": "#222", "opacity": 1}
+    layers: list[Chart] = [{"data": {"values": values}, "mark": point, "encoding": place}]
+    for left in (False, True):
+        beside = {"type": "text", "align": "right" if left else "left", "dx": -9 if left else 9, "fontSize": 12}
+        # A white outline under the words keeps them legible on a bar.
+        layers += [
+            {
+                "data": {"values": values},
+                "transform": [{"filter": f"datum.left == {str(left).lower()}"}],
+                "mark": {**mark, "limit": {"expr": "width * datum.room"}},
+                "encoding": {**place, "text": {"field": "short"}},
+            }
+            for mark in ({**beside, "stroke": "white", "strokeWidth": 3}, {**beside, "color": "#222"})
+        ]
+    return layers
+
+
+def _enlarged(timeline: Timeline, save: Sequence[Span]) -> Chart:
+    begin_s, end_s = min(span.start_s for span in save), max(span.end_s for span in save)
+    steps = [
+        Span(span.text, (span.start_s - begin_s) * 1000, (span.end_s - begin_s) * 1000, span.kind, span.text)
+        for span in save
+    ]
+    names = [span.text for span in save]
+    x = {"field": "start", "type": "quantitative", "title": "milliseconds since all were frozen"}
+    layers = [_bars(steps, names, {**x, "scale": {"domain": [0, round((end_s - begin_s) * 1250, 1)]}}, "text")]
+    layers[0]["encoding"]["tooltip"] = [{"field": "text", "title": "what"}, {"field": "start"}, {"field": "end"}]
+    layers[0]["encoding"]["color"]["legend"] = None
+    words = [
+        {"text": step.text, "end": step.end_s, "label": _milliseconds(step.end_s - step.start_s)} for step in steps
+    ]
+    layers.append(
+        {
+            "data": {"values": words},
+            "mark": {"type": "text", "align": "left", "dx": 6, "fontSize": 12, "color": "#222"},
+            "encoding": {
+                "y": {"field": "text", "type": "nominal", "sort": names},
+                "x": {"field": "end", "type": "quantitative"},
+                "text": {"field": "label"},
+            },
+        }
+    )
+    title = f"The save, enlarged: {end_s - begin_s:.3f} s"
+    return {"title": {"text": title}, "height": {"step": _LANE_HEIGHT}, "layer": layers}
+
+
+def _losses(timeline: Timeline) -> Chart:
+    runs = list(dict.fromkeys(loss.run for loss in timeline.losses))
+    by_run = [[loss for loss in timeline.losses if loss.run == run] for run in runs]
+    layers: list[Chart] = []
+    # The first run is a broad line, and the others are thin lines on it: where they are equal, both are seen.
+    styles: list[Chart] = [
+        {"strokeWidth": 7, "opacity": 0.45},
+        {"strokeWidth": 1.5},
+        {"strokeWidth": 1.5, "strokeDash": [4, 2]},
+    ]
+    for losses, style in zip(by_run, styles, strict=False):
+        values = [{"run": loss.run, "step": loss.step, "loss": loss.value} for loss in losses]
+        layers.append(
+            {
+                "data": {"values": values},
+                "mark": {"type": "line", **style},
+                "encoding": {
+                    "x": {"field": "step", "type": "quantitative", "title": "training step", "scale": {"nice": False}},
+                    "y": {"field": "loss", "type": "quantitative", "title": "loss", "scale": {"zero": False}},
+                    "color": {
+                        "field": "run",
+                        "type": "nominal",
+                        "title": None,
+                        "scale": {"domain": runs, "range": ["#56b4e9", "#222222", "#d55e00"][: len(runs)]},
+                        "legend": {"orient": "bottom", "symbolType": "stroke", "labelLimit": 400},
+                    },
+                },
+            }
+        )
+    if timeline.saved_step is not None:
+        at = {"x": {"datum": timeline.saved_step, "type": "quantitative"}}
+        rule = {"type": "rule", "color": _DEADLINE, "strokeDash": [6, 3]}
+        text = f"step {timeline.saved_step} saved, and continued from"
+        words = {"type": "text", "text": text, "align": "left", "dx": 6, "y": 8, "fontSize": 12, "color": _DEADLINE}
+        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, words)]
+    return {"title": {"text": "Losses of both runs"}, "height": 220, "layer": layers}
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TEXT_LENGTH else f"{text[: _TEXT_LENGTH - 1]}…"
+
+
+_EMBED = """
+const specs = SPECS;
+specs.forEach((spec, i) => vegaEmbed(`#c${i}`, spec, {actions: false, renderer: "svg"}));
+"""
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font-family: {font}; color: #222; margin: 0 auto; padding: 1rem; max-width: 75rem; box-sizing: border-box; }}
+h1 {{ font-size: 1.3rem; overflow-wrap: anywhere; }} h2 {{ font-size: 1rem; margin: 1.5rem 0 .25rem; }}
+ul {{ display: flex; flex-wrap: wrap; gap: .25rem .5rem; list-style: none; padding: 0; }}
+li {{ background: #f0f4f8; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; }}
+section > div {{ width: 100%; }}
+</style></head>
+<body><h1>{title}</h1><ul>{facts}</ul>
+{places}
+<script type="module">{library}</script>
+<script type="module">{script}</script></body></html>
+"""

@@ -1,0 +1,94 @@
+"""A timeline as text: a line for each lane, then each stage with its seconds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from gracepoint_cli.timeline.model import Kind, Timeline
+
+_COLOURS = {
+    Kind.TRAINING: "green",
+    Kind.NOTICE: "bright_black",
+    Kind.FREEZE: "cyan",
+    Kind.DRAIN: "blue",
+    Kind.SAVE: "magenta",
+    Kind.COMMIT: "bright_magenta",
+    Kind.EXIT: "red",
+    Kind.PODS: "yellow",
+    Kind.RESTORE: "bright_blue",
+}
+_LETTERS = {
+    Kind.TRAINING: "=",
+    Kind.NOTICE: "-",
+    Kind.FREEZE: "f",
+    Kind.DRAIN: "d",
+    Kind.SAVE: "s",
+    Kind.COMMIT: "c",
+    Kind.EXIT: "x",
+    Kind.PODS: "p",
+    Kind.RESTORE: "r",
+}
+_NARROWEST = 20
+
+
+def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
+    """Returns the lines.
+
+    Args:
+        timeline: What to show.
+        width: Columns of the terminal.
+        colours: Whether spans are told apart by colour. Without, by letters.
+    """
+    labels = max(map(len, timeline.lanes), default=0)
+    columns = max(width - labels - 3, _NARROWEST)
+    first, last = timeline.bounds
+
+    def column(seconds: float) -> int:
+        return min(int((seconds - first) / (last - first) * columns), columns - 1)
+
+    made = [Text(timeline.title, style="bold"), Text("; ".join(timeline.facts)), Text()]
+    deadline = None if timeline.deadline_s is None else column(timeline.deadline_s)
+    for lane in timeline.lanes:
+        cells: list[tuple[str, str]] = [(" ", "")] * columns
+        for span in timeline.spans:
+            if span.lane == lane:
+                sign = "█" if colours else _LETTERS[span.kind]
+                for at in range(column(span.start_s), column(span.end_s) + 1):
+                    cells[at] = (sign, _COLOURS[span.kind])
+        for moment in timeline.moments:
+            if moment.lane == lane:
+                cells[column(moment.at_s)] = ("◆" if colours else "!", "bold")
+        if deadline is not None:
+            cells[deadline] = ("│" if colours else "|", "red")
+        line = Text(f"{lane:>{labels}}  ")
+        for sign, style in cells:
+            line.append(sign, style=style)
+        made.append(line)
+    made.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
+    if colours:
+        made.append(Text(" " * (labels + 2)).append_text(_legend({span.kind for span in timeline.spans})))
+    made.append(Text())
+    made += [Text(f"{at:10.3f} s  {text}") for at, text in _events(timeline)]
+    return made
+
+
+def _scale(first: float, last: float, columns: int) -> str:
+    left, right = f"{first:.1f} s", f"{last:.1f} s"
+    return left + right.rjust(columns - len(left))
+
+
+def _legend(kinds: Iterable[Kind]) -> Text:
+    legend = Text()
+    for kind in sorted(kinds, key=list(Kind).index):
+        legend.append("█ ", style=_COLOURS[kind]).append(f"{kind}   ")
+    return legend.append("│ ", style="red").append("deadline")
+
+
+def _events(timeline: Timeline) -> list[tuple[float, str]]:
+    found = [(moment.at_s, f"{moment.lane}: {moment.text}") for moment in timeline.moments]
+    found += [(span.end_s, f"{span.lane}: {span.text} ({span.end_s - span.start_s:.3f} s)") for span in timeline.spans]
+    if timeline.deadline_s is not None:
+        found.append((timeline.deadline_s, "deadline"))
+    return sorted(found, key=lambda item: item[0])

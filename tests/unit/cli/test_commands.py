@@ -1,0 +1,131 @@
+"""The commands as a user calls them, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gracepoint import checkpoint
+from gracepoint.version import __version__
+from gracepoint_cli.completion import words
+from gracepoint_operator.signals import BUILT_IN
+from tests.command_line import command
+
+COMMANDS = ["status", "drill", "timeline", "checkpoints", "lint", "signals", "doctor"]
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    for name in ("_GRACEPOINT_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
+        monkeypatch.setenv(name, "")  # so that what completion sets is undone
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    done = command("--help")
+    assert done.code == 0
+    assert [name for name in COMMANDS if name not in done.out] == []
+    assert "Exit codes" in done.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    assert command(name, "--help").code == 0
+
+
+def test_the_version_is_that_of_the_library() -> None:
+    assert command("--version").out.strip() == f"gracepoint {__version__}"
+
+
+def test_a_wrong_command_ends_with_two() -> None:
+    assert command("frobnicate").code == 2
+
+
+def test_no_kubeconfig_is_said_with_what_to_do() -> None:
+    done = command("status")
+    assert done.code == 3
+    assert "found no kubeconfig" in done.err
+    assert "--kubeconfig" in done.err
+
+
+def test_an_unknown_context_is_named_with_those_there_are(tmp_path: Path) -> None:
+    config = {"contexts": [{"name": "here", "context": {}}], "current-context": "here"}
+    (tmp_path / "config").write_text(json.dumps(config))
+    done = command("status", "--kubeconfig", tmp_path / "config", "--context", "there")
+    assert done.code == 3
+    assert "no context 'there'" in done.err
+    assert "here" in done.err
+
+
+def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("{")
+    assert "expected a kubeconfig" in command("status", "--kubeconfig", tmp_path / "config").err
+
+
+def test_signals_are_all_listed_or_one_in_full() -> None:
+    listed = command("signals", "-o", "json").json
+    assert [row["name"] for row in listed] == [row.name for row in BUILT_IN]
+    one = command("signals", BUILT_IN[0].name)
+    assert BUILT_IN[0].about[:40] in one.out
+    assert command("signals", "nothing").code == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "incomplete", "expected"),
+    [
+        pytest.param([], "st", ["status"], id="a command"),
+        pytest.param(["checkpoints"], "", ["ls", "show", "verify"], id="commands of a group"),
+        pytest.param(["status"], "--all", ["--all-namespaces"], id="an option"),
+        pytest.param(["drill"], "x", [], id="names without a cluster"),
+    ],
+)
+def test_words_are_completed(before: list[str], incomplete: str, expected: list[str]) -> None:
+    assert words(before, incomplete) == expected
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    """Two checkpoints."""
+    root = tmp_path / "steps"
+    for step in (3, 12):
+        checkpoint.save(root / str(step), {"w": np.arange(step * 8.0), "name": "x"})
+    return root
+
+
+def test_checkpoints_are_listed_newest_first(steps: Path) -> None:
+    listed = command("checkpoints", "ls", steps, "-o", "json").json
+    assert [Path(row["path"]).name for row in listed] == ["12", "3"]
+    assert {row["by"] for row in listed} == {"Gracepoint"}
+    table = command("checkpoints", "ls", f"file://{steps}")
+    assert (table.code, table.out.split()[0]) == (0, "STEP")
+
+
+def test_a_checkpoint_is_shown_leaf_by_leaf(steps: Path) -> None:
+    leaves = {leaf["name"]: leaf for leaf in command("checkpoints", "show", steps / "3", "-o", "json").json["leaves"]}
+    assert (leaves["w"]["shape"], leaves["w"]["dtype"]) == ([24], "float64")
+    assert "96" in command("checkpoints", "show", steps).out  # the newest
+
+
+def test_damage_ends_with_one_and_is_named(steps: Path) -> None:
+    assert command("checkpoints", "verify", steps).code == 0
+    victim = max((file for file in (steps / "12").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    done = command("checkpoints", "verify", steps, "-o", "json")
+    assert done.code == 1
+    assert [(Path(item["path"]).name, item["ok"]) for item in done.json] == [("12", False), ("3", True)]
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "verify"])
+def test_a_folder_without_checkpoints_is_named(name: str, tmp_path: Path) -> None:
+    done = command("checkpoints", name, tmp_path)
+    assert done.code == 3
+    assert "found no complete checkpoint" in done.err
+
+
+def test_a_store_that_is_not_known_is_named() -> None:
+    assert "ftp:// is not known" in command("checkpoints", "ls", "ftp://x/y").err

@@ -1,0 +1,89 @@
+"""What a drill asks for, when it is in vain, and how its end is told."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gracepoint_cli import rehearsal
+from gracepoint_operator.resources import PreemptionRequest
+from gracepoint_operator.resources.preemption import RECORD_NAME_END
+from tests.unit.cli.samples import preemption
+from tests.unit.operator.fakes.samples import jobset, policy_spec
+
+Json = dict[str, Any]
+POLICY: Json = {"spec": policy_spec().to_json()}
+
+
+def test_the_request_is_one_that_the_operator_reads() -> None:
+    body = rehearsal.request("llm", "team", 30)
+    named = body | {"metadata": {"name": body["metadata"]["generateName"] + "a1b2c", "namespace": "team"}}
+    assert not re.search(RECORD_NAME_END, named["metadata"]["name"])
+    read = PreemptionRequest.of(named)
+    assert (read.spec.workload.name, read.spec.mode, read.spec.deadline_seconds) == ("llm", "Drill", 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "policy", "words"),
+    [
+        pytest.param({}, POLICY, "", id="nothing"),
+        pytest.param({"labels": {}}, POLICY, "no label gracepoint.dev/policy", id="no label"),
+        pytest.param({}, None, "which does not exist", id="no policy"),
+        pytest.param({}, {"spec": {"mode": "Observe"}}, "set spec.mode to Drill", id="a policy that only observes"),
+        pytest.param({"ended": True}, POLICY, "has ended (Completed)", id="ended"),
+        pytest.param({"suspend": True}, POLICY, "is suspended", id="suspended"),
+    ],
+)
+def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Json | None, words: str) -> None:
+    body = jobset(suspend=change.get("suspend", False))
+    if "labels" in change:
+        body["metadata"]["labels"] = change["labels"]
+    if "ended" in change:
+        body["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
+    why = rehearsal.why_in_vain(body, policy)
+    assert words in why
+    assert bool(why) is bool(words)
+
+
+def asked(**status: Any) -> Json:
+    return {"metadata": {"name": "llm-drill-x"}, "spec": {}, "status": status}
+
+
+def test_a_drill_goes_on_until_its_record_has_ended() -> None:
+    adopted = asked(phase="Adopted", preemption="llm-12345678-1")
+    assert rehearsal.outcome(asked(), None) is None
+    assert rehearsal.outcome(adopted, None) is None
+    assert rehearsal.outcome(adopted, preemption(phase="Agreed")) is None
+    found = rehearsal.outcome(adopted, preemption())
+    assert found is not None
+    assert (found.good, found.step, found.commit_s) == (True, 93, 0.5)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"phase": "Expired"}, id="expired"),
+        pytest.param({"stepsLost": 3}, id="steps lost"),
+        pytest.param({"secondsToSpare": -0.5}, id="too late"),
+        pytest.param({"phase": "Promoted"}, id="an older snapshot"),
+    ],
+)
+def test_an_end_that_lost_work_is_not_good(status: Json) -> None:
+    found = rehearsal.outcome(asked(preemption="llm-12345678-1"), preemption(**status))
+    assert found is not None
+    assert not found.good
+
+
+def test_a_request_that_came_to_nothing_ends_with_its_message() -> None:
+    found = rehearsal.outcome(asked(phase="Superseded", message="another drill is under way"), None)
+    assert found is not None
+    assert (found.good, found.phase, found.message) == (False, "Superseded", "another drill is under way")
+
+
+def test_pods_that_did_not_acknowledge_are_named() -> None:
+    laggards = {"expected": 2, "received": 1, "laggards": [{"pod": "llm-0-1", "lags": "NotConnected"}]}
+    found = rehearsal.outcome(asked(preemption="x"), preemption(acknowledgements=laggards))
+    assert found is not None
+    assert found.missing == ("llm-0-1 (NotConnected)",)

@@ -1,0 +1,111 @@
+"""The timeline of a Preemption, as text and as a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from gracepoint_cli.timeline import picture, terminal
+from gracepoint_cli.timeline.model import Kind, Loss, Moment, Timeline
+from gracepoint_cli.timeline.of_preemption import GANG, OPERATOR, timeline_of
+from gracepoint_cli.timeline.stages import STAGES
+from tests.unit.cli.samples import pod, preemption
+
+
+def text_of(made: Timeline, width: int = 100) -> list[str]:
+    return [line.plain for line in terminal.lines(made, width, colours=False)]
+
+
+def test_the_gang_does_one_thing_after_the_other() -> None:
+    spans = [span for span in timeline_of(preemption()).spans if span.lane == GANG]
+    assert [span.kind for span in spans] == [
+        Kind.TRAINING, Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.SAVE, Kind.COMMIT, Kind.EXIT, Kind.PODS, Kind.RESTORE,
+        Kind.TRAINING,
+    ]  # fmt: skip
+    assert [span.start_s for span in spans[1:]] == [span.end_s for span in spans[:-1]]
+
+
+def test_signal_notice_and_deadline_are_at_their_times() -> None:
+    made = timeline_of(preemption())
+    assert [(moment.lane, moment.at_s) for moment in made.moments] == [("node gke-spot-7", 0.0), (OPERATOR, 0.01)]
+    assert made.deadline_s == 15.0
+    assert made.facts[:3] == ("Committed in mode Enforce", "step 93 saved", "0 steps lost")
+
+
+def test_stages_that_were_not_reached_are_left_out() -> None:
+    made = timeline_of(preemption({"noticeSent": 0.01, "committed": 3.0}))
+    assert [(span.kind, span.end_s) for span in made.spans] == [(Kind.COMMIT, 3.0)]
+
+
+def test_a_stage_that_seems_to_end_before_it_began_takes_no_time() -> None:
+    made = timeline_of(preemption({"noticeSent": 0.2, "frozen": 0.1}))
+    assert [(span.start_s, span.end_s) for span in made.spans] == [(0.2, 0.2)]
+
+
+def test_a_preemption_that_was_just_made_has_a_timeline() -> None:
+    made = timeline_of(preemption({}) | {"status": {}})
+    assert made.facts == ("Noticed in mode Enforce",)
+    assert "deadline" in "\n".join(text_of(made))
+
+
+def test_each_pod_has_a_lane_cut_to_the_time_of_the_preemption() -> None:
+    pods = [
+        pod(1, 1, started="2026-03-01T12:00:04Z"),
+        pod(0, started="2026-03-01T11:59:30Z", ended="2026-03-01T12:00:02Z"),
+    ]
+    made = timeline_of(preemption(), pods)
+    assert made.lanes[3:] == ("pod llm-workers-0-0-0", "pod llm-workers-0-1-1")
+    spans = [(s.kind, round(s.start_s, 2), round(s.end_s, 2)) for s in made.spans if s.lane.startswith("pod")]
+    assert spans == [(Kind.TRAINING, -0.9, 1.75), (Kind.PODS, 2.75, 3.75), (Kind.TRAINING, 3.75, 9.9)]
+
+
+def test_every_stage_of_the_operator_is_in_words() -> None:
+    assert {timing["stage"] for timing in preemption()["status"]["timings"]} == STAGES.keys()
+
+
+def test_text_has_a_line_a_lane_of_the_width() -> None:
+    lines = text_of(timeline_of(preemption()), 80)
+    lanes = [line for line in lines if line.startswith(("node gke", "       operator", "  all processes"))]
+    assert len(lanes) == 3
+    assert all(len(line) <= 80 for line in lanes)
+    assert all(line[-4:].count("|") == 1 for line in lanes)  # the deadline
+    assert any("checkpoint" in line and "0.090 s" in line for line in lines)
+
+
+@pytest.fixture
+def everything() -> Timeline:
+    losses = [Loss(run, step, 5.0 - step / 10) for run in ("undisturbed", "preempted") for step in range(20)]
+    return timeline_of(preemption(), [pod(0, started="2026-03-01T11:59:30Z")]).with_more(
+        moments=[Moment("node gke-spot-7", 15.2, "the node is gone")], losses=losses
+    )
+
+
+def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
+    svg = picture.svg(everything)
+    words = "".join(ElementTree.fromstring(svg).itertext())
+    for word in ("node gke-spot-7", "operator", "all processes", "deadline", "the node is gone", "writes the shards",
+                 "training step", "undisturbed", "commit", "drain", "14.5 s to spare"):  # fmt: skip
+        assert word in words, word
+
+
+def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
+    page = picture.page(everything)
+    # Of the page's own elements. The library's code has addresses in it.
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    assert not re.search(r"(src|href)=|@import|url\(", markup)
+    assert 'name="viewport"' in page
+    specs = json.loads(re.findall(r"const specs = (.*);\n", page)[-1])
+    assert [spec["width"] for spec in specs] == ["container"] * 3
+
+
+def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
+    made = everything.with_more(moments=[Moment(OPERATOR, 1.0, "</script><script>alert(1)</script>")])
+    assert "<script>alert" not in picture.page(made)
+
+
+def test_a_drill_without_losses_has_no_chart_of_them() -> None:
+    charts = picture.charts_of(timeline_of(preemption({"noticeSent": 0.0, "frozen": 0.1, "committed": 0.3})))
+    assert len(charts) == 2

@@ -1,0 +1,69 @@
+"""The documentation's site: it builds with all links checked, loads nothing from elsewhere, and has the reference."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gracepoint_operator.observability.metrics import Metrics
+from website import reference
+
+ROOT = Path(__file__).parents[2]
+#: Sources of elements that a browser fetches by itself.
+_FETCHED = re.compile(
+    r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(https?:[^\"'> ]+)|<link[^>]*\shref=[\"']?(https?:[^\"'> ]+)"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    argv = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr  # strict: a link to nowhere is an error
+    return folder
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    assert {str(page): found for page in pages if (found := _FETCHED.findall(page.read_text(encoding="utf-8")))} == {}
+
+
+def test_search_needs_no_server(site: Path) -> None:
+    # The index as a script, which a page from a disk may load.
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    for word in ("CheckpointPolicy", "kubectl gracepoint", "evictionHold", "BarrierTimeout"):
+        assert word in index, word
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("reference/command-line.html", ["drill", "--deadline", "checkpoints", "--svg"]),
+        ("reference/python.html", ["attach", "CheckpointManager", "BarrierTimeout", "write_options"]),
+        ("reference/settings.html", ["GRACEPOINT_SAVE_EVERY_STEPS", "GRACEPOINT_HEAD_START_S"]),
+        ("reference/resources.html", ["spec.evictionHold.boundSeconds", "status.timings[].p50Seconds"]),
+        ("reference/events.html", ["CheckpointCommitted", "Resumed"]),
+        ("concepts.html", ["images/preemption.svg"]),
+        ("project/ARCHITECTURE.html", ["A taint becomes a commit"]),
+    ],
+)
+def test_the_reference_is_made_from_the_code(site: Path, page: str, words: list[str]) -> None:
+    text = (site / page).read_text(encoding="utf-8")
+    assert [word for word in words if word not in text] == []
+
+
+def test_every_metric_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
+    assert [family.name for family in Metrics().registry.collect() if family.name not in text] == []
+
+
+def test_pages_of_the_reference_have_a_title() -> None:
+    assert [name for name, text in reference.pages().items() if not text.startswith("# ")] == []

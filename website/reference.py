@@ -1,0 +1,136 @@
+"""Generates the reference's pages from the code: resources, settings, metrics, Events, the command line, Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gracepoint.settings import Settings
+from gracepoint.wire.names import ENV_PREFIX
+from gracepoint_operator.decisions.event_notes import STORY
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources.crds import definitions
+
+_TIMEOUT_S = 60.0
+#: Packages whose public names are the library's interface.
+_PYTHON = ("gracepoint", "gracepoint.checkpoint", "gracepoint.multihost", "gracepoint.async_calls")
+
+
+def pages() -> dict[str, str]:
+    """Returns the Markdown of each page, by its name."""
+    made: dict[str, Callable[[], str]] = {
+        "command-line": command_line,
+        "events": events,
+        "metrics": metrics,
+        "python": python,
+        "resources": resources,
+        "settings": settings,
+    }
+    return {name: make() for name, make in made.items()}
+
+
+def command_line() -> str:
+    """Returns the page of all commands with their arguments."""
+    # As typer prints it for any program.
+    argv = [sys.executable, "-m", "typer", "gracepoint_cli.app", "utils", "docs", "--name", "kubectl gracepoint"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr[-2000:]}")
+    body = done.stdout.partition("\n")[2]
+    return f"# Commands\n\nWhat each is for, with examples: [The command line](../command-line.md).\n{body}"
+
+
+def events() -> str:
+    """Returns the page of the Events' reasons."""
+    lines = "\n".join(f"- `{reason}`" for reason in STORY)
+    return (
+        "# Events\n\nReasons of the Events on a JobSet and its Preemption, in the order in which they usually come. "
+        f"[Observability](../observability.md#events) says when each is posted.\n\n{lines}\n"
+    )
+
+
+def metrics() -> str:
+    """Returns the page of the operator's metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "Metrics of one replica of the operator. [Observability](../observability.md#metrics) explains",
+        "",
+    ]
+    lines[2] += " them, with questions in PromQL."
+    for family in sorted(Metrics().registry.collect(), key=lambda item: item.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines += [f"`{name}` ({family.type})", f":   {family.documentation}", ""]
+    return "\n".join(lines)
+
+
+def python() -> str:
+    """Returns the page of the library's public names, which mkdocstrings fills in."""
+    parts = ["# Python", "", "The public names of the library. Everything else may change.", ""]
+    for package in _PYTHON:
+        parts += [f"::: {package}", "    options:", "      show_submodules: false", "      heading_level: 2", ""]
+        parts += ["      show_if_no_docstring: false", ""]
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    """Returns the page of the library's settings."""
+    lines = [
+        "# Settings",
+        "",
+        "Variables that the library reads, once, in `attach`. In a cluster, the operator's webhook writes them.",
+        "[The training loop](../training-loop.md) says what they mean and which field of a policy sets them.",
+        "",
+        "| variable | type | default |",
+        "|---|---|---|",
+    ]
+    for field in dataclasses.fields(Settings):
+        default = "" if field.default in (None, ()) else f"`{field.default}`"
+        kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+        lines.append(f"| `{ENV_PREFIX}{field.name.upper()}` | `{kind.replace(' | None', '')}` | {default} |")
+    return "\n".join(lines) + "\n"
+
+
+def resources() -> str:
+    """Returns the page of all fields of the resources."""
+    lines = ["# Resources", "", "All fields of the definitions in `crds/`."]
+    for crd in definitions().values():
+        version = crd["spec"]["versions"][0]
+        schema = version["schema"]["openAPIV3Schema"]
+        names = crd["spec"]["names"]
+        lines += [
+            "",
+            f"## {names['kind']}",
+            "",
+            f"`{crd['spec']['group']}/{version['name']}`, `{names['plural']}`.",
+            "",
+        ]
+        lines += [str(schema.get("description", "")), ""]
+        for part in ("spec", "status"):
+            lines += [f"### {names['kind']} {part}", ""]
+            lines += _fields(schema["properties"][part], part)
+    return "\n".join(lines) + "\n"
+
+
+def _fields(node: Mapping[str, Any], path: str) -> Iterator[str]:
+    required = node.get("required") or ()
+    for name, child in (node.get("properties") or {}).items():
+        kind = child.get("type", "any")
+        items = child.get("items") or {}
+        if kind == "array":
+            kind = f"list of {items.get('type', 'any')}"
+        words = [kind, *(["required"] if name in required else [])]
+        if "default" in child and child["default"] not in ({}, []):
+            words.append(f"default `{child['default']}`")
+        if "enum" in child:
+            words.append(", ".join(map(str, child["enum"])))
+        text = " ".join(str(child.get("description", "")).split())
+        yield f"`{path}.{name}` ({'; '.join(words)})"
+        yield f":   {text or '–'}"
+        yield ""
+        yield from _fields(child, f"{path}.{name}")
+        yield from _fields(items, f"{path}.{name}[]")
