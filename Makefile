@@ -9,15 +9,15 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,10 @@ test-fast: check ## Checks and the tests that need neither the cluster nor sever
 
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) $(CLUSTER)
+
+test-alerts: $(STAMP) ## The alerts, judged by Prometheus's promtool (builds it first; needs Go).
+	$(PY) -m tests.testcluster build --parts promtool
+	$(PYTEST) -p no:xdist -m promtool tests/chart
 
 test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue
