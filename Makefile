@@ -17,7 +17,7 @@ CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts test-mounts mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts test-mounts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -103,6 +103,9 @@ format: $(STAMP) ## Formats the code.
 
 changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from the fragments in changelog.d/.
 	$(VENV)/bin/towncrier build --yes
+
+worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
+	$(PY) -m benchmarks.worker_kills
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
