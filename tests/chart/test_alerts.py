@@ -125,6 +125,12 @@ CASES: dict[str, Case] = {
         40,
         {"reason": "bad_token"},
     ),
+    "GracepointTrainingStalled": Case(
+        {f"gracepoint_stalled_workloads{{{_A}}}": "0x60"},
+        {f"gracepoint_stalled_workloads{{{_A}}}": "0x5 2x55"},
+        30,
+        value="2",
+    ),
     "GracepointConnectionsCrowded": Case(
         {f'gracepoint_channel_connections_closed_total{{{_A},reason="too_slow"}}': "0+9x60"},
         {f'gracepoint_channel_connections_closed_total{{{_A},reason="crowded"}}': "0x20 1x39"},
