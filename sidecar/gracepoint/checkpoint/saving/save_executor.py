@@ -42,7 +42,7 @@ WARM_UP_TIMEOUT_S = 60.0
 class SaveExecutor:
     """Saves states, and knows which save is under way.
 
-    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make the same calls in one order.
+    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make them in one order.
 
     Args:
         gang: The processes that save together.
