@@ -40,7 +40,9 @@ class Case(NamedTuple):
     value: str = ""
 
 
-def counter(name: str, labels: str = "", quiet: str = "0x60", fires: str = "0x20 1x39") -> tuple[dict[str, str], ...]:
+def counter(
+    name: str, labels: str = "", quiet: str = "0x60", fires: str = "0x20 1x39"
+) -> tuple[dict[str, str], dict[str, str]]:
     """The same series, counting nothing and counting something."""
     series = f"{name}{{{_A}{',' + labels if labels else ''}}}"
     return {series: quiet}, {series: fires}

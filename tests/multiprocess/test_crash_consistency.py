@@ -92,7 +92,7 @@ class Run:
 RUNS = {"a file for each chunk": FILES, "direct I/O": DIRECT, "OCDBT": OCDBT, "parts of the manifest": PARTS}
 
 
-@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=list(RUNS.values()), ids=list(RUNS))
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return record(request.param, tmp_path_factory.mktemp("recorded"))
 

@@ -122,9 +122,12 @@ OPTIONAL_PARTS = (
         "github.com/prometheus/prometheus",
         tags=("remove_all_sd",),
     ),
+    Part(
+        "gcsfuse", {"gcsfuse": "github.com/googlecloudplatform/gcsfuse/v3"}, "github.com/googlecloudplatform/gcsfuse/v3"
+    ),
 )
-"""What one command alone needs: controllers for ``make test-workloads``, promtool for ``make test-alerts``."""
-CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name != "promtool")
+"""What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
+CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name not in {"promtool", "gcsfuse"})
 _BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""
@@ -202,7 +205,8 @@ def progress(what: str) -> Iterator[None]:
     say(f"  done: {what}: {time.monotonic() - begin:.0f} s")
 
 
-_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off"}
+# A part may need a newer Go than the one that is installed, which the module proxy also serves.
+_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "auto"}
 
 
 def _build(each: Part, done: int, total: int) -> int:

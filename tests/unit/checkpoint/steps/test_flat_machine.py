@@ -14,6 +14,7 @@ from gracepoint.checkpoint.format.claim import Claim
 from gracepoint.checkpoint.steps.placement import Placement
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.errors import CheckpointCorrupt
+from tests.hypothesis_profiles import portion
 from tests.unit.checkpoint.steps.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, DigestMachine, FlatMachine
 from tests.unit.checkpoint.storage.flat import FlatStore
 
@@ -36,7 +37,7 @@ def test_no_request_that_is_lost_loses_a_durable_save(machine: type[FlatMachine]
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("again", [False, True], ids=["new", "saved before"])
 def test_a_step_is_whole_whenever_something_happens(event: str, processes: int, again: bool) -> None:
-    for moment in range(MOMENTS_OF_A_SAVE):
+    for moment in portion(range(MOMENTS_OF_A_SAVE)):
         machine = FlatMachine()
         if again:
             machine.save(step=3, processes=1, event="nothing", moment=0)
@@ -45,7 +46,7 @@ def test_a_step_is_whole_whenever_something_happens(event: str, processes: int, 
 
 @pytest.mark.parametrize("machine", [FlatMachine, DigestMachine], ids=["numbers", "digests"])
 def test_a_deletion_that_sleeps_leaves_later_saves_whole(machine: type[FlatMachine]) -> None:
-    for moment in range(MOMENTS_OF_A_SAVE):
+    for moment in portion(range(MOMENTS_OF_A_SAVE)):
         sleeper = machine()
         for step in (1, 2, 3):
             sleeper.save(step=step, processes=1, event="nothing", moment=0)
@@ -56,7 +57,7 @@ def test_a_deletion_that_sleeps_leaves_later_saves_whole(machine: type[FlatMachi
 @pytest.mark.parametrize("processes", [1, 2])
 def test_remains_of_a_dead_save_give_way(event: str, processes: int) -> None:
     for died in (5, 11):
-        for moment in range(0, MOMENTS_OF_A_SAVE, 3):
+        for moment in portion(range(0, MOMENTS_OF_A_SAVE, 3)):
             machine = FlatMachine()
             machine.save(step=3, processes=processes, event="dies", moment=died)
             machine.save(step=3, processes=processes, event=event, moment=moment)

@@ -232,17 +232,6 @@ class FlatStore:
         return self.time_s
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self.size_bytes = self.best_bytes = len(data)
-
-    def read_into(self, out: memoryview, offset: int) -> int:
-        part = self._data[offset : offset + len(out)]
-        out[: len(part)] = part
-        return len(part)
-
-
 def _entry(key: str, found: Object) -> Entry:
     return Entry(key, len(found.data), Generation(str(found.number)), found.changed_s)
 

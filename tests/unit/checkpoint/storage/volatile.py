@@ -279,17 +279,6 @@ class VolatileBackend:
             return self.time_s
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self.size_bytes = self.best_bytes = len(data)
-
-    def read_into(self, out: memoryview, offset: int) -> int:
-        part = self._data[offset : offset + len(out)]
-        out[: len(part)] = part
-        return len(part)
-
-
 def _generation(file: File) -> Generation:
     return Generation(str(file.number))
 

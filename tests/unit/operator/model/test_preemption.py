@@ -8,7 +8,9 @@ import itertools
 
 import pytest
 
-from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint.wire.messages import Phase
+from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name, joined_status
+from gracepoint_operator.resources import PreemptionStatus, StageTime
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -137,3 +139,42 @@ def test_replica_with_an_earlier_observation_changes_only_mutable_fields() -> No
 
     assert joined.spec.deadline == ours.spec.deadline
     assert joined.spec.observed_at == theirs.spec.observed_at  # the API server refuses any other
+
+
+@pytest.mark.parametrize(
+    ("made", "newest_pod", "knows"),
+    [
+        pytest.param(True, True, True, id="an object with both times"),
+        pytest.param(True, False, True, id="the time of the object alone"),
+        pytest.param(False, True, True, id="the time of its newest pod alone"),
+        pytest.param(False, False, False, id="neither"),
+    ],
+)
+def test_an_epoch_knows_its_pods_by_one_of_two_times(made: bool, newest_pod: bool, knows: bool) -> None:
+    epoch = PreemptionRecord.of(objects.preemption())
+    at = datetime.datetime.fromtimestamp(NOW - 100, datetime.UTC) if newest_pod else None
+    spec = epoch.spec.model_copy(update={"newest_pod_at": at})
+    found = dataclasses.replace(epoch, spec=spec, created_at=epoch.created_at if made else None)
+    assert found.knows_its_pods is knows
+
+
+def test_an_epoch_that_is_under_way_has_not_ended() -> None:
+    assert PreemptionRecord.of(objects.preemption(phase="Noticed")).ended_at is None
+    assert PreemptionRecord.of(objects.preemption(phase="Committed", ended_at=NOW + 9)).ended_at == NOW + 9
+
+
+def status(step: int, *first_acks: float, phase: Phase = Phase.FROZEN) -> PreemptionStatus:
+    timings = [StageTime(stage="firstAck", seconds=seconds) for seconds in first_acks]
+    return PreemptionStatus(phase=phase, step=step, timings=[*timings, StageTime(stage="frozen", seconds=9.0)])
+
+
+def test_of_two_first_receipts_the_earlier_one_is_kept() -> None:
+    for ours, theirs in ((2.0, 1.0), (1.0, 2.0)):
+        joined = joined_status(status(7, ours), status(7, theirs))
+        assert [(item.stage, item.seconds) for item in joined.timings or ()] == [("firstAck", 1.0), ("frozen", 9.0)]
+
+
+@pytest.mark.parametrize(("phase", "step"), [(Phase.FROZEN, 8), (Phase.NOTICED, 7)], ids=["as far", "not as far"])
+def test_figures_are_those_of_the_status_that_is_further_on(phase: Phase, step: int) -> None:
+    """Of two that are as far, those that were written first."""
+    assert joined_status(status(7), status(8, phase=phase)).step == step
