@@ -42,8 +42,7 @@ WARM_UP_TIMEOUT_S = 60.0
 class SaveExecutor:
     """Saves states, and knows which save is under way.
 
-    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: every process makes the same calls in the same
-    order.
+    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make them in one order.
 
     Args:
         gang: The processes that save together.
@@ -169,7 +168,8 @@ class SaveExecutor:
         blocked_s = self._clock() - began_s
 
         def run() -> None:
-            stages = newest.run()
+            stages = save.run(newest.source, deadline, lambda stage: None, handed)
+            newest.has_ended()
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
             )
@@ -295,6 +295,6 @@ class SaveExecutor:
     def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
         here, count, temporary = self._gang.process_index, self._gang.process_count, save.temporary
         how = "in the background" if in_background else "and waits for it"
-        text = "process %d of %d saves %s %s, through %s; the processes meet at %r"
-        logger.info(text, here, count, temporary.target, how, temporary.path, save.key)
+        where = (temporary.target, how, temporary.path, save.key)
+        logger.info("process %d of %d saves %s %s, through %s; the processes meet at %r", here, count, *where)
         metrics.tell_started(in_background=in_background)

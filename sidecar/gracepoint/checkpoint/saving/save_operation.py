@@ -23,7 +23,7 @@ from gracepoint.checkpoint.saving import small_files
 from gracepoint.checkpoint.saving.commit_apart import commit_apart
 from gracepoint.checkpoint.saving.handled_parts import HandledParts
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
-from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, clear_tree, write_part
+from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, begun, clear_tree
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.saving.save_worker import HandedOver, WriterDied
 from gracepoint.checkpoint.steps import commit
@@ -211,9 +211,9 @@ class SaveOperation:
             with self.failing_together():
                 part = self._written_elsewhere(handed, deadline, on_stage) if handed is not None else None
                 if part is None:
-                    part = write_part(
-                        self.part(), self._writer, source, deadline, on_stage, self._record_handled(deadline)
-                    )
+                    with begun(self.part(), deadline, on_stage) as writing:
+                        written = self._writer.write(writing.job(source), deadline)
+                        part = writing.make_durable(written, self._record_handled(deadline))
         except SaveFailed:
             raise
         except Exception as error:

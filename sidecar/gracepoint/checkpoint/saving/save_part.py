@@ -6,8 +6,9 @@ can be written in a thread of the training process, or in a worker process that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec
@@ -17,7 +18,6 @@ from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.storage.time_limit import ended_by
-from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -95,41 +95,39 @@ class PartStages:
     chunk_bytes: int
 
 
-def write_part(
-    part: SavePart,
-    writer: ChunkWriter,
-    source: ChunkSource,
-    deadline: Deadline,
-    on_stage: Callable[[str], None],
-    handled: Callable[[], Mapping[str, StoredFile]] = dict,
-) -> PartStages:
-    """Writes the part and makes its done-record durable.
+class BegunPart:
+    """A part whose folder exists. The caller has its ``job`` written, and then calls ``make_durable``."""
 
-    Args:
-        part: The part.
-        writer: Writes the chunks.
-        source: The values of the chunks.
-        deadline: When the part must be durable.
-        on_stage: Called with "written" and "durable".
-        handled: Returns the files that handlers of the user's have written. Called after the chunks are written.
+    def __init__(
+        self, part: SavePart, writing: commit.Writing, deadline: Deadline, on_stage: Callable[[str], None]
+    ) -> None:
+        self._part = part
+        self._writing = writing
+        self._deadline = deadline
+        self._on_stage = on_stage
+        self._began_s = deadline.clock()
 
-    Raises:
-        SaveFailed: The deadline passed or was cancelled, or the folder was taken away.
-        OSError: A file cannot be written.
-    """
-    temporary, began_s = part.temporary, deadline.clock()
-    stays = commit.writing(temporary, part.begun_ns, process_index=part.process_index)
-    with ended_by(deadline.check), stays as writing:
-        try:
-            written = writer.write(part.job(writing.folder, source), deadline)
-            writing_s = deadline.clock() - began_s
-            by_handlers = handled()
-        except FileNotFoundError:
-            _check_stayed(temporary, writing.stayed)
-            raise
-        on_stage("written")
+    def job(self, source: ChunkSource) -> WriteJob:
+        """Returns what the writers need. ``source`` has the values of the chunks."""
+        return self._part.job(self._writing.folder, source)
+
+    def make_durable(self, written: WrittenFiles, handled: Callable[[], Mapping[str, StoredFile]] = dict) -> PartStages:
+        """Writes the done-record.
+
+        Args:
+            written: What the writer wrote.
+            handled: Returns the files that handlers of the user's have written.
+
+        Raises:
+            SaveFailed: The deadline was cancelled, or the folder was taken away.
+            OSError: The record cannot be written.
+        """
+        part, writing, deadline, temporary = self._part, self._writing, self._deadline, self._part.temporary
+        writing_s = deadline.clock() - self._began_s
+        by_handlers = handled()
+        self._on_stage("written")
         deadline.check_not_cancelled()
-        written_s = deadline.clock() - began_s
+        written_s = deadline.clock() - self._began_s
         _check_stayed(temporary, writing.stayed)
         chunk_bytes = written.chunk_bytes
         if part.plan is not None:
@@ -156,8 +154,30 @@ def write_part(
             plan=part.plan,
         )
         commit.record(temporary, record, deadline.check)
-        on_stage("durable")
-        return PartStages(written_s, deadline.clock() - began_s, writing_s, chunk_bytes)
+        self._on_stage("durable")
+        return PartStages(written_s, deadline.clock() - self._began_s, writing_s, chunk_bytes)
+
+
+@contextlib.contextmanager
+def begun(part: SavePart, deadline: Deadline, on_stage: Callable[[str], None]) -> Iterator[BegunPart]:
+    """Makes the folder of a save, so that a part can be written.
+
+    Args:
+        part: The part.
+        deadline: When the part must be durable.
+        on_stage: Called with "written" and "durable".
+
+    Raises:
+        SaveFailed: The folder was taken away meanwhile.
+        OSError: The folder cannot be made.
+    """
+    stays = commit.writing(part.temporary, part.begun_ns, process_index=part.process_index)
+    with ended_by(deadline.check), stays as writing:
+        try:
+            yield BegunPart(part, writing, deadline, on_stage)
+        except FileNotFoundError:
+            _check_stayed(part.temporary, writing.stayed)
+            raise
 
 
 def write_manifest_part(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gracepoint.checkpoint.planning.chunks import Chunk
-from gracepoint.checkpoint.saving.save_operation import SaveOperation, SaveStages
+from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
@@ -115,14 +115,12 @@ class SnapshotSave:
         """Returns the snapshot's chunks, to write them again. None if they are not in memory any more."""
         return None if self.chunks is None else InMemory(self.chunks)
 
-    def run(self) -> SaveStages:
-        """Writes and commits the save. The save's thread calls it. See ``SaveOperation.run``."""
-        stages = self.save.run(self.source, self.deadline, lambda stage: None, self.handed)
+    def has_ended(self) -> None:
+        """Says that the save is committed. The save's thread calls it."""
         if self.handed is not None and self.source.done_bytes == 0:  # else a thread has written it
             for chunk, _ in self.chunks or ():
                 self.source.written(chunk)
         self.committed = True
-        return stages
 
 
 class InMemory:

@@ -25,7 +25,7 @@ from gracepoint.checkpoint.memory.shared_arena import array_at
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.save_board import SaveBoard
-from gracepoint.checkpoint.saving.save_part import SavePart, write_part
+from gracepoint.checkpoint.saving.save_part import SavePart, begun
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
@@ -77,7 +77,9 @@ def write_handed(
         chunks = [chunk for chunk, _ in staged.chunks]
         part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
         deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
-        stages = write_part(part, _writer(options), _Staged(staged, memory, told), deadline, told.reach)
+        with begun(part, deadline, told.reach) as writing:
+            written = _writer(options).write(writing.job(_Staged(staged, memory, told)), deadline)
+            stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         logger.warning("%s was not written by the worker: %s", what, error)
         told.end({"error": str(error) or repr(error), "failed": isinstance(error, SaveFailed)})
