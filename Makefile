@@ -9,15 +9,15 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not gcsfuse'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not gcsfuse'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads mutants demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts test-mounts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,9 +70,17 @@ test-fast: check ## Checks and the tests that need neither the cluster nor sever
 test-cluster: parts ## The cluster tests alone.
 	$(PYTEST) $(CLUSTER)
 
+test-alerts: $(STAMP) ## The alerts, judged by Prometheus's promtool (builds it first; needs Go).
+	$(PY) -m tests.testcluster build --parts promtool
+	$(PYTEST) -p no:xdist -m promtool tests/chart
+
 test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue
 	$(PYTEST) -n 0 -v -m controllers tests/cluster
+
+test-mounts: servers ## A bucket that Cloud Storage FUSE mounts is refused (builds gcsfuse first: some minutes; needs /dev/fuse).
+	$(PY) -m tests.testcluster build --parts gcsfuse
+	$(PYTEST) -n 0 -v -m gcsfuse tests/unit/checkpoint/storage/test_gcsfuse.py
 
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
@@ -95,6 +103,9 @@ format: $(STAMP) ## Formats the code.
 
 changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from the fragments in changelog.d/.
 	$(VENV)/bin/towncrier build --yes
+
+worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
+	$(PY) -m benchmarks.worker_kills
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .

@@ -3,9 +3,10 @@
     python -m benchmarks.async_calls [--mib 512] [--repeats 5] [--json FILE]
 
 One process, by turns: a training step of 5 ms in a loop, alone; and the same loop while 512 MiB are written by
-``ThreadAsyncCaller``, by ``PersistentAsyncCaller``, and by Orbax's ``AsyncCheckpointer``. The slow-down is the median
-step during the write, divided by the median step of the turns alone before and after it. The step is a jitted
-computation on one CPU device with one thread, as a step on an accelerator leaves most of the CPU alone.
+``ThreadAsyncCaller``, by ``PersistentAsyncCaller``, by Gracepoint's engine (in a thread, and in a worker), and by
+Orbax's ``AsyncCheckpointer``. The slow-down is the median step during the write, divided by the median step of the
+turns alone before and after it. The step is a jitted computation on one CPU device with one thread, as a step on an
+accelerator leaves most of the CPU alone.
 
 The hand-over is compared with a copy of as many bytes within this process, in the same run.
 """
@@ -13,6 +14,7 @@ The hand-over is compared with a copy of as many bytes within this process, in t
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import statistics
@@ -34,6 +36,9 @@ from benchmarks import async_calls_writing as writing
 from benchmarks import report
 from benchmarks.report import Better, Figure
 from gracepoint.async_calls import AsyncCaller, AsyncRequest, PersistentAsyncCaller, ThreadAsyncCaller
+from gracepoint.checkpoint import WriteOptions
+from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.process_group import SingleProcess
 
 _STEP_S = 0.005
 _ALONE_S = 2.0
@@ -67,6 +72,10 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
         name: (lambda caller=caller: _start(caller, state, folder / "state"))  # type: ignore[misc]
         for name, caller in callers.items()
     }
+    arrays = {name: jnp.asarray(array) for name, array in state.items()}
+    engines = {name: _engine(arrays, folder / f"engine-{name}", name) for name in ("thread", "worker")}
+    for name, engine in engines.items():
+        ways[f"Gracepoint, {name}"] = _saves(engine, arrays)
     ways["Orbax"] = _orbax(state, folder)
     for turn in range(repeats + 1):  # the first touches memory, and does not count
         alone_before = _steps(step, lambda: False)
@@ -88,15 +97,22 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
     worker_bytes, jax_loaded = _worker_memory(callers["worker"], folder)
     for caller in callers.values():
         caller.close()
+    for engine in engines.values():
+        engine.close(_TIMEOUT_S)
     if jax_loaded:
         raise RuntimeError("the worker process has loaded JAX")
     return [
         *(Figure(f"{name}: a save blocks training", statistics.median(blocked[name]), "s") for name in ways),
         *(
             Figure(f"{name}: training step during the write / alone", statistics.median(slow[name]), "x", goal)
-            for name, goal in {"thread": None, "worker": 1.02, "Orbax": None}.items()
+            for name, goal in {name: 1.02 if "worker" in name else None for name in ways}.items()
         ),
         Figure("copy within the process", statistics.median(copies), "s"),
+        Figure(
+            "worker: hand-over bandwidth",
+            sum(array.nbytes for array in state.values()) / 2**30 / statistics.median(blocked["worker"]),
+            "GiB/s",
+        ),
         Figure("worker: hand-over / copy", statistics.median(blocked["worker"]) / statistics.median(copies), "x", 1.1),
         Figure("worker: start until the first call has ended", ready_s, "s", 0.5),
         Figure("worker: own memory beyond the state", worker_bytes / 2**20, "MiB", 64, Better.LESS),
@@ -138,6 +154,26 @@ def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[
     )
     caller.schedule_async_call(AsyncRequest(writing.write, (str(path),), [], preload_fn=preload))
     return caller.is_current_async_call_done
+
+
+def _engine(state: dict[str, Any], folder: Path, writer: str) -> StepCheckpointer:
+    """Returns Gracepoint's engine, ready to save as a session does."""
+    folder.mkdir()
+    engine = StepCheckpointer(
+        str(folder), gang=SingleProcess(), attempt="a", keep_last=1, options=WriteOptions(writer=writer)
+    )
+    engine.prepare(state)
+    return engine
+
+
+def _saves(engine: StepCheckpointer, state: dict[str, Any]) -> Callable[[], Callable[[], bool]]:
+    steps = itertools.count(1)
+
+    def start() -> Callable[[], bool]:
+        engine.save_in_background(next(steps), state, {})
+        return lambda: not engine.executor.background.busy
+
+    return start
 
 
 def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], bool]]:

@@ -89,8 +89,8 @@ def traced() -> Iterator[Trace]:
 
     sync_file, sync_folder = timed(_SYNC, fsync), timed(_FOLDER, fsync)
 
-    def sync(descriptor: Any) -> None:
-        (sync_folder if stat.S_ISDIR(os.fstat(descriptor).st_mode) else sync_file)(descriptor)
+    def sync(fd: Any) -> None:
+        (sync_folder if stat.S_ISDIR(os.fstat(fd).st_mode) else sync_file)(fd)
 
     os.pwrite, os.fsync = timed(_WRITE, pwrite), sync
     direct_io._copied = timed(_COPY, copied)

@@ -1,7 +1,10 @@
 """Saving to and restoring from an object store, beside Orbax in the same run, and with requests that fail.
 
-    python -m benchmarks.object_store [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 6]
+    python -m benchmarks.object_store [--short] [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 6]
                                       [--schemes gs s3] [--json FILE]
+
+``--short`` is for a first look in about two minutes: 64 MiB, two repeats, five saves while requests fail, and the
+bandwidth of two connections.
 
 Two JAX processes of four CPU devices each save to a server on this machine through a proxy, at 50 ms a round trip, 40
 MB/s a connection, and so much in all as ``--connections`` of them have. The servers are fake-gcs-server and versitygw,
@@ -58,12 +61,16 @@ _OPENED: dict[str, Callable[[Path], contextlib.AbstractContextManager[Server]]] 
 def main() -> int:
     """Measures and tells; returns 1 if a goal is missed."""
     parser = report.parser(__doc__)
+    parser.add_argument("--short", action="store_true", help="a small state, and few repeats")
     parser.add_argument("--mib", type=int, default=512, help="the state (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="saves and restores by each engine (%(default)s)")
     parser.add_argument("--faulty-saves", type=int, default=20, help="saves while requests fail (%(default)s)")
     parser.add_argument("--connections", type=int, default=6, help="how many have full bandwidth at once (%(default)s)")
     parser.add_argument("--schemes", nargs="+", choices=_OPENED, default=list(_OPENED))
     flags = parser.parse_args()
+    if flags.short:
+        parser.set_defaults(mib=64, repeats=2, faulty_saves=5, connections=2)
+        flags = parser.parse_args()
     load = os.getloadavg()[0]
     told: list[Figure] = []
     try:
@@ -89,11 +96,19 @@ class _Bench:
     def measure(self) -> list[Figure]:
         scheme, flags = self._server.scheme, self._flags
         names = [GRACEPOINT, ORBAX, ORBAX_PLAIN] if scheme == "gs" else [GRACEPOINT]
+        began_s = time.monotonic()
+
+        def say(what: str) -> None:
+            print(f"{scheme}: {time.monotonic() - began_s:.0f} s: {what}", flush=True)
+
+        say("the ceiling of proxy and server")
         with open_proxy(self._server.url) as proxy:
             ceiling = self._ceiling(proxy)
+        say(f"saves and restores: {', '.join(names)}")
         with open_proxy(self._server.url, self._shape) as proxy:
             found = self._run(proxy, names, flags.repeats, restores=True)
             counts = proxy.counts()
+        say("saves while requests fail")
         with open_proxy(self._server.url, self._shape) as proxy:
             stall, answer = Fault(How.STALL_REQUEST), Fault(How.ANSWER, 503)
             half = _FAILING_SHARE / 2
@@ -111,7 +126,7 @@ class _Bench:
 
     def _saves(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
         seconds = {name: statistics.median(_slowest([m.committed_s[name] for m in found])) for name in names}
-        limit_s = found[0].bytes / self._rate + 2 * _ROUND_TRIP_S
+        limit_s = self._limit_s(found)
         told = [Figure(f"save, {name}", value, "s") for name, value in seconds.items()]
         told.append(Figure("limit of a save", limit_s, "s"))
         told.append(Figure("save / limit", seconds[GRACEPOINT] / limit_s, "", _LIMIT_GOAL))
@@ -120,7 +135,12 @@ class _Bench:
     def _restores(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
         seconds = {name: statistics.median(_slowest([m.restore_s[name] for m in found])) for name in names}
         told = [Figure(f"restore, {name}", value, "s") for name, value in seconds.items()]
+        # Each process reads what its devices hold. The proxy's limit is for all of them.
+        told.append(Figure("restore / limit of a save", seconds[GRACEPOINT] / self._limit_s(found), ""))
         return told + _ahead("restore", seconds)
+
+    def _limit_s(self, found: Sequence[Measured]) -> float:
+        return float(found[0].bytes / self._rate + 2 * _ROUND_TRIP_S)
 
     def _faulty(self, found: Sequence[Measured]) -> list[Figure]:
         turns = sorted(_slowest([m.committed_s[GRACEPOINT] for m in found]))

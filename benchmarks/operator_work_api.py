@@ -45,7 +45,7 @@ class StoredApi(MemoryApi):
     """
 
     def __init__(self, size: Size) -> None:
-        super().__init__(time.time)  # type: ignore[arg-type]  it calls it alone
+        super().__init__(time.time)  # type: ignore[arg-type]  # it calls it alone
         self.on_change: Callable[[kinds.Kind, str, JsonObject], None] = lambda kind, event, body: None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="api")
         self._lock = threading.Lock()
@@ -81,6 +81,7 @@ class StoredApi(MemoryApi):
         content_type: str = "application/json",
         accept: str = "application/json",
         timeout_s: float = 0.0,
+        decode: Callable[[bytes], Any] = lambda data: data,
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
         sent = None if body is None else json.dumps(body)

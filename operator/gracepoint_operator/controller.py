@@ -242,9 +242,8 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if found.kind is kinds.PREEMPTIONS and self.cache.versions.of(found.uid) == found.version:
-            # Also if nothing is new: the record may lack what is known here.
-            self._follow(found, is_new=bool(affected))
+        if found.kind is kinds.PREEMPTIONS and affected:
+            self._follow(found)
         self._note_policy(found, policy_before)
         self._decide_soon(affected)
 
@@ -275,12 +274,11 @@ class Controller:
             self._request_writer.forget(place[1:])
         return self.cache.drop(uid, version)
 
-    def _follow(self, found: ObjectReading, *, is_new: bool) -> None:
+    def _follow(self, found: ObjectReading) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
         epoch = self.cache.preemptions.epochs.get(found.key)
         if epoch is not None and isinstance(found.value, PreemptionRecord):
-            if is_new:
-                self.notifier.tell(epoch)
+            self.notifier.tell(epoch)
             self._preemption_writer.follow(found.value)
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:

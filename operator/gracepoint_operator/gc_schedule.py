@@ -1,11 +1,12 @@
 """Keeps Python's garbage collections short.
 
 A full collection stops every thread and looks at every object: 0.4 s with 20,000 pods and 4,500 connected ones. Nearly
-nothing of that is garbage: objects are freed when nobody refers to them any more, and a stream that has ended leaves about
-1 kB in cycles. So what survived a collection is left out of the next ones (``gc.freeze``). One task on the controller's
-event loop looks once a second, and collects as soon as there is a portion of new objects, so that each collection is
-short. Once a day everything is looked at, when no preemption is under way. Python itself still collects the youngest
-objects, in smaller portions. The task ends when it is cancelled.
+nothing of that is garbage: objects are freed when nobody refers to them any more, and a stream that has ended leaves
+about 1 kB in cycles. So what survived a collection is left out of the next ones (``gc.freeze``).
+
+One task on the controller's event loop looks once a second, and collects as soon as there is a portion of new objects,
+so that each collection is short. Once a day everything is looked at, when no preemption is under way. Python itself
+still collects the youngest objects, in smaller portions. The task ends when it is cancelled.
 """
 
 from __future__ import annotations

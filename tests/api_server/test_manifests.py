@@ -15,19 +15,16 @@ from tests.testcluster.api_server import ApiServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(path.name for path in (EXAMPLES / "manifests").glob("*.yaml"))
-#: Of groups that the API server here does not serve.
-_FOREIGN = ("trainer.kubeflow.org/",)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_manifests_are_taken_by_the_api_server(server: ApiServer, name: str) -> None:
     bodies = objects((EXAMPLES / "manifests" / name).read_text(), name)
-    ours = [body for body in bodies if not body["apiVersion"].startswith(_FOREIGN)]
     flags = ("--dry-run=server", "--validate=strict", "--filename=-")
-    assert server.kubectl("create", *flags, stdin=yaml.safe_dump_all(ours)).returncode == 0
+    assert server.kubectl("create", *flags, stdin=yaml.safe_dump_all(bodies)).returncode == 0
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "trainjob.yaml"])
+@pytest.mark.parametrize("name", FILES)
 def test_jobsets_of_manifests_have_no_findings(name: str) -> None:
     bodies = objects((EXAMPLES / "manifests" / name).read_text(), name)
     policies = {body["metadata"]["name"]: CheckpointPolicy.of(body) for body in of_kind(bodies, "CheckpointPolicy")}
@@ -36,16 +33,3 @@ def test_jobsets_of_manifests_have_no_findings(name: str) -> None:
     report = check(jobset, policies[jobset["metadata"]["labels"][LABEL_POLICY]], claims)
     assert report.findings == ()
     assert report.effects
-
-
-def test_the_jobset_of_a_trainjob_has_no_findings() -> None:
-    """As Trainer's controller makes it: the runtime's template with the TrainJob's labels and number of nodes."""
-    bodies = objects((EXAMPLES / "manifests" / "trainjob.yaml").read_text(), "trainjob.yaml")
-    (train_job,), (runtime,) = of_kind(bodies, "TrainJob"), of_kind(bodies, "TrainingRuntime")
-    spec = runtime["spec"]["template"]["spec"]
-    nodes = train_job["spec"]["trainer"]["numNodes"]
-    spec["replicatedJobs"][0]["template"]["spec"] |= {"parallelism": nodes, "completions": nodes}
-    labels = train_job["spec"]["labels"]
-    jobset = {"kind": "JobSet", "metadata": {"name": "llm", "labels": labels}, "spec": spec}
-    (policy,) = of_kind(bodies, "CheckpointPolicy")
-    assert check(jobset, CheckpointPolicy.of(policy), {}).findings == ()

@@ -3,7 +3,8 @@
     crash_process.py FORMAT ROOT ATTEMPT ACTION...
 
 FORMAT is ``files`` (one for each chunk), ``direct`` (the same, past the page cache however small they are) or
-``ocdbt``, or ``path``: there all saves go to ``ROOT/model``, each with ``force`` over the one before.
+``ocdbt``, ``parts`` (the manifest is in parts), or ``path``: there all saves go to ``ROOT/model``, each with ``force``
+over the one before.
 Actions: ``background:STEP``, ``save:STEP``, ``die-before-commit:STEP`` (as soon as its own part is durable) and
 ``restore:STEP``; with a path, ``background``, ``save``, ``die-before-commit``.
 Marks: ``begun STEP``, ``durable STEP PROCESS`` and ``committed STEP``.
@@ -25,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.saving import save_operation
+from gracepoint.checkpoint.saving import save_operation, save_planner
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.deadline import Deadline
@@ -69,6 +70,8 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
                 replace(checkpointer, Path(root, "model"), verb, int(step))
         return
     options = WriteOptions(use_ocdbt=form == "ocdbt")
+    if form == "parts":
+        save_planner.MANY_CHUNKS = 1
     if form == "direct":
         assert direct_io.has_direct_io(Path(root))
         direct_io._SMALL_BYTES = 0

@@ -30,6 +30,7 @@ from gracepoint.checkpoint import (
     TypeHandler,
     WriteOptions,
 )
+from gracepoint.checkpoint.saving import save_planner
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
@@ -72,6 +73,17 @@ def check_formats(folder: Path) -> None:
             assert_same_here(checkpointer.restore(folder / name, state), state)
         with ocp.StandardCheckpointer() as orbax:
             assert_same_here(orbax.restore(folder / name, state), state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_planner, "MANY_CHUNKS", 1)  # the manifest is in parts
+        for name in ("files", "zarr3", "tree"):
+            with AsyncCheckpointer(options=FORMATS[name]) as checkpointer:
+                checkpointer.save(folder / f"{name} in parts", state)
+                assert_same_here(checkpointer.restore(folder / f"{name} in parts", state), state)
+            with ocp.StandardCheckpointer() as orbax:
+                assert_same_here(orbax.restore(folder / f"{name} in parts", state), state)
+            manifest = commit.read_manifest(storage_path(folder / f"{name} in parts"))
+            assert manifest is not None
+            assert manifest.is_in_parts
     for name, expected in (("files", [1, 1]), ("one", [1, 0])):
         records = commit.done_records(storage_path(folder / name))
         assert records is not None

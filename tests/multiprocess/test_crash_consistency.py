@@ -55,6 +55,11 @@ OCDBT = [
     (2, ["ocdbt", "job-0-a", "background:1", "save:2", "die-before-commit:3"]),
     (1, ["ocdbt", "job-1-b", "restore:3"]),
 ]
+# The same where each process records its own chunks.
+PARTS = [
+    (2, ["parts", "job-0-a", "save:1", "die-before-commit:2"]),
+    (1, ["parts", "job-1-b", "restore:2"]),
+]
 # One path that is saved to over and over, and at last by another start.
 PATH = [
     (2, ["path", "job-0-a", "background:1", "save:2", "background:3", "die-before-commit:4"]),
@@ -84,7 +89,10 @@ class Run:
     left: Tree
 
 
-@pytest.fixture(scope="module", params=[FILES, DIRECT, OCDBT], ids=["a file for each chunk", "direct I/O", "OCDBT"])
+RUNS = {"a file for each chunk": FILES, "direct I/O": DIRECT, "OCDBT": OCDBT, "parts of the manifest": PARTS}
+
+
+@pytest.fixture(scope="module", params=list(RUNS.values()), ids=list(RUNS))
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return record(request.param, tmp_path_factory.mktemp("recorded"))
 

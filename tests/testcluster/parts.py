@@ -45,12 +45,14 @@ class Part:
         programs: Name of each program and its package.
         module: The module whose version is the part's; none for our own code.
         stamps: Variables (packages' paths) that hold the version, for programs that tell it.
+        tags: Build tags.
     """
 
     name: str
     programs: Mapping[str, str]
     module: str = ""
     stamps: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
     @property
     def source(self) -> Path:
@@ -70,7 +72,8 @@ class Part:
     def flags(self) -> list[str]:
         """Flags of ``go build``: no paths of this machine and no symbols in the result."""
         stamped = " ".join(f"-X {variable}={self.version}" for variable in self.stamps)
-        return ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamped}".strip()]
+        tags = ["-tags", ",".join(self.tags)] if self.tags else []
+        return ["-trimpath", "-buildvcs=false", *tags, "-ldflags", f"-s -w {stamped}".strip()]
 
     @property
     def built(self) -> Path:
@@ -113,9 +116,18 @@ OPTIONAL_PARTS = (
         "github.com/kubeflow/trainer/v2",
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
+    Part(
+        "promtool",
+        {"promtool": "github.com/prometheus/prometheus/cmd/promtool"},
+        "github.com/prometheus/prometheus",
+        tags=("remove_all_sd",),
+    ),
+    Part(
+        "gcsfuse", {"gcsfuse": "github.com/googlecloudplatform/gcsfuse/v3"}, "github.com/googlecloudplatform/gcsfuse/v3"
+    ),
 )
-"""Controllers that ``make test-workloads`` needs, and no other command."""
-CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS)
+"""What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
+CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name not in {"promtool", "gcsfuse"})
 _BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""
@@ -193,7 +205,8 @@ def progress(what: str) -> Iterator[None]:
     say(f"  done: {what}: {time.monotonic() - begin:.0f} s")
 
 
-_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off"}
+# A part may need a newer Go than the one that is installed, which the module proxy also serves.
+_GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "auto"}
 
 
 def _build(each: Part, done: int, total: int) -> int:

@@ -26,7 +26,7 @@ from gracepoint_operator.webhooks.release_contract import ContractViolation, rel
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page.relative_to(ROOT)
-    for folder in (".", "docs", "charts/gracepoint", "examples/transformer", "examples/from_orbax")
+    for folder in (".", "docs", "charts/gracepoint", "examples/transformer", "examples/from_orbax", "examples/adapters")
     for page in (ROOT / folder).glob("*.md")
 )
 EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml"))

@@ -102,9 +102,8 @@ class ClusterCache:
                 same = before is not None and before.spec == policy.spec
                 return set() if same else self.objects.workloads_with_policy(found.key)
             case PreemptionRecord() as epoch:
-                changed = self.preemptions.join(epoch)
-                # How a request ended is decided when its record says so, which is what this replica has written itself.
-                return {epoch.spec.workload.uid} if changed or epoch.phase.ended else set()
+                self.preemptions.join(epoch)
+                return {epoch.spec.workload.uid}
             case RequestRecord() as request:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)

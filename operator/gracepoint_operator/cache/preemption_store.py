@@ -52,12 +52,10 @@ class PreemptionStore:
         else:
             self._under_way.add(epoch.key)
 
-    def join(self, epoch: PreemptionRecord) -> bool:
-        """Joins a record from the API server with what is known of it, and keeps the result. Returns if it changed."""
+    def join(self, epoch: PreemptionRecord) -> None:
+        """Joins a record from the API server with what is known of it, and keeps the result."""
         known = self.epochs.get(epoch.key)
-        joined = epoch if known is None else known.joined(epoch)
-        self.put(joined)
-        return known != joined
+        self.put(epoch if known is None else known.joined(epoch))
 
     def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""

@@ -74,7 +74,7 @@ class LoopCalls:
             call = self._calls.popleft()
             try:
                 call()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  as the loop handles it for its own callbacks
                 self._loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
             if time.thread_time() >= until_s:
                 break

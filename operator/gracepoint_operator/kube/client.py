@@ -27,6 +27,8 @@ from gracepoint_operator.kube.errors import (
     Refused,
     Unavailable,
     answered,
+    decoded,
+    decoded_versions,
 )
 from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
 
@@ -173,7 +175,7 @@ class KubeClient:
             read: Called with each object in a thread of the pool. Only what it returns is kept.
             label_selector: Only objects with these labels.
             namespace: Only objects in this namespace.
-            metadata_only: True: the objects have no spec and no status.
+            metadata_only: True: the objects have only a UID and a version.
         """
         if kind.any_version:
             group = await self._call("GET", kind.prefix)
@@ -193,6 +195,7 @@ class KubeClient:
                 query=query,
                 timeout_s=_LIST_TIMEOUT_S,
                 accept=METADATA_ONLY if metadata_only else _JSON,
+                decode=decoded_versions if metadata_only else decoded,
                 read=read_all,
             )
             query["continue"] = page.metadata.get("continue") or ""
@@ -258,9 +261,10 @@ class KubeClient:
         content_type: str = _JSON,
         accept: str = _JSON,
         timeout_s: float = _READ_TIMEOUT_S,
+        decode: Callable[[bytes], Any] = decoded,
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
-        """Sends a request. ``read`` gets the answer and its number of bytes, in a thread of the pool."""
+        """Sends a request. ``read`` gets the decoded answer and its number of bytes, in a thread of the pool."""
         written_by = {"fieldManager": self._name} if method in _WRITES else {}
         call = functools.partial(
             self._client.call_api,
@@ -278,7 +282,7 @@ class KubeClient:
         loop = asyncio.get_running_loop()
         outcome = "Cancelled"
         try:
-            answer = await loop.run_in_executor(self._threads, answered, what, call, read)
+            answer = await loop.run_in_executor(self._threads, answered, what, call, decode, read)
             outcome = "ok"
             return answer
         except KubeError as error:

@@ -55,7 +55,7 @@ def test_a_turn_is_compared_with_the_limit_before_and_after_it() -> None:
     assert ratios == [1.0, 1.0, 1.5]  # the median, the least and the most
 
 
-def test_a_part_of_a_save_takes_as_long_as_in_its_slowest_process() -> None:
+def test_parts_of_a_save_are_those_of_its_slowest_process() -> None:
     other = beside_limit([1.0] * 4, [1.0] * 3)
     other.parts_s = [{"done-record": seconds} for seconds in (3.0, 1.0, 1.0)]
     figures = emergency_save.figures_of_limit([beside_limit([1.0] * 4, [1.0] * 3), other])

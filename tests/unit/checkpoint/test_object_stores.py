@@ -7,13 +7,29 @@ from typing import Any
 import pytest
 
 from gracepoint.__main__ import main
-from gracepoint.checkpoint import all_steps, verification
-from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint import all_steps, api, verification
+from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
+from gracepoint.checkpoint.options import (
+    RestoreArgs,
+    RestoreOptions,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+    WriteOptions,
+)
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.errors import SettingsError
+from gracepoint.errors import CheckpointExists, SettingsError
 from gracepoint.process_group import ProcessGroup
 from tests.object_stores.servers import Bucket
-from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save, small_state
+from tests.unit.checkpoint.fakes.engine import (
+    assert_same,
+    engine,
+    in_gang,
+    restore,
+    rich_state,
+    save,
+    sharding,
+    small_state,
+)
 from tests.unit.checkpoint.fakes.formats import each_format
 
 
@@ -46,6 +62,52 @@ def test_two_processes_save_and_restore_together(bucket: Bucket, options: WriteO
 
     for found in in_gang(2, back):
         assert_same(found, small_state(2.0))
+
+
+def test_a_checkpoint_with_a_path_of_its_own_is_saved_and_replaced(bucket: Bucket) -> None:
+    path: Any = f"{bucket.uri}/run/a"
+    state = rich_state()
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save(path, small_state())
+        checkpointer.wait_until_finished()
+        with pytest.raises(CheckpointExists):
+            checkpointer.save(path, state)
+        checkpointer.save(path, state, force=True)
+        checkpointer.wait_until_finished()
+        assert_same(checkpointer.restore(path, state), state)
+    assert main(["verify", path]) == 0
+    below = {entry.key.partition("/")[0] for entry in storage_path(f"{bucket.uri}/run").entries()}
+    assert below == {"a"}
+
+
+def test_two_processes_save_to_a_path_together(bucket: Bucket) -> None:
+    path: Any = f"{bucket.uri}/run/a"
+
+    def run(gang: ProcessGroup) -> Any:
+        with AsyncCheckpointer(gang=gang, options=WriteOptions(use_ocdbt=False)) as checkpointer:
+            checkpointer.save(path, small_state(3.0))
+            checkpointer.wait_until_finished()
+            return checkpointer.restore(path, small_state())
+
+    for found in in_gang(2, run):
+        assert_same(found, small_state(3.0))
+
+
+@pytest.mark.parametrize("use_ocdbt", [False, True])
+def test_one_replica_reads_for_all(bucket: Bucket, use_ocdbt: bool) -> None:
+    root: Any = f"{bucket.uri}/run"
+    save(engine(root, options=WriteOptions(use_ocdbt=use_ocdbt)), 3, small_state(2.0))
+    args = {
+        "w": SingleReplicaArrayRestoreArgs(sharding=sharding(None, "y")),
+        "b": SingleReplicaArrayRestoreArgs(sharding=sharding()),
+    }
+    restored = api.restore(
+        f"{root}/3",
+        small_state(),
+        restore_args=args | {"count": RestoreArgs()},
+        options=RestoreOptions(single_replica=SingleReplica()),
+    )
+    assert_same(restored, small_state(2.0))
 
 
 def test_a_step_that_is_saved_again_is_replaced(bucket: Bucket) -> None:

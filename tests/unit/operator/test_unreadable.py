@@ -189,7 +189,7 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
 
 
 @pytest.mark.parametrize("field", ["metadata.name", "metadata.namespace", "spec.nodeName"])
-def test_a_pod_with_a_name_that_fits_into_no_record_is_left_out(field: str) -> None:
+def test_a_pod_with_a_name_that_fits_no_record_is_left_out(field: str) -> None:
     scene = Scene()
     body = objects.pod(1, deleting_at=objects.NOW)
     part, _, name = field.partition(".")

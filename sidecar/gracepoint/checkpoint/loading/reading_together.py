@@ -1,19 +1,13 @@
-"""Reads in every process, and tells all processes how it went, so that all of them go on in the same way."""
+"""Tells all processes how each of them could read, so that all of them go on in the same way."""
 
 from __future__ import annotations
 
 import functools
 import json
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
-from gracepoint.checkpoint import metrics
 from gracepoint.deadline import Deadline
 from gracepoint.errors import from_word, to_word
 from gracepoint.process_group import ProcessGroup
-
-Result = TypeVar("Result")
 
 # Processes whose report an error has, for each kind of error.
 _SHOWN = 8
@@ -23,40 +17,33 @@ _DAMAGE = ("corrupt", "not found")
 _RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
 
-def read_together(
-    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
-) -> tuple[Result | None, str]:
-    """Calls ``read`` in every process, and exchanges the outcomes.
+def damage_in_any(what: str, failure: Exception | None, *, gang: ProcessGroup, key: str, deadline: Deadline) -> str:
+    """Tells all processes how this process's read went. Collective.
+
+    Args:
+        what: What was read. Errors begin with it.
+        failure: The error of this process's read. None if it succeeded.
+        gang: The processes that read together.
+        key: Key of their meeting.
+        deadline: The deadline of the restore.
 
     Returns:
-        The result and an empty text. If some process found damage, None and a description of the damage, in all
-        processes.
+        A description of the damage that was found in some process, the same in all processes. Empty if all have read.
 
     Raises:
-        CheckpointMismatch: ``read`` raised this error in some process; says what each process reported.
-        CheckpointTooNew: ``read`` raised this error in some process.
-        CheckpointRefused: ``read`` raised this error in some process.
-        InvalidSharding: ``read`` raised this error in some process.
-        CheckpointError: ``read`` raised another error that is not damage.
+        CheckpointMismatch: This error was raised in some process; says what each process reported.
+        CheckpointTooNew: This error was raised in some process.
+        CheckpointRefused: This error was raised in some process.
+        InvalidSharding: This error was raised in some process.
+        CheckpointError: Another error that is not damage was raised in some process.
     """
-    failure: Exception | None = None
-    result = None
-    metrics.tell_restore_started()
-    began_s = time.monotonic()
-    try:
-        result = read()
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
-        failure = error
     mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
     # The report is the same in all processes, and small: thousands of processes may find the same damage.
     failures = json.loads(gang.reduce(key, mine, functools.partial(_merged, what), timeout_s=deadline.remaining_s()))
     damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
     for word in sorted(failures, key=_RAISED_FIRST.index):
         raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
-    if damage:
-        return None, "; ".join(damage)
-    metrics.tell_restored(time.monotonic() - began_s)
-    return result, ""
+    return "; ".join(damage)
 
 
 def _merged(what: str, answers: list[str]) -> str:

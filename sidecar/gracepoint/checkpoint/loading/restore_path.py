@@ -14,8 +14,8 @@ from typing import Any
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
-from gracepoint.checkpoint.loading.reading_together import read_together
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.save_operation import SaveOperation

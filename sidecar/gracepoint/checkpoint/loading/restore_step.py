@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
-from gracepoint.checkpoint.loading.reading_together import read_together
+from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
@@ -35,6 +37,8 @@ from gracepoint.errors import (
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +204,32 @@ def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
         why = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
         raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {why}")
     return dataclasses.replace(listing, steps=(step,), refused=())
+
+
+def read_together(
+    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
+) -> tuple[Result | None, str]:
+    """Calls ``read`` in every process, and exchanges the outcomes.
+
+    Returns:
+        The result and an empty text. If some process found damage, None and a description of the damage, in all
+        processes.
+
+    Raises:
+        CheckpointError: ``read`` raised an error that is not damage in some process; see ``damage_in_any``.
+    """
+    failure: Exception | None = None
+    result = None
+    metrics.tell_restore_started()
+    began_s = time.monotonic()
+    try:
+        result = read()
+    except Exception as error:  # noqa: BLE001 - told to the others, then raised
+        failure = error
+    if damage := damage_in_any(what, failure, gang=gang, key=key, deadline=deadline):
+        return None, damage
+    metrics.tell_restored(time.monotonic() - began_s)
+    return result, ""
 
 
 def read_step(

@@ -78,11 +78,13 @@ class HandingOver:
         if chunks is None or not self.is_for(save):
             return None
         try:
-            return self._worker.hand_over(save.part(), chunks, snapshot.arena, deadline=deadline)
+            handed = self._worker.hand_over(save.part(), chunks, snapshot.arena, deadline=deadline)
         except (OSError, CallFailed) as error:
             what = save.temporary.what
             logger.warning("the worker process does not take the save of %s, a thread writes it: %s", what, error)
             return None
+        logger.info("%s is handed over to the worker process", save.temporary.what)
+        return handed
 
     def close(self) -> None:
         """Ends the worker process after its last save. Does not wait for it."""

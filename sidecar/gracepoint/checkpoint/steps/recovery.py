@@ -1,6 +1,8 @@
 """Recovery at a start: commits durable saves of processes that died, and undoes replacements that were interrupted.
 
 Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe.
+
+If a save has many files, additional threads look at their sizes. They have ended when the calling thread goes on.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, merge
+from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, merge
 from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
@@ -21,6 +25,12 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
 
 logger = logging.getLogger(__name__)
+
+# So many files are looked at by the calling thread alone.
+_FEW_FILES = 256
+# Otherwise so many threads look at them, which mostly wait for the storage, and take so many files at a time.
+_THREADS = 32
+_FILES_AT_ONCE = 4096
 
 
 def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
@@ -59,8 +69,7 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
     """Commits a durable save by a rename. Returns whether it is committed."""
-    for path, file in commit.all_files(temporary.path, merge(records)):
-        check_size(temporary.path / path, file.bytes)
+    _check_sizes(temporary.path, commit.all_files(temporary.path, merge(records)))
     return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
 
 
@@ -83,6 +92,23 @@ def _finish(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) 
         return _rename(paths, temporary, records)
     way = functools.partial(_gives_way, temporary.target, records[0].replaces)
     return manifest_commit.finalize(temporary, way)
+
+
+def _check_sizes(folder: StoragePath, files: Iterator[tuple[str, StoredFile]]) -> None:
+    """Raises CheckpointCorrupt if a file is missing or has another size. Several threads look at many files."""
+
+    def check(found: tuple[str, StoredFile]) -> None:
+        path, file = found
+        check_size(folder / path, file.bytes)
+
+    for found in itertools.islice(files, _FEW_FILES):
+        check(found)
+    with contextlib.ExitStack() as until_checked:
+        threads: ThreadPoolExecutor | None = None
+        while batch := list(itertools.islice(files, _FILES_AT_ONCE)):
+            if threads is None:
+                threads = until_checked.enter_context(ThreadPoolExecutor(_THREADS, "gracepoint-salvage"))
+            list(threads.map(check, batch))
 
 
 @contextlib.contextmanager

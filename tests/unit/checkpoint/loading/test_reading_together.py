@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gracepoint.checkpoint.loading.reading_together import read_together
+from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch
 from gracepoint.process_group import ProcessGroup

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gracepoint.async_calls.orphan import run_last
-from gracepoint.checkpoint import SaveFailed, WriteOptions
+from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_worker, worker_side
 from gracepoint.checkpoint.saving.save_board import SaveBoard
@@ -203,7 +203,7 @@ def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., Ste
         time.sleep(0.01)
 
 
-def staged(root: Path, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
+def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
     """Returns a function that writes step 1 of one process as its worker does, in this process."""
     checkpointer = engine(root, DyingGang(process, count), options=WORKER)
     executor, operation = checkpointer.executor, checkpointer.executor.begin(checkpointer._paths, 1)
@@ -234,13 +234,19 @@ def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("done.process_*")) == []
 
 
-def test_the_last_worker_of_dead_trainers_commits(tmp_path: Path) -> None:
-    writes = [staged(tmp_path, process, 2) for process in range(2)]
+@pytest.fixture(params=["files", "gs_bucket", "s3_bucket"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A directory, and a prefix in each kind of object store."""
+    return str(tmp_path) if request.param == "files" else f"{request.getfixturevalue(request.param).uri}/run"
+
+
+def test_the_last_worker_of_dead_trainers_commits(root: str) -> None:
+    writes = [staged(root, process, 2) for process in range(2)]
     for number, write in enumerate(writes):
         assert write().reached == ("written", "durable")
         run_last()  # as the worker does if its trainer has died
-        assert (tmp_path / "1").exists() == (number == 1)
-    restored = restore(tmp_path, small_state())
+        assert latest_step(root) == (1 if number == 1 else None)
+    restored = restore(root, small_state())
     assert restored is not None
     assert_same(restored.state, small_state())
 

@@ -132,8 +132,12 @@ def test_a_durable_save_in_parts_is_committed_by_the_next_start(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("few", [0, 256], ids=["many files", "few files"])
 @pytest.mark.parametrize("lost", ["default/w/0.0", "_GRACEPOINT.process_1"])
-def test_a_save_in_parts_that_lost_a_file_is_not_committed(tmp_path: Path, lost: str) -> None:
+def test_a_save_in_parts_that_lost_a_file_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, few: int
+) -> None:
+    monkeypatch.setattr(recovery, "_FEW_FILES", few)
     left = leave_uncommitted(tmp_path, 4, (0, 1))
     (left / lost).unlink()
     (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))

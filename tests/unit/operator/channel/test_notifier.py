@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
+from gracepoint_operator.channel import notifier
 from gracepoint_operator.decisions import connectivity, event_notes, preemption_status
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
@@ -32,6 +34,27 @@ def figure(replica: Replica, name: str, **labels: str) -> float:
 
 def watch(replica: Replica) -> None:
     replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
+
+
+async def test_thousands_are_told_in_portions(api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "_AT_ONCE", 2)
+    for index in range(2, 7):
+        api.add(kinds.PODS, objects.pod(index, on="node-2"))
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in range(7)]
+        at_once: list[int] = []
+        tell = replica.core.notifier._tell
+
+        def counted(*arguments: Any) -> None:
+            before = sum(not subscriber.is_idle for subscriber in gang)
+            tell(*arguments)
+            at_once.append(sum(not subscriber.is_idle for subscriber in gang) - before)
+
+        monkeypatch.setattr(replica.core.notifier, "_tell", counted)
+        replica.taint()
+        await until(lambda: not any(subscriber.is_idle for subscriber in gang), "all to be told")
+        assert max(at_once) == 2
+        assert [len(await frames(subscriber)) for subscriber in gang] == [1] * 7
 
 
 async def test_events_are_in_order_on_jobset_and_preemption(api: MemoryApi, clock: Clock) -> None:

@@ -77,6 +77,7 @@ class MemoryApi(client.KubeClient):
         content_type: str = "application/json",
         accept: str = "application/json",
         timeout_s: float = 0.0,
+        decode: Callable[[bytes], Any] = lambda data: data,
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
         self.calls.append(f"{method} {path}")

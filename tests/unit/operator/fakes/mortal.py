@@ -81,6 +81,7 @@ class FusedApi(client.KubeClient):
         content_type: str = "application/json",
         accept: str = "application/json",
         timeout_s: float = 0.0,
+        decode: Callable[[bytes], Any] = lambda data: data,
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
         await self._fuse.burn()

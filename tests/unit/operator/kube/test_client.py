@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from kubernetes.client.exceptions import ApiException
 
@@ -27,3 +30,38 @@ def test_client_errors_are_translated_with_the_servers_message(status: int, expe
     assert type(translated) is expected
     assert "GET /api/v1/pods" in str(translated)
     assert "pods are not there" in str(translated)
+
+
+LISTED: dict[str, Any] = {
+    "kind": "PartialObjectMetadataList",
+    "metadata": {"resourceVersion": "12", "continue": "abc", "remainingItemCount": 7},
+    "items": [
+        {"metadata": {"uid": "u-1", "resourceVersion": "5", "name": "one", "labels": {"a": "b"}, "generation": 3}},
+        {"metadata": {"uid": "u-2"}},
+    ],
+}
+
+
+def test_of_a_list_of_metadata_only_uids_and_versions_are_kept() -> None:
+    assert errors.decoded_versions(json.dumps(LISTED).encode()) == {
+        "metadata": {"resourceVersion": "12", "continue": "abc"},
+        "items": [{"metadata": {"uid": "u-1", "resourceVersion": "5"}}, {"metadata": {"uid": "u-2"}}],
+    }
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param({"metadata": {}, "items": None}, id="no items"),
+        pytest.param({"items": []}, id="no metadata"),
+        pytest.param({**LISTED, "items": [{"metadata": {"uid": 7}}]}, id="a UID that is no text"),
+        pytest.param({**LISTED, "metadata": {"resourceVersion": None}}, id="no version"),
+    ],
+)
+def test_a_list_in_another_form_is_decoded_whole(listed: Any) -> None:
+    assert errors.decoded_versions(json.dumps(listed).encode()) == listed
+
+
+def test_an_answer_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Expecting value"):
+        errors.decoded_versions(b"upstream connect error")

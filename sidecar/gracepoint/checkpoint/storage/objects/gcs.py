@@ -48,7 +48,7 @@ def name_for_tensorstore(environ: MutableMapping[str, str]) -> None:
 class GcsApi:
     """One bucket."""
 
-    uploads = None
+    uploads: api.Uploads | None = None
     largest_bytes = 5 << 40
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -96,7 +96,7 @@ class ObjectReader:
             finally:
                 self._slots.release()
 
-        helpers = []
+        helpers: list[threading.Thread] = []
         while len(helpers) < min(_STREAMS, len(parts)) - 1 and self._slots.acquire(blocking=False):
             helper = threading.Thread(target=help_, name="gracepoint: ranges", daemon=True)
             try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(store: ObjectBackend, key: str) -> None:
-    """Creates, reads, replaces and deletes an object below ``key``, also with conditions that do not hold.
+    """Creates, reads, lists, replaces and deletes an object below ``key``, also with conditions that do not hold.
 
     Raises:
         OSError: A request failed, or the store ignores a condition. The message says which one.
@@ -27,6 +27,8 @@ def check(store: ObjectBackend, key: str) -> None:
         made = store.create(probe, b"probe")
         if store.read(probe).data != b"probe":
             raise OSError(errno.EIO, f"{store.url(probe)}: was read with other contents than it was written with")
+        if not store.is_folder(key):
+            raise OSError(errno.EIO, f"{store.url(key)}: the store lists no object there, though one was just written")
         with contextlib.suppress(FileExistsError):
             store.create(probe, b"other")
             raise _ignored(store, key, "the condition that an object must not exist")

@@ -63,7 +63,7 @@ class S3Api:
             url = f"{scheme}://{bucket}.{rest}"
         self.connections = connections_to(url, environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
-        self.uploads = S3Uploads(self)
+        self.uploads: api.Uploads | None = S3Uploads(self)
 
     def url(self, key: str) -> str:
         return f"s3://{self._bucket}/{key}"

@@ -1,0 +1,95 @@
+"""Trainers are killed with all their containers while a keeper writes their save: the save becomes a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from demo import install, nodes
+from demo.training import TrainingRun, apply_policy
+from gracepoint.wire.names import Env
+from tests.cluster.conftest import NAMESPACE, training_run
+from tests.testcluster.api import Cluster
+from tests.testcluster.shell import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+POLICY = "keeper"
+EARLY, PERIODIC = 10, 30
+HANDED_OVER = "is handed over to the worker process"
+
+
+@pytest.fixture(params=["periodic", "emergency"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def run(kind: str, installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
+    every = PERIODIC if kind == "periodic" else 0
+    apply_policy(
+        installed,
+        f"{POLICY}-{kind}",
+        namespace=NAMESPACE,
+        change=lambda spec: spec["checkpoint"].update(writer="Keeper", everySteps=every),
+    )
+    made = training_run(installed, images, f"kept-{kind}", f"{POLICY}-{kind}")
+    yield made
+    for process in processes_of(made, "gracepoint.async_calls"):
+        with contextlib.suppress(psutil.Error):
+            process.resume()
+    made.delete()
+
+
+def test_a_save_survives_the_containers_of_its_trainers(kind: str, run: TrainingRun, undisturbed: TrainingRun) -> None:
+    run.start()
+    pods = run.wait_for_trainers(EARLY)
+    workers = processes_of(run, "gracepoint.async_calls ")
+    assert len(workers) == len(pods)
+    for worker in workers:
+        worker.suspend()  # so that the save is under way when the trainers die
+    if kind == "emergency":
+        nodes.taint(run.cluster, pods[0].node)
+    wait_for(f"both trainers of {run.name} to hand a save over", lambda: all(handed(run, pod.name) for pod in pods))
+    trainers = processes_of(run, "train.py")
+    assert len(trainers) == len(pods)
+    assert steps(run) == []
+    for trainer in trainers:
+        trainer.kill()
+    psutil.wait_procs(trainers, timeout=30)
+    for worker in workers:
+        worker.resume()
+    wait_for(f"a checkpoint of {run.name}", lambda: steps(run) != [])
+    saved = steps(run)[0]
+    run.wait_for_end(timeout_s=300)
+    assert run.compare(undisturbed).differences == ()
+    assert (saved == PERIODIC) if kind == "periodic" else (saved >= EARLY)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def processes_of(run: TrainingRun, command: str) -> list[psutil.Process]:
+    """This machine's processes of the run with ``command`` in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            if environment.get(Env.JOBSET_NAME) == run.name and command in f"{' '.join(process.cmdline())} ":
+                found.append(process)
+    return found
+
+
+def handed(run: TrainingRun, pod: str) -> bool:
+    logs = run.cluster.kubectl("logs", pod, f"--namespace={run.namespace}", "--container=trainer")
+    return HANDED_OVER in logs.stdout
+
+
+def steps(run: TrainingRun) -> list[int]:
+    """The committed steps of a run."""
+    return sorted(int(path.name) for path in run.checkpoints.iterdir() if path.name.isdigit())
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    wait_until(what, condition, timeout_s=120)

@@ -1,0 +1,92 @@
+"""What is wrong with a bucket is an error of ``attach``, which says what to do: not one of the emergency save."""
+
+from __future__ import annotations
+
+import datetime
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import gracepoint
+from gracepoint.checkpoint.storage.objects import s3
+from gracepoint.errors import GracepointError
+from tests.object_stores.fault_proxy import FaultProxy
+from tests.object_stores.faults import Fault, How, Rule
+from tests.object_stores.fixtures import set_environment
+from tests.object_stores.servers import Bucket, Server
+
+ERRORS = (GracepointError, OSError)
+
+
+@pytest.fixture(params=["gs", "s3"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    assert isinstance(found, Server)
+    return found
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(server.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def far(server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket that clients reach through the proxy."""
+    return set_environment(server.bucket(url=proxy.url), monkeypatch)
+
+
+def attach(uri: str) -> None:
+    gracepoint.attach(uri).close()
+
+
+def test_attach_accepts_a_bucket(far: Bucket) -> None:
+    attach(f"{far.uri}/run")
+
+
+def test_a_missing_bucket_is_an_error_of_attach(far: Bucket) -> None:
+    with pytest.raises(ERRORS, match="The bucket does not exist: create it"):
+        attach(f"{far.scheme}://no-such-{far.name}/run")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        pytest.param(401, "Check this process's credentials", id="wrong credentials"),
+        pytest.param(403, "that they may read, create, list and delete", id="no rights"),
+        pytest.param(507, "The quota is used up: raise it", id="full quota"),
+    ],
+)
+def test_a_refused_write_is_an_error_of_attach(far: Bucket, proxy: FaultProxy, status: int, says: str) -> None:
+    with pytest.raises(ERRORS, match=says), proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=("write",))):
+        attach(f"{far.uri}/run")
+
+
+@pytest.mark.parametrize("kind", ["read", "delete", "list"])
+def test_a_missing_right_is_an_error_of_attach(far: Bucket, proxy: FaultProxy, kind: str) -> None:
+    with (
+        pytest.raises(ERRORS, match="that they may read, create, list and delete"),
+        proxy.rules(Rule(Fault(How.ANSWER, status=403), kinds=(kind,))),
+    ):
+        attach(f"{far.uri}/run")
+
+
+def test_wrong_keys_are_an_error_of_attach(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(ERRORS, match="Check this process's credentials"):
+        attach(f"{s3_bucket.uri}/run")
+
+
+def test_a_wrong_clock_is_an_error_of_attach(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.datetime.now(tz) - datetime.timedelta(hours=1)
+
+    monkeypatch.setattr(s3, "datetime", types.SimpleNamespace(datetime=Late, UTC=datetime.UTC))
+    with pytest.raises(ERRORS, match="This machine's clock is wrong: set it"):
+        attach(f"{s3_bucket.uri}/run")

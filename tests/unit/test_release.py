@@ -1,0 +1,116 @@
+"""A release: the wheel is the same each time it is built, and each extra brings what it needs and nothing else."""
+
+from __future__ import annotations
+
+import email
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+#: What a wheel is made of.
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "sidecar", "operator")
+OF_THE_OPERATOR = {"kopf", "kubernetes", "pydantic", "aiohttp", "prometheus-client", "cryptography"}
+NOT_OF_GOOGLE = OF_THE_OPERATOR - {"cryptography"}
+OF_THE_COMMAND_LINE = {"typer", "rich", "vl-convert-python"}
+
+
+def build(folder: Path) -> Path:
+    """Builds the wheel from a copy of the sources, which no earlier build has touched."""
+    source, out = folder / "source", folder / "dist"
+    source.mkdir(parents=True)
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1767225600"}  # a release takes the time of its commit
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = out.iterdir()
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("first"))
+
+
+def test_a_wheel_is_the_same_each_time_it_is_built(wheel: Path, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    assert again.name == wheel.name
+    assert hashlib.sha256(again.read_bytes()).hexdigest() == hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_a_wheel_contains_the_packages_and_no_tests(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist()}
+    packages = {top for top in tops if not top.endswith(".dist-info")}
+    assert packages == {"gracepoint", "gracepoint_operator", "gracepoint_cli"}
+
+
+def test_a_wheel_runs_where_nothing_else_is_installed(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gracepoint; print(gracepoint.__file__)"
+    argv = [sys.executable, "-S", "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(str(tmp_path))
+    # The console scripts are there with any extra, and say what they lack.
+    code = code.replace(
+        "import gracepoint; print(gracepoint.__file__)", "from gracepoint_cli.__main__ import main; main()"
+    )
+    done = subprocess.run([*argv[:-1], code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "gracepoint[cli]" in done.stderr) == (3, True), done.stderr
+
+
+def brought(wheel: Path, *extras: str) -> set[str]:
+    """Names of all distributions that the wheel with these extras brings, as the installed ones require each other."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        own = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+    seen: set[tuple[str, str]] = set()
+    waiting = [("gracepoint", extra) for extra in ("", *extras)]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        try:
+            requires = own if name == "gracepoint" else metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # of another platform
+        for requirement in map(Requirement, requires):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                normal = re.sub(r"[-_.]+", "-", requirement.name).lower()
+                waiting += [(normal, wanted) for wanted in ("", *requirement.extras)]
+    return {name for name, _ in seen} - {"gracepoint"}
+
+
+@pytest.mark.parametrize(
+    ("extras", "has", "lacks"),
+    [
+        pytest.param([], set(), OF_THE_OPERATOR | OF_THE_COMMAND_LINE | {"jax", "numpy"}, id="library alone"),
+        pytest.param(["jax"], {"jax", "tensorstore"}, OF_THE_OPERATOR | OF_THE_COMMAND_LINE, id="training image"),
+        # Google's credentials bring cryptography.
+        pytest.param(["jax", "gcs", "s3"], {"botocore"}, NOT_OF_GOOGLE | OF_THE_COMMAND_LINE, id="with buckets"),
+        pytest.param(["operator"], OF_THE_OPERATOR, OF_THE_COMMAND_LINE | {"jax", "numpy"}, id="operator's image"),
+        pytest.param(["cli"], OF_THE_OPERATOR | OF_THE_COMMAND_LINE, {"jax", "tensorstore"}, id="command line"),
+    ],
+)
+def test_an_extra_brings_what_it_needs_and_nothing_else(
+    wheel: Path, extras: list[str], has: set[str], lacks: set[str]
+) -> None:
+    found = brought(wheel, *extras)
+    assert has <= found
+    assert not found & lacks
