@@ -10,7 +10,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name, joined_status
-from gracepoint_operator.resources import PreemptionStatus, StageTime
+from gracepoint_operator.resources import Acknowledgements, PreemptionStatus, StageTime
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -178,3 +178,13 @@ def test_of_two_first_receipts_the_earlier_one_is_kept() -> None:
 def test_figures_are_those_of_the_status_that_is_further_on(phase: Phase, step: int) -> None:
     """Of two that are as far, those that were written first."""
     assert joined_status(status(7), status(8, phase=phase)).step == step
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((3, 4), (2, 8)), ((2, 8), (3, 4))])
+def test_receipts_never_become_fewer(ours: tuple[int, int], theirs: tuple[int, int]) -> None:
+    def received(count: int, expected: int) -> PreemptionStatus:
+        return PreemptionStatus(acknowledgements=Acknowledgements(received=count, expected=expected))
+
+    assert joined_status(received(*ours), received(*theirs)).acknowledgements == Acknowledgements(
+        received=3, expected=8
+    )
