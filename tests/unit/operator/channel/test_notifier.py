@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator.channel import notifier
-from gracepoint_operator.decisions import connectivity, event_notes, preemption_status
+from gracepoint_operator.decisions import connectivity, event_notes, progress, preemption_status
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
@@ -269,4 +269,5 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     }
     assert set(event_notes.STORY) == reasons
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
-    assert listed == reasons | {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}
+    beside = {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}
+    assert listed == reasons | beside | {progress.REASON_STALLED, progress.REASON_PROGRESS}
