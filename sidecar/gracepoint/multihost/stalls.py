@@ -22,7 +22,7 @@ _STACK_CHARACTERS = 3000
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class StalledAt:
     """Where a process is that makes no progress.
 
     Attributes:
@@ -64,7 +64,7 @@ class StallBoard:
         self._group = group
         self._mine = f"{_FOLDER}/places/{group.process_index}"
 
-    def post(self, place: Place) -> bool:
+    def post(self, place: StalledAt) -> bool:
         """Says where this process is. Returns True if it is the one that tells the operator for all.
 
         Raises:
@@ -92,11 +92,11 @@ class StallBoard:
             StoreUnavailable: The store cannot be reached.
         """
         found = self._store.list(f"{_FOLDER}/places")
-        places = {int(key.partition("/")[0]): Place(**json.loads(value)) for key, value in found.items()}
+        places = {int(key.partition("/")[0]): StalledAt(**json.loads(value)) for key, value in found.items()}
         return suspicion(places, self._group.process_count, names)
 
 
-def suspicion(places: Mapping[int, Place], count: int, names: Sequence[str | None] = ()) -> Suspicion:
+def suspicion(places: Mapping[int, StalledAt], count: int, names: Sequence[str | None] = ()) -> Suspicion:
     """Returns which of ``count`` processes hold up the others.
 
     Args:

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Sequence
 
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.stalls import Place, StallBoard, Suspicion
+from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class StallWatch:
     def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
         """Appends who is suspected, if this process is to tell the operator."""
         try:
-            tells = self._board.post(Place(stalled.activity.stage, self._sync_point(), stack))
+            tells = self._board.post(StalledAt(stalled.activity.stage, self._sync_point(), stack))
             self._stopped.wait(self._others_s)
             if tells:
                 found.append(self._board.suspicion(self._pods))

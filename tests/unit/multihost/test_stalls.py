@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.multihost import InMemoryStore, StoreGang
-from gracepoint.multihost.stalls import Place, StallBoard, suspicion
+from gracepoint.multihost.stalls import StallBoard, StalledAt, suspicion
 
 
-def place(sync_point: int = 5, stage: str = "training", stack: str = "") -> Place:
-    return Place(stage, sync_point, stack)
+def place(sync_point: int = 5, stage: str = "training", stack: str = "") -> StalledAt:
+    return StalledAt(stage, sync_point, stack)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def place(sync_point: int = 5, stage: str = "training", stack: str = "") -> Plac
         pytest.param(dict.fromkeys(range(4), place()), [0, 1, 2, 3], "all processes", id="all alike"),
     ],
 )
-def test_the_process_that_differs_is_suspected(places: dict[int, Place], suspects: list[int], why: str) -> None:
+def test_the_process_that_differs_is_suspected(places: dict[int, StalledAt], suspects: list[int], why: str) -> None:
     found = suspicion(places, 4, [f"pod-{index}" for index in range(4)])
     assert found.processes == suspects
     assert why in found.why

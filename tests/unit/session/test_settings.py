@@ -126,6 +126,7 @@ def _is_typed(name: str) -> bool:
         Env.CA_CERTIFICATE,
         Env.METADATA,
         Env.STALL_ACTION,
+        Env.WRITER,
     )
 
 

@@ -27,6 +27,7 @@ from gracepoint.checkpoint.saving.save_part import PartStages, SavePart, begun, 
 from gracepoint.checkpoint.saving.save_planner import PreparedSave
 from gracepoint.checkpoint.saving.save_worker import HandedOver, WriterDied
 from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import ChunkSource
 from gracepoint.deadline import Deadline
@@ -270,5 +271,7 @@ class SaveOperation:
             commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
 
     def _finalize(self, deadline: Deadline) -> None:
-        if not commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check):
+        with ended_by(deadline.check):
+            done = commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check)
+        if not done:
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

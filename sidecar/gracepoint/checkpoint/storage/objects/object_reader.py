@@ -40,7 +40,7 @@ class ObjectReader:
     """
 
     def __init__(self, api: ObjectApi, persistence: Persistence, key: str, slots: threading.Semaphore) -> None:
-        self._stream = _Stream(api, persistence, key)
+        self._stream = _RangeStream(api, persistence, key)
         self._slots = slots
         self.size_bytes = 0
         self.best_bytes = HOT_BYTES
@@ -78,7 +78,7 @@ class ObjectReader:
         errors: list[BaseException] = []
         limit = time_limit.current()
 
-        def read(stream: _Stream, *, from_the_end: bool) -> None:
+        def read(stream: _RangeStream, *, from_the_end: bool) -> None:
             try:
                 while not errors:
                     start = parts.pop() if from_the_end else parts.popleft()
@@ -112,7 +112,7 @@ class ObjectReader:
             raise errors[0]
 
 
-class _Stream:
+class _RangeStream:
     """One request after the other for a generation of an object: a new one where the position jumps or one breaks."""
 
     def __init__(self, api: ObjectApi, persistence: Persistence, key: str) -> None:
@@ -124,15 +124,15 @@ class _Stream:
         self._position = 0
         self.size_bytes = 0
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> _RangeStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def another(self) -> _Stream:
+    def another(self) -> _RangeStream:
         """Returns another stream of the same generation."""
-        stream = _Stream(self._api, self._persistence, self._key)
+        stream = _RangeStream(self._api, self._persistence, self._key)
         stream._generation, stream.size_bytes = self._generation, self.size_bytes
         return stream
 
