@@ -27,6 +27,14 @@ async def ask(gang: Gang, *arguments: object) -> Done:
     return await asyncio.to_thread(command, *arguments, *flags)
 
 
+async def ended(waits: asyncio.Task[Done], replica: Replica) -> Done:
+    """Waits for the command. Meanwhile the watches bring the replica what it has written itself."""
+    while not waits.done():
+        await replica.watch()
+        await asyncio.wait([waits], timeout=0.2)
+    return waits.result()
+
+
 @pytest.fixture
 async def replica(gang: Gang) -> AsyncIterator[Replica]:
     """A replica that has listed a gang with two running pods."""
@@ -55,7 +63,7 @@ async def rehearse(replica: Replica, *phases: Phase) -> str:
 async def test_a_drill_is_requested_awaited_and_reported(gang: Gang, replica: Replica) -> None:
     waits = asyncio.create_task(ask(gang, "drill", "train", "--deadline", 30, "-o", "json"))
     name = await rehearse(replica, Phase.FROZEN, Phase.COMMITTED)
-    done = await waits
+    done = await ended(waits, replica)
     assert done.code == 0, done.err
     assert (done.json["good"], done.json["phase"], done.json["step"]) == (True, "Committed", 40)
     assert done.json["preemption"] == name
@@ -65,7 +73,7 @@ async def test_a_drill_is_requested_awaited_and_reported(gang: Gang, replica: Re
 async def test_a_drill_that_saves_nothing_ends_with_one(gang: Gang, replica: Replica) -> None:
     waits = asyncio.create_task(ask(gang, "drill", "train"))
     await rehearse(replica, Phase.FAILED)
-    done = await waits
+    done = await ended(waits, replica)
     assert done.code == 1
     assert "did NOT go well: Failed" in done.out
 
