@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from demo.snapshot import Json
-from gracepoint.wire.names import TOKEN_DIRECTORY
+from gracepoint.wire.names import JOBSET_LABEL_UID, TOKEN_DIRECTORY
 from tests.cluster.conftest import NAMESPACE, POLICY
 from tests.cluster.small import SLEEP, container, create, jobset, replicated_job
 from tests.testcluster.api import Cluster, ClusterError
@@ -108,7 +108,8 @@ def test_what_is_taken_is_valid_for_all_and_done_with_after_once(
     for part in once["spec"]["replicatedJobs"]:
         # JobSet takes templates that Kubernetes refuses when the Job is made, long after.
         made = {"apiVersion": "batch/v1", "kind": "Job", **copy.deepcopy(part["template"])}
-        made["metadata"] = {"name": "trial", "namespace": NAMESPACE}
+        # As JobSet makes it. A Job without labels would get those of its pods, and be taken for one by itself.
+        made["metadata"] = {"name": "trial", "namespace": NAMESPACE, "labels": {JOBSET_LABEL_UID: "trial"}}
         create(installed, made, "--dry-run=server")
 
 

@@ -198,6 +198,7 @@ def cases() -> list[Case]:
             "autoscaler",
             lambda a, n: a.taint(n, "ToBeDeletedByClusterAutoscaler", value=str(now)),
             *("ScaleDown", "taint ToBeDeletedByClusterAutoscaler:NoSchedule"),
+            cancelable=True,
         ),
         Case(
             "shutdown",

@@ -27,7 +27,7 @@ from tests.testcluster.shell import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 #: Each of them at a step by which the run has made progress since the one before.
-TAINTED, DRAINED, SUSPENDED = 15, 35, 55
+TAINTED, DRAINED, SUSPENDED = 5, 20, 35
 
 
 class Disturbed:
