@@ -96,6 +96,8 @@ class Nursery:
         deadline = time.monotonic() + _START_S
         while (found := self._next(deadline - time.monotonic())) is not None:
             if "started" in found:
+                # Numbers of processes come again: what ended before with this one was another process.
+                self._codes.pop(found["started"], None)
                 return Child(self, found["started"])
         raise TimeoutError(f"the nursery started no process within {_START_S} s")
 
