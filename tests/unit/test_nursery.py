@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from tests.multiprocess.nursery import Nursery
 
 
 @pytest.fixture
-def other_end(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+def other_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The nursery process's end of the channel, which the test plays."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kept = theirs.dup()
-    monkeypatch.setattr(socket, "socketpair", lambda *_: (ours, theirs))
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
-    return kept
+    with ours, theirs, theirs.dup() as kept, monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", lambda *_: (ours, theirs))
+        patch.setattr(subprocess, "Popen", lambda *_, **__: None)
+        yield kept
 
 
 def test_a_process_with_the_number_of_an_ended_one_runs(other_end: socket.socket, tmp_path: Path) -> None:
@@ -38,4 +39,3 @@ def test_a_process_with_the_number_of_an_ended_one_runs(other_end: socket.socket
     tell(ended=7, code=0)
     assert second.poll() == 0
     assert first.poll() == 77
-    other_end.close()
