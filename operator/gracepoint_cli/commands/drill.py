@@ -21,6 +21,8 @@ _LOOK_EVERY_S = 0.5
 _ADOPTED_WITHIN_S = 30.0
 #: An end is known this long after the deadline at the latest.
 _AFTER_DEADLINE_S = 60.0
+#: A process may acknowledge after the commit: acknowledgements are spread, so that large gangs do not send all at once.
+_ACKNOWLEDGED_WITHIN_S = 10.0
 
 
 def drill(
@@ -79,6 +81,7 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> Outcome:
 
     where, name = asked["metadata"]["namespace"], asked["metadata"]["name"]
     began_s = time.monotonic()
+    ended_s: float | None = None
     said: set[str] = set()
     while True:
         request = cluster.get(PREEMPTIONS, where, name, todo="Somebody deleted it, which withdraws the drill")
@@ -89,7 +92,11 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> Outcome:
                 said.add(timing["stage"])
                 say(f"  {timing['seconds']:8.3f} s  {STAGES.get(timing['stage'], timing['stage'])}")
         if (found := rehearsal.outcome(request, record)) is not None:
-            return found
+            ended_s = ended_s or time.monotonic()
+            if not found.missing or time.monotonic() - ended_s > _ACKNOWLEDGED_WITHIN_S:
+                return found
+            time.sleep(_LOOK_EVERY_S)
+            continue
         waited_s = time.monotonic() - began_s
         phase = ((record or request).get("status") or {}).get("phase")
         if phase is None and adopted is None and waited_s > _ADOPTED_WITHIN_S:
