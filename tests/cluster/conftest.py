@@ -104,10 +104,11 @@ def training_run(
     policy: str | None = POLICY,
     *,
     steps: int = STEPS,
+    pace: float = FLAGS["pace"],
     environment: Mapping[str, str] = ENVIRONMENT,
     form: Form = JOBSET,
 ) -> TrainingRun:
-    """A run in the tests' namespace; not started."""
+    """A run in the tests' namespace; not started. ``pace``: seconds of a step at least."""
     return TrainingRun(
         cluster,
         f"{name}-{MARK}",
@@ -115,7 +116,7 @@ def training_run(
         image=images.trainer,
         steps=steps,
         policy=policy,
-        flags=FLAGS,
+        flags={**FLAGS, "pace": pace},
         environment=environment,
         form=form,
     )

@@ -105,7 +105,8 @@ def disturbed(request: pytest.FixtureRequest, installed: Cluster, images: instal
     form: Form = request.param
     if form is TRAINJOB:
         controllers.install(local(installed), controllers.TRAINER)
-    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form)
+    # Slower than others, as it is disturbed three times before its end.
+    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form, pace=0.3)
     try:
         yield Disturbed(run)
     finally:
