@@ -207,7 +207,7 @@ class Controller:
         if event == "DELETED":
             loop.call_soon_threadsafe(self._take_deletion, body["metadata"]["uid"], version_of(body["metadata"]))
         elif (found := self.cache.reader.read(kind, body)) is not None:
-            loop.call_soon_threadsafe(self._take, found, event is None)
+            loop.call_soon_threadsafe(self._take, found, event)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -235,10 +235,13 @@ class Controller:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
         found = self.cache.reader.read(kind, body)
         if found is not None:
-            self._take(found, listed=False)
+            self._take(found, "MODIFIED")
 
-    def _take(self, found: ObjectReading, listed: bool) -> None:
+    def _take(self, found: ObjectReading, event: str | None) -> None:
         policy_before = self._readable_policy(found)
+        # A watch can report a change of an object before the first list has brought it. What the object has then may
+        # be older than the event.
+        listed = event is None or (event == "MODIFIED" and found.uid not in self.cache.uids(found.kind))
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return

@@ -170,7 +170,13 @@ async def running(
     api: MemoryApi, clock: Clock, name: str = "replica-a", first_seen_place: tuple[str, str] | None = None
 ) -> AsyncIterator[Replica]:
     """A replica that has listed the cluster; stopped afterwards."""
-    replica = Replica(api, clock, name, first_seen_place)
+    async with started(Replica(api, clock, name, first_seen_place)) as replica:
+        yield replica
+
+
+@contextlib.asynccontextmanager
+async def started(replica: Replica) -> AsyncIterator[Replica]:
+    """The replica, once it has listed the cluster; stopped afterwards."""
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the first sweep")

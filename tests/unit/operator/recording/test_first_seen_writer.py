@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -13,7 +14,7 @@ from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, running, started, until
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"
@@ -67,6 +68,35 @@ async def test_sign_older_than_the_pod_starts_no_epoch_after_a_restart(api: Memo
     clock.move(500)
     api.add(kinds.NODES, maintained(written_at=NOW + 400))
     async with replica_of(api, clock) as replica:
+        await decided(replica)
+        assert replica.preemptions == []
+
+
+class WatchedApi(MemoryApi):
+    """Lets something happen between the beginning of the watches and the first list of nodes."""
+
+    def before_nodes(self) -> None:
+        pass
+
+    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+        if path == kinds.NODES.path():
+            self.before_nodes()
+            await asyncio.sleep(0)  # what happened is seen before the list
+        return await super()._call(method, path, **rest)
+
+
+async def test_old_sign_on_a_node_that_changes_before_the_first_list_is_old(clock: Clock) -> None:
+    api = WatchedApi(clock)
+    cluster(api)
+    api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock):
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+    clock.move(500)
+    replica = Replica(api, clock, "replica-b", PLACE)
+    # As the kubelet's status of the node every few seconds.
+    api.before_nodes = lambda: replica.see(kinds.NODES, maintained(written_at=NOW - 200))  # type: ignore[method-assign]
+    async with started(replica):
         await decided(replica)
         assert replica.preemptions == []
 
