@@ -7,7 +7,6 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
 from gracepoint_operator.resources.policy import (
     AfterSave,
-    Checkpoint,
     CheckpointPolicy,
     CheckpointPolicySpec,
     DeadlinePolicy,
@@ -15,6 +14,7 @@ from gracepoint_operator.resources.policy import (
     SignalKind,
     Training,
 )
+from gracepoint_operator.resources.policy_checkpoint import Checkpoint
 from gracepoint_operator.resources.policy_status import (
     CheckpointPolicyStatus,
     LastSave,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gracepoint.errors import SettingsError
-from gracepoint.multihost import join, meet
+from gracepoint.multihost import Meeting, join, meet
 from gracepoint.receivers import Receiver
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
@@ -18,6 +18,7 @@ from gracepoint.wire.names import Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
+    from gracepoint.compile_cache.opening import CompileCache
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ def attach(
     writer: str | None = None,
     stall_after_s: float | None = None,
     stall_action: str | None = None,
+    compilation_cache: str | None = None,
+    compilation_cache_bytes: int | None = None,
+    compilation_cache_days: int | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -82,6 +86,11 @@ def attach(
             evaluation without a sync point. 0: nothing is watched.
         stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
             all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
+        compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
+            ``off``; ``on``: beside the checkpoints; or a path or URI of a directory for them, which several jobs may
+            share. JAX runs what is in it, so only those who may run code in these processes may write to it.
+        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted.
+        compilation_cache_days: Days without use after which a compiled program is deleted.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -114,10 +123,34 @@ def attach(
         writer=writer,
         stall_after_s=stall_after_s,
         stall_action=stall_action,
+        compilation_cache=compilation_cache,
+        compilation_cache_bytes=compilation_cache_bytes,
+        compilation_cache_days=compilation_cache_days,
     )
     join(settings)
     meeting = meet(settings)
     where = _directory(settings, meeting.gang.process_count)
+    from gracepoint.compile_cache.opening import open_compile_cache
+
+    # First, as it reads in the background what the restore and the first steps need.
+    compile_cache = open_compile_cache(settings, meeting, where)
+    try:
+        return _open(settings, meeting, where, receiver, write_options, compile_cache)
+    except BaseException:
+        if compile_cache is not None:
+            compile_cache.close(well=False)
+        raise
+
+
+def _open(
+    settings: Settings,
+    meeting: Meeting,
+    where: str,
+    receiver: Receiver | None,
+    write_options: WriteOptions | None,
+    compile_cache: CompileCache | None,
+) -> Session:
+    """Opens the session of processes that have met. Collective."""
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
     checkpointer = StepCheckpointer(
@@ -145,7 +178,15 @@ def attach(
         where,
     )
     try:
-        return Session(settings, meeting, checkpointer, where, clock=time.monotonic, receiver=receiver)
+        return Session(
+            settings,
+            meeting,
+            checkpointer,
+            where,
+            clock=time.monotonic,
+            receiver=receiver,
+            compile_cache=compile_cache,
+        )
     except BaseException as error:
         checkpointer.abandon(str(error), timeout_s=0.0)
         raise

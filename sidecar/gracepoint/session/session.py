@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
+    from gracepoint.compile_cache.opening import CompileCache
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Session:
         *,
         clock: Callable[[], float],
         receiver: Receiver | None = None,
+        compile_cache: CompileCache | None = None,
     ) -> None:
         global _open
         self._checkpointer = checkpointer
@@ -80,15 +82,10 @@ class Session:
         self._forecaster = Forecaster(meeting.gang.process_count, throughput, settings.margin, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
+        self._compile_cache = compile_cache
+        who = (settings, meeting, self.nonce)
         self._coordinator = Coordinator(
-            settings,
-            meeting,
-            self.nonce,
-            checkpointer,
-            self._forecaster,
-            self._hints,
-            clock=clock,
-            receiver=receiver,
+            *who, checkpointer, self._forecaster, self._hints, clock=clock, receiver=receiver
         )
         self._saves = PeriodicSaves(checkpointer, directory, self._coordinator)
         self._points = SyncPoints(self._coordinator, self._steps_at_risk, self.own_save_took, clock)
@@ -370,6 +367,8 @@ class Session:
         self._run_ahead.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)
+        if self._compile_cache is not None:
+            self._compile_cache.close(well=well)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:

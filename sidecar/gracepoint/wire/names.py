@@ -35,6 +35,13 @@ DEFAULT_STALL_AFTER_S = 900.0
 STALL_REPORT = "report"
 STALL_RESTART = "restart"
 
+#: Whether compiled programs are kept. "on": beside the checkpoints. Any other value is the directory that they are in.
+COMPILATION_CACHE_OFF = "off"
+COMPILATION_CACHE_ON = "on"
+#: How much is kept, if the policy says nothing: bytes of all programs, and days after the last use.
+DEFAULT_COMPILATION_CACHE_BYTES = 10 << 30
+DEFAULT_COMPILATION_CACHE_DAYS = 30
+
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
@@ -105,6 +112,9 @@ class Env:
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
     STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
     STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
+    COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
+    COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
+    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
 
 
 #: Clouds whose metadata server the library can watch from within the pod.

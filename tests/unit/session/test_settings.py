@@ -127,6 +127,7 @@ def _is_typed(name: str) -> bool:
         Env.METADATA,
         Env.STALL_ACTION,
         Env.WRITER,
+        Env.COMPILATION_CACHE,
     )
 
 
