@@ -166,6 +166,33 @@ class Refusing:
         raise PermissionError("the service account may not write")
 
 
+class Hanging:
+    """A store that does not return what is read, until the test ends."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.ended = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def read(self, key: str) -> Any:
+        self.ended.wait(60)
+        return self._real.read(key)
+
+
+def test_a_program_that_does_not_come_is_compiled(
+    in_memory: Caches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(program_cache, "READ_WITHIN_S", 0.05)
+    in_memory.keep()
+    backend = Hanging(in_memory.top.backend)
+    cache = Caches(StoragePath(backend, in_memory.top.key)).start()
+    assert cache.get(KEY, ALL) is None
+    assert "cannot be read, and is compiled anew: the store did not return it within 0.05 s" in caplog.text
+    backend.ended.set()
+
+
 def test_a_store_that_refuses_writes_is_soon_left_alone(in_memory: Caches, caplog: pytest.LogCaptureFixture) -> None:
     backend = Refusing(in_memory.top.backend)
     refusing = Caches(StoragePath(backend, in_memory.top.key))

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,40 @@ def programs(folder: Path) -> list[Path]:
 
 
 def test_the_second_start_compiles_nothing(tmp_path: Path, events: Counter[str]) -> None:
-    first = train(tmp_path / "run", compilation_cache="on")
-    assert programs(tmp_path / "run" / ".compiled-programs")
-    # Both starts compute what the first did: the second at the step that was restored.
-    assert train(tmp_path / "other", compilation_cache=str(tmp_path / "run" / ".compiled-programs")) == first
+    first = train(tmp_path, compilation_cache="on")
+    assert programs(tmp_path / ".compiled-programs")
+    assert events["cache_misses"] > 0
     events.clear()
-    train(tmp_path / "other", compilation_cache=str(tmp_path / "run" / ".compiled-programs"))
-    events.clear()
-    train(tmp_path / "other", compilation_cache=str(tmp_path / "run" / ".compiled-programs"))
+    assert train(tmp_path, compilation_cache="on") == first
     assert events["cache_misses"] == 0
     assert 0 < events["compile_requests_use_cache"] == events["cache_hits"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param(lambda data: data[:-1] + bytes([data[-1] ^ 1]), "the file is damaged", id="damaged"),
+        pytest.param(lambda data: data[: len(data) // 2], "the file is incomplete", id="torn"),
+        pytest.param(lambda data: b"something else", "this version of Gracepoint did not write", id="foreign"),
+    ],
+)
+def test_what_is_no_program_is_compiled_and_replaced(
+    tmp_path: Path,
+    change: Callable[[bytes], bytes],
+    says: str,
+    events: Counter[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = train(tmp_path, compilation_cache="on")
+    for path in programs(tmp_path):
+        path.write_bytes(change(path.read_bytes()))
+    events.clear()
+    assert train(tmp_path, compilation_cache="on") == first
+    assert 0 < events["compile_requests_use_cache"] == events["cache_misses"]
+    assert caplog.text.count(f"is ignored, and compiled anew: {says}") == events["cache_misses"]
+    events.clear()
+    assert train(tmp_path, compilation_cache="on") == first
+    assert events["cache_misses"] == 0
 
 
 @pytest.mark.parametrize("setting", [None, "off"])
