@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,12 +118,16 @@ def _platform(process_count: int) -> Platform:
     )
 
 
-def _fingerprint(devices: Sequence[Any]) -> int | None:
-    try:
-        from jax._src.lib import xla_client
+def _fingerprint(devices: Sequence[Any]) -> str:
+    """Returns what JAX hashes of the topology into its keys of programs. Versions of JAX do so in different ways."""
+    import numpy as np
 
-        found: int = xla_client.get_topology_for_devices(devices).fingerprint()
-        return found
-    except Exception as error:  # noqa: BLE001 - JAX uses the kinds of the devices then, which the folder's name has
-        log.debug("the topology has no fingerprint: %s", error)
-        return None
+    hashed = hashlib.sha256()
+    try:
+        from jax._src import cache_key
+
+        cache_key._hash_accelerator_config(hashed, np.array(devices))  # noqa: SLF001
+    except Exception as error:  # noqa: BLE001 - processes are then taken to have equal keys
+        log.debug("what JAX hashes of the topology is not known: %s", error)
+        return ""
+    return hashed.hexdigest()

@@ -49,8 +49,8 @@ class Platform:
         devices: Number of devices of each kind, of all processes.
         processes: Number of processes.
         host: What identifies the kind of CPU. Empty unless programs run on it.
-        fingerprint: JAX's fingerprint of the topology, which is part of its keys of programs. On CPUs it differs from
-            process to process. None if the backend has none.
+        fingerprint: What JAX's keys of programs say of the topology. On CPUs it differs from process to process. Empty
+            if it is not known.
     """
 
     jax: str
@@ -60,7 +60,7 @@ class Platform:
     devices: Mapping[str, int]
     processes: int
     host: str = ""
-    fingerprint: int | None = None
+    fingerprint: str = ""
 
 
 def folder_of(platform: Platform) -> str:

@@ -38,7 +38,7 @@ def test_a_folder_s_name_tells_versions_and_topology() -> None:
         {"devices": {"NVIDIA H200": 4, "NVIDIA H100": 4}},
         {"processes": 4},
         {"host": "x86_64 with AMX"},
-        {"fingerprint": 17},
+        {"fingerprint": "17"},
     ],
     ids=lambda changed: ", ".join(changed),
 )
