@@ -1,6 +1,8 @@
 """One process of the test of the compilation cache: starts, trains a few steps, and prints what JAX compiled.
 
-compile_cache_process.py DIRECTORY
+compile_cache_process.py DIRECTORY KEYS
+
+With "equal" KEYS, JAX's keys of one program are the same in all processes, as on GPUs. On CPUs they differ.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import cache_key
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
@@ -24,7 +27,9 @@ from tests.multiprocess.launcher import here
 OPTIONS = WriteOptions(pinned_host_transfer=True, min_slice_bytes=1 << 10)
 
 
-def main(directory: str) -> None:
+def main(directory: str, keys: str) -> None:
+    if keys == "equal":
+        cache_key._hash_accelerator_config = lambda hashed, _: hashed.update(b"equal")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
     found = collections.Counter[str]()
 
@@ -59,4 +64,4 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.multiprocess
 COUNT = 2
 
 
-def start(directory: str) -> tuple[list[dict[str, Any]], str]:
+def start(directory: Path, keys: str) -> tuple[list[dict[str, Any]], str]:
     """Runs one start of the job. Returns what each process counted, and what all of them printed."""
     script = Path(compile_cache_process.__file__)
-    with Processes.start(script, COUNT, arguments=[directory], devices=2) as processes:
+    with Processes.start(script, COUNT, arguments=[str(directory), keys], devices=2) as processes:
         results = processes.wait(110)
     outputs = [result.output for result in results]
     assert [result.code for result in results] == [0] * COUNT, "\n\n".join(outputs)
@@ -28,29 +28,37 @@ def start(directory: str) -> tuple[list[dict[str, Any]], str]:
     return [json.loads(line.removeprefix("counted ")) for line in lines], "\n".join(outputs)
 
 
-def programs(directory: Path) -> dict[str, list[Path]]:
-    """Returns the programs by the folder of their processes."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(directory.rglob("*.program")):
+def programs(directory: Path) -> dict[str, set[str]]:
+    """Returns the names of programs, by the folder that they are in."""
+    found: dict[str, set[str]] = {}
+    for path in directory.rglob("*.program"):
         assert is_file_name(path.name)
-        found.setdefault(path.parent.name, []).append(path)
+        found.setdefault(path.parent.name, set()).add(path.name.partition("-")[0])
     return found
 
 
-def test_a_second_start_of_several_processes_compiles_nothing(tmp_path: Path) -> None:
-    first, _ = start(str(tmp_path))
-    assert all(counts["cache_misses"] > 0 for counts in first)
-    kept = programs(tmp_path)
-    assert {"process-0", "process-1"} <= set(kept)
-    # Each process copies its slices of the array that all hold by a program for its own device.
-    for own in ("process-0", "process-1"):
-        assert any("slice" in path.name for path in kept[own])
-    _start_from_cache(str(tmp_path), step=4)
+#: Programs of each process's own devices. The saves slice arrays that all processes hold.
+OF_ONE = {"jit__slice", "jit_copy_first", "jit__lambda"}
+OF_ALL = {"jit_first", "jit_train_step"}
 
 
-def _start_from_cache(directory: str, step: int) -> None:
-    second, output = start(directory)
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ("equal", {"all": OF_ALL, "process-0": OF_ONE, "process-1": OF_ONE}),
+        ("different", {"all": OF_ALL, "process-0": OF_ONE, "process-1": OF_ONE | OF_ALL}),
+    ],
+)
+def test_a_second_start_of_several_processes_compiles_nothing(
+    tmp_path: Path, keys: str, kept: dict[str, set[str]]
+) -> None:
+    first, output = start(tmp_path, keys)
+    assert not any("cache_hits" in counts for counts in first), output
+    assert programs(tmp_path) == kept
+    second, output = start(tmp_path, keys)
+    assert [counts["step"] for counts in second] == [4, 4]
     for counts in second:
-        assert counts["step"] == step
-        assert counts.get("cache_misses", 0) == 0, output
+        assert "cache_misses" not in counts, output
         assert 0 < counts["compile_requests_use_cache"] == counts["cache_hits"], output
+    assert output.count(" compiled=0 kept=0 ") == COUNT
+    assert len({counts["result"] for counts in second}) == 1

@@ -142,6 +142,7 @@ class ProgramCache:
         name = file_name(key)
         stored = programs.get(name)
         if stored is None:
+            log.debug("compiled program not found, and compiled folder=%s key=%s", part, key)
             return None
         path = self._folder / part / name
         try:
