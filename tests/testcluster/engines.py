@@ -37,11 +37,7 @@ class Engine:
     def build(self, tag: str, dockerfile: Path, context: Path, build_args: Mapping[str, str]) -> str:
         """Builds an image; returns its id."""
         options = [word for name, value in build_args.items() for word in ("--build-arg", f"{name}={value}")]
-        self.ask(
-            *("build", "--tag", tag, "--file", dockerfile, *options, context),
-            timeout_s=_BUILD_S,
-            env=_PLAIN_IMAGES,
-        )
+        self.ask("build", "--tag", tag, "--file", dockerfile, *options, context, timeout_s=_BUILD_S, env=_PLAIN_IMAGES)
         return self.ask("image", "inspect", "--format", "{{.Id}}", tag).removeprefix("sha256:")
 
     def save(self, tag: str, archive: Path) -> None:
