@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -32,6 +33,10 @@ _TOOLS = ("kind", "kubectl", "helm")
 _ROLE = addons.CONTROL_PLANE_ROLE
 _CREATE_S = 900
 _READY_S = 180
+NODE_IMAGE_VARIABLE = "TESTCLUSTER_NODE_IMAGE"
+"""Image of the nodes in place of kind's own, such as one of a mirror."""
+JOBSET_VARIABLE = "TESTCLUSTER_JOBSET"
+"""File or URL of JobSet's manifests in place of the published ones."""
 _JOBSET = "https://github.com/kubernetes-sigs/jobset/releases/download/{version}/manifests.yaml"
 #: A lost worker must not take JobSet's controller with it.
 _ON_CONTROL_PLANE = {
@@ -138,10 +143,13 @@ class KindCluster(Cluster):
         """What kind is asked for: every node has the shared folder under the same path."""
         folder = str(self.shared_dir)
         mounts = [{"hostPath": folder, "containerPath": folder}]
+        image = os.environ.get(NODE_IMAGE_VARIABLE)
+        same: dict[str, Any] = {"extraMounts": mounts} | ({"image": image} if image else {})
+        roles = ("control-plane", *["worker"] * nodes)
         return {
             "kind": "Cluster",
             "apiVersion": "kind.x-k8s.io/v1alpha4",
-            "nodes": [{"role": role, "extraMounts": mounts} for role in ("control-plane", *["worker"] * nodes)],
+            "nodes": [{"role": role, **same} for role in roles],
         }
 
     @property
@@ -231,7 +239,7 @@ class KindCluster(Cluster):
         return run(["kind", *args], timeout_s=timeout_s, env=env).stdout
 
     def _add_jobset(self) -> None:
-        manifests = _JOBSET.format(version=parts.part("jobset").version)
+        manifests = os.environ.get(JOBSET_VARIABLE) or _JOBSET.format(version=parts.part("jobset").version)
         self.kubectl("apply", "--server-side", f"--filename={manifests}", timeout_s=120)
         place = json.dumps(_ON_CONTROL_PLANE)
         target = ("deployment/jobset-controller-manager", "--namespace=jobset-system")

@@ -144,6 +144,15 @@ def test_a_cluster_has_a_shared_folder_and_jobset(tools: Tools) -> None:
     assert [call for call in calls if "patch deployment/jobset-controller-manager" in call and "control-plane" in call]
 
 
+def test_a_mirrors_node_image_and_manifests_are_used(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools.have("docker", "kind", "kubectl", "helm")
+    monkeypatch.setenv("TESTCLUSTER_NODE_IMAGE", "mirror.test/node:1")
+    monkeypatch.setenv("TESTCLUSTER_JOBSET", "/mirror/jobset.yaml")
+    cluster = KindCluster.create("one", nodes=1)
+    assert {node["image"] for node in cluster.configuration(1)["nodes"]} == {"mirror.test/node:1"}
+    assert [call for call in tools.calls("kubectl") if call.endswith("--filename=/mirror/jobset.yaml")]
+
+
 def test_what_did_not_come_up_is_removed(tools: Tools) -> None:
     tools.have("docker", "kind", "kubectl", "helm")
     tools.say("fails", "kind create")
