@@ -84,7 +84,7 @@ class WatchedApi(MemoryApi):
         return await super()._call(method, path, **rest)
 
 
-async def test_old_sign_on_a_node_that_changes_before_the_first_list_is_old(clock: Clock) -> None:
+async def test_old_sign_on_a_node_that_changes_before_the_list_is_old(clock: Clock) -> None:
     api = WatchedApi(clock)
     cluster(api)
     api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
