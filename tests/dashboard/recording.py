@@ -86,9 +86,8 @@ class _Replica:
                 metrics.loop_lag_s.labels(loop=loop).observe(chance.expovariate(200))
         for kind in SELECTORS:
             metrics.watch_age_s.labels(kind=kind.title).set(chance.uniform(0, 25))
-            for extent in ("object", "part"):
-                metrics.count_left_out(kind.title, extent, 0)
-        metrics.count_left_out("pods", "part", 1 if _hour(at_s, 1.0, 1.5) else 0)
+        if _hour(at_s, 1.0, HOURS):  # the series begins with the first object that cannot be read
+            metrics.count_left_out("pods", "part", 1 if _hour(at_s, 1.0, 1.5) else 0)
         for _ in range(chance.randint(2, 6)):
             metrics.count_api_request(chance.choice(("GET", "PATCH", "POST")), "ok")
         metrics.sweep_s.labels(extent="some" if chance.random() < 0.2 else "all").observe(chance.uniform(0.2, 1.5))
