@@ -20,8 +20,6 @@ from gracepoint.checkpoint.saving import save_worker, worker_side
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
-from gracepoint.multihost import JaxStore, StoreGang
-from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.multiprocess import worker_points
 from tests.multiprocess.checkpoint_process import make_state, with_keys
 from tests.multiprocess.launcher import here
@@ -30,12 +28,7 @@ from tests.multiprocess.launcher import here
 def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: ProcessGroup = SingleProcess()
-    if place.process_count > 1:
-        from jax._src import distributed
-
-        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
-        gang = StoreGang(store, place.process_index, place.process_count)
+    gang = place.gang(attempt)
     engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
     engine.prepare(with_keys(make_state(0), 0))
     engine.save_in_background(1, with_keys(make_state(1), 1), {})

@@ -13,9 +13,6 @@ from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.preemption.stall_watch import is_compiling
 
-#: Stages in which the process reads and computes by itself, without a sync point, for as long as that takes.
-_COMPUTING = frozenset({"restore"})
-
 
 class Activities:
     """See the module. Made in the training thread.
@@ -31,20 +28,25 @@ class Activities:
         self._place = place
         self._snapshot = snapshot
         self._thread_id = threading.get_ident()
-        self._stage = ""
+        self._doing = ("", False)  # the stage, and whether it computes
 
     @contextlib.contextmanager
-    def at(self, stage: str) -> Iterator[None]:
-        """Names what the training thread does within the block."""
-        before, self._stage = self._stage, stage
+    def at(self, stage: str, *, computes: bool = False) -> Iterator[None]:
+        """Names what the training thread does within the block.
+
+        Args:
+            stage: In words.
+            computes: True if the process reads and computes by itself for as long as that takes, without a sync point.
+        """
+        before, self._doing = self._doing, (stage, computes)
         try:
             yield
         finally:
-            self._stage = before
+            self._doing = before
 
     def __call__(self) -> list[Activity]:
         sync_point, step, in_epoch = self._place()
-        stage = self._stage
+        stage, computes = self._doing
         compiles = is_compiling(self._thread_id)
         words = "compilation" if compiles else stage or ("emergency save" if in_epoch else "training")
         training = Activity(
@@ -52,7 +54,7 @@ class Activities:
             f"{words} after step {step}" if step else words,
             (sync_point, stage, in_epoch, compiles),
             self._thread_id,
-            computes=compiles or stage in _COMPUTING,
+            computes=compiles or computes,
         )
         saving = self._snapshot()
         if saving is None or saving.state is not SnapshotState.WRITING:

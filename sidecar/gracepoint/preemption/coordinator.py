@@ -255,7 +255,7 @@ class Coordinator:
         self._reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
 
     def _goes_on(self, part: str) -> None:
-        self._reporter.stall(part, self.step, 0.0, [], "there is progress again", "")
+        self._reporter.stall_over(part, self.step)
 
     def _restart_if_asked(self, why: str) -> None:
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided:

@@ -11,6 +11,7 @@ The training thread is not involved: a sync point costs nothing more. ``stop`` e
 from __future__ import annotations
 
 import faulthandler
+import functools
 import io
 import logging
 import sys
@@ -45,13 +46,14 @@ class StallWatch:
         limit_s: Seconds without progress after which a part of the process is stalled.
         activities: Returns what the parts of the process do.
         sync_point: Returns the number of the latest sync point.
-        board: Where the processes say that they make no progress. None for a single process.
+        board: Where the processes say that they make no progress.
         pods: Names of the pods by process index.
         on_stall: Called with the stalled part, who is suspected, and the stack of the stalled part. In one process for
             all, unless the store does not answer.
         on_over: Called in the same process when there is progress again.
         on_limit: Called in every process once the operator was told, or when that took too long.
         clock: Returns monotonic seconds.
+        others_s: Seconds to wait for the other processes to say that they make no progress.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class StallWatch:
         for part in changes.over:
             self._stalled.discard(part)
             log.warning("there is progress again part=%s", part)
-            self._in_a_thread(lambda part=part: self._end(part))  # type: ignore[misc]
+            self._in_a_thread(functools.partial(self._end, part))
         for stalled in changes.stalled:
             self._stalled.add(stalled.activity.part)
             stack = _stack(stalled.activity.thread_id)
@@ -117,7 +119,7 @@ class StallWatch:
                 stack,
             )
             _dump_all_stacks()
-            self._in_a_thread(lambda stalled=stalled, stack=stack: self._tell(stalled, stack))  # type: ignore[misc]
+            self._in_a_thread(functools.partial(self._tell, stalled, stack))
 
     def _in_a_thread(self, function: Callable[[], None]) -> None:
         threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()

@@ -172,7 +172,7 @@ class Session:
 
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore"), asked.telling():
+        with self._coordinator.activities.at("restore", computes=True), asked.telling():
             restored = self._checkpointer.restorer.restore(
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,
