@@ -34,7 +34,15 @@ def prometheus(folder: Path) -> Iterator[str]:
     """
     text, blocks = folder / "recording.txt", folder / "blocks"
     recording.write(text)
-    argv = [parts.program("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, blocks]
+    argv = [
+        str(parts.program("promtool")),
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        "--quiet",
+        str(text),
+        str(blocks),
+    ]
     subprocess.run(argv, check=True, timeout=_WRITTEN_S, capture_output=True)
     (folder / "prometheus.yaml").write_text("")
     (port,) = free_ports(1)

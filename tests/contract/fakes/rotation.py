@@ -97,12 +97,28 @@ def pods(replica: Replica, number: int) -> Iterator[list[Pod]]:
             pod.subscriber.close()
 
 
-def change_authority(folder: Path) -> str:
-    """Puts a certificate of another authority into the files, and that authority alone. Returns the authority."""
-    authority = trustme.CA()
+def change_authority(folder: Path, authority: trustme.CA | None = None) -> str:
+    """Puts a certificate of another authority into the files, and that authority alone. Returns the authority.
+
+    Args:
+        folder: Of the replica.
+        authority: The authority. None: a new one.
+    """
+    authority = trustme.CA() if authority is None else authority
+    renew_certificate(folder, authority)
+    authority.cert_pem.write_to_path(str(folder / "tls" / "ca.crt"))
+    return str(authority.cert_pem.bytes().decode())
+
+
+def renew_certificate(folder: Path, authority: trustme.CA) -> str:
+    """Puts another certificate of the authority into the files. Returns the certificate."""
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     tls = folder / "tls"
     certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
-    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
-    return str(authority.cert_pem.bytes().decode())
+    return str(certificate.cert_chain_pems[0].bytes().decode())
+
+
+def served_certificate(replica: Replica) -> str:
+    """The certificate that the replica serves to new connections now."""
+    return ssl.get_server_certificate(("127.0.0.1", replica.server.https_port), timeout=WAIT_S)

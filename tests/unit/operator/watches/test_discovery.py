@@ -19,7 +19,7 @@ WATCHED = (kinds.NODE_CLAIMS, kinds.PODS)
 GROUPS = "/apis"
 KARPENTER = "/apis/karpenter.sh/v1"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-SHOWN = {
+SHOWN: dict[str, Body] = {
     GROUPS: {"groups": [{"name": "karpenter.sh", "versions": [{"version": "v1"}]}]},
     KARPENTER: {"resources": [{"name": "nodeclaims"}]},
 }
@@ -75,7 +75,8 @@ async def session(cluster: Cluster, clock: Clock) -> AsyncIterator[Callable[[str
 async def test_document_is_asked_for_again_until_it_shows_the_kind(path: str, clock: Clock) -> None:
     cluster = Cluster(LACKING, definition())
     async with session(cluster, clock) as get:
-        for document in (LACKING[path], None):
+        found: list[Body | None] = [LACKING[path], None]
+        for document in found:
             cluster.documents[path] = document
             with pytest.raises(aiohttp.ClientConnectionError, match=f"{path} lacks nodeclaims"):
                 await get(path)
