@@ -26,6 +26,7 @@ from tests.contract.fakes.rotation import (
     add_pods,
     can_connect,
     change_authority,
+    distrusting,
     pods,
     renew_certificate,
     served_certificate,
@@ -61,7 +62,7 @@ def measure(number: int, overlap_s: float) -> dict[str, float]:
             _seconds_until(lambda: can_connect(replica, new), "the certificate of the new authority", overlap_s)
             served_s = time.monotonic() - changed_at_s
             ended = len(before - set(replica.core.subscribers.all()))
-            distrust = sum(not pod.can_connect(replica) for pod in connected)
+            distrust = len(distrusting(replica, connected))
             began_s = time.monotonic()
             replica.core_loop.call_soon_threadsafe(replica.core.subscribers.close)
             until(
