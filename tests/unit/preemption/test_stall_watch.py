@@ -12,8 +12,9 @@ import pytest
 
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
 from gracepoint.multihost.stalls import StallBoard
+from gracepoint.preemption.stacks import is_compiling
 from gracepoint.preemption.stall_detector import Activity
-from gracepoint.preemption.stall_watch import StallWatch, is_compiling
+from gracepoint.preemption.stall_watch import StallWatch
 
 LIMIT_S = 0.3
 PATIENCE_S = 60.0
@@ -31,8 +32,7 @@ class Watched:
         self.why = self.stack = ""
         self.watch = StallWatch(
             LIMIT_S,
-            lambda: [Activity("training", "training", (self.step,), threading.main_thread().ident)],
-            lambda: self.step,
+            self._activities,
             StallBoard(store, StoreGang(store, index, count)),
             (),
             on_stall=self._on_stall,
@@ -41,6 +41,10 @@ class Watched:
             clock=time.monotonic,
             others_s=LIMIT_S,
         )
+
+    def _activities(self) -> list[Activity]:
+        order, reached = (self.step,), f"sync point {self.step}"
+        return [Activity("training", "training", order, order, reached, threading.main_thread().ident)]
 
     def _on_stall(self, stalled: Any, suspicion: Any, stack: str) -> None:
         self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, stack
