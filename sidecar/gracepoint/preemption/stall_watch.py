@@ -27,8 +27,8 @@ _MOST_LOOK_EVERY_S = 5.0
 #: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
 #: a look and a step of each other.
 _OTHERS_S = 10.0
-#: How long the store may take to answer.
-_STORE_S = 10.0
+#: How long the store may take to answer each of two questions. With the above, a stall is told within 30 s.
+_STORE_S = 7.0
 _JOIN_S = 1.0
 
 
