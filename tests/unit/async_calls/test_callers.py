@@ -157,6 +157,23 @@ def test_one_worker_runs_all_calls_in_order_and_reuses_memory(made: Callable[...
     assert len(caller._pool._free) == 1
 
 
+def test_each_temporary_call_has_a_process_that_ends_with_it(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
+    caller = made(TemporalAsyncCaller)
+    assert isinstance(caller, TemporalAsyncCaller)
+    for n in range(2):
+        caller.schedule_async_call(request(functions.wait_for, str(tmp_path / f"go on {n}")))
+    first, second = caller.worker_process_ids
+    (tmp_path / "go on 0").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+    end_s = time.monotonic() + 60
+    while _runs(first):
+        assert time.monotonic() < end_s, "the first worker did not end within 60 s"
+        time.sleep(0.01)
+    assert _runs(second)
+    (tmp_path / "go on 1").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+
+
 def test_an_array_that_a_function_keeps_is_not_overwritten(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
     caller = made(PersistentAsyncCaller)
     for _ in range(3):
