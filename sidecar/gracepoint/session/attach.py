@@ -1,7 +1,11 @@
-"""``attach``: joins the JAX cluster, brings the processes together and opens a session. No state, no threads."""
+"""``attach``: joins the JAX cluster, brings the processes together and opens a session.
+
+No state. The only threads are those of the ``AttachWatch``, which end with ``attach``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -10,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gracepoint.errors import SettingsError
-from gracepoint.multihost import Meeting, join, meet
+from gracepoint.multihost import join, meet
+from gracepoint.multihost.members import PodNames
 from gracepoint.receivers import Receiver
+from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
-    from gracepoint.compile_cache.opening import CompileCache
 
 log = logging.getLogger(__name__)
 
@@ -127,69 +132,69 @@ def attach(
         compilation_cache_bytes=compilation_cache_bytes,
         compilation_cache_days=compilation_cache_days,
     )
-    join(settings)
-    meeting = meet(settings)
+    with AttachWatch(settings) as watch:
+        return _opened(settings, watch, write_options, receiver)
+
+
+def _opened(
+    settings: Settings, watch: AttachWatch, write_options: WriteOptions | None, receiver: Receiver | None
+) -> Session:
+    with watch.at("joining of the JAX cluster"):
+        join(settings)
+    with watch.at("meeting of the processes"):
+        meeting = meet(settings, watch.met)
+    watch.met(meeting.gang, PodNames(meeting.members))
     where = _directory(settings, meeting.gang.process_count)
+    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.compile_cache.opening import open_compile_cache
 
     # First, as it reads in the background what the restore and the first steps need.
     compile_cache = open_compile_cache(settings, meeting, where)
-    try:
-        return _open(settings, meeting, where, receiver, write_options, compile_cache)
-    except BaseException:
+    with contextlib.ExitStack() as if_it_fails:
         if compile_cache is not None:
-            compile_cache.close(well=False)
-        raise
-
-
-def _open(
-    settings: Settings,
-    meeting: Meeting,
-    where: str,
-    receiver: Receiver | None,
-    write_options: WriteOptions | None,
-    compile_cache: CompileCache | None,
-) -> Session:
-    """Opens the session of processes that have met. Collective."""
-    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-
-    checkpointer = StepCheckpointer(
-        where,
-        gang=meeting.gang,
-        attempt=meeting.attempt,
-        save_every_steps=settings.save_every_steps,
-        save_every_s=settings.save_every_s,
-        keep_last=settings.keep_last,
-        keep_every_steps=settings.keep_every_steps,
-        keep_for_s=settings.keep_for_s,
-        host_memory_limit_bytes=settings.host_memory_limit_bytes,
-        remember_throughput=True,
-        hastens=settings.operator_url is not None,
-        options=_options(settings, write_options),
-        clock=time.monotonic,
-    )
-    checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    checkpointer.access.claim(settings.jobset_uid or meeting.attempt, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
-    log.info(
-        "attached process=%d of=%d attempt=%s directory=%s",
-        meeting.gang.process_index,
-        meeting.gang.process_count,
-        meeting.attempt,
-        where,
-    )
-    try:
-        return Session(
-            settings,
-            meeting,
-            checkpointer,
+            if_it_fails.callback(compile_cache.close, well=False)
+        checkpointer = StepCheckpointer(
             where,
+            gang=meeting.gang,
+            attempt=meeting.attempt,
+            save_every_steps=settings.save_every_steps,
+            save_every_s=settings.save_every_s,
+            keep_last=settings.keep_last,
+            keep_every_steps=settings.keep_every_steps,
+            keep_for_s=settings.keep_for_s,
+            host_memory_limit_bytes=settings.host_memory_limit_bytes,
+            remember_throughput=True,
+            hastens=settings.operator_url is not None,
+            options=_options(settings, write_options),
             clock=time.monotonic,
-            receiver=receiver,
-            compile_cache=compile_cache,
         )
-    except BaseException as error:
-        checkpointer.abandon(str(error), timeout_s=0.0)
-        raise
+        job = settings.jobset_uid or meeting.attempt
+        with watch.at("check of the directory"):
+            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+        with watch.at("claim of the directory"):
+            checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+        log.info(
+            "attached process=%d of=%d attempt=%s directory=%s",
+            meeting.gang.process_index,
+            meeting.gang.process_count,
+            meeting.attempt,
+            where,
+        )
+        try:
+            session = Session(
+                settings,
+                meeting,
+                checkpointer,
+                where,
+                clock=time.monotonic,
+                receiver=receiver,
+                compile_cache=compile_cache,
+            )
+        except BaseException as error:
+            checkpointer.abandon(str(error), timeout_s=0.0)
+            raise
+        if_it_fails.pop_all()
+        return session
 
 
 def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
