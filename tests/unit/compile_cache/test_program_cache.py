@@ -188,9 +188,12 @@ def test_a_program_that_does_not_come_is_compiled(
     in_memory.keep()
     backend = Hanging(in_memory.top.backend)
     cache = Caches(StoragePath(backend, in_memory.top.key)).start()
-    assert cache.get(KEY, ALL) is None
+    try:
+        assert cache.get(KEY, ALL) is None
+    finally:
+        backend.ended.set()
+        cache.close(60)
     assert "cannot be read, and is compiled anew: the store did not return it within 0.05 s" in caplog.text
-    backend.ended.set()
 
 
 def test_a_store_that_refuses_writes_is_soon_left_alone(in_memory: Caches, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,10 @@ def _jax_is_left_as_it_was() -> Iterator[None]:
     assert compilation_cache._cache is None
     assert (compiler.compile_or_get_cached, compiler._cache_write) == before
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
-    assert not [thread for thread in threading.enumerate() if thread.name == "gracepoint: keeps programs"]
+    for thread in threading.enumerate():
+        if thread.name in ("gracepoint: keeps programs", "gracepoint: compiled programs"):
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
 
 
 @pytest.fixture
