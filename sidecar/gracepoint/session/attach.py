@@ -14,7 +14,7 @@ from gracepoint.multihost import join, meet
 from gracepoint.receivers import Receiver
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
@@ -31,6 +31,7 @@ def attach(
     *,
     save_every_steps: int | None = None,
     save_every_s: float | None = None,
+    save_interval: str | None = None,
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
     keep_for_s: float | None = None,
@@ -59,6 +60,9 @@ def attach(
         save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
             0: no saves by number of steps.
         save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
+        save_interval: ``fixed``: the two arguments above say when saves are due. ``auto``: the operator says after how
+            many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does not count then,
+            and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
         keep_last: How many committed steps are kept.
         keep_every_steps: Multiples of this number of steps are kept, too. 0: no steps are kept for that reason.
         keep_for_s: Steps that are younger than this are kept, too. 0: no steps are kept for that reason.
@@ -94,12 +98,14 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
+    began_s = time.monotonic()
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
     settings = Settings.from_environment(os.environ).override(
         directory=None if directory is None else os.fspath(directory),
         save_every_steps=save_every_steps,
         save_every_s=save_every_s,
+        save_interval=save_interval,
         keep_last=keep_last,
         keep_every_steps=keep_every_steps,
         keep_for_s=keep_for_s,
@@ -118,14 +124,15 @@ def attach(
     join(settings)
     meeting = meet(settings)
     where = _directory(settings, meeting.gang.process_count)
+    is_auto = settings.save_interval == SAVE_AUTO
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
     checkpointer = StepCheckpointer(
         where,
         gang=meeting.gang,
         attempt=meeting.attempt,
-        save_every_steps=settings.save_every_steps,
-        save_every_s=settings.save_every_s,
+        save_every_steps=0 if is_auto else settings.save_every_steps,
+        save_every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
         keep_last=settings.keep_last,
         keep_every_steps=settings.keep_every_steps,
         keep_for_s=settings.keep_for_s,
@@ -145,7 +152,7 @@ def attach(
         where,
     )
     try:
-        return Session(settings, meeting, checkpointer, where, clock=time.monotonic, receiver=receiver)
+        return Session(settings, meeting, checkpointer, where, clock=time.monotonic, began_s=began_s, receiver=receiver)
     except BaseException as error:
         checkpointer.abandon(str(error), timeout_s=0.0)
         raise

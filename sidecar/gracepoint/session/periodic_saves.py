@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
@@ -34,6 +35,7 @@ class PeriodicSaves:
         self._coordinator = coordinator
         self.restored_step: int | None = None
         self.own_step: int | None = None
+        coordinator.reporter.follow_interval(checkpointer.save_interval.follow)
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
         """To be called at a first step before which nothing was restored.
@@ -51,16 +53,39 @@ class PeriodicSaves:
                 f"the first step, or give this run a directory of its own"
             )
 
+    def save_if_due(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Saves this step in the background if that is due, in all processes or in none.
+
+        Args:
+            step: The current step.
+            state: The train state of that step.
+            host_state: Returns the per-process state that is not in ``state``.
+
+        Raises:
+            CheckpointError: The previous save failed, or this one cannot be begun.
+            AgreementError: Another process is at another step; names both.
+            BarrierError: The other processes cannot be reached.
+        """
+        if not self._checkpointer.save_interval.is_due(step):
+            return
+        time_spent, begun = self._coordinator.reporter.time_spent, False
+        time_spent.stops(step)
+        try:
+            if self.begins(step):
+                with self._coordinator.activities.at("periodic save"):
+                    self._checkpointer.save_in_background(step, state, host_state())
+                begun = True
+        finally:
+            time_spent.goes_on(periodic=begun)
+
     def begins(self, step: int) -> bool:
-        """Returns whether the save of this step begins now. All processes get the same answer.
+        """Returns whether the save of this step, which is due, begins now. All processes get the same answer.
 
         Raises:
             CheckpointError: The previous save failed.
             AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
-        if not self._checkpointer.save_interval.is_due(step):
-            return False
         over = self._is_the_save_before_over()
         if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
@@ -96,8 +121,13 @@ class PeriodicSaves:
                 stopped = True
         return True
 
-    def steps_at_risk(self, step: int) -> int | None:
+    def steps_at_risk(self) -> int | None:
         """Returns the steps since the last committed one. None if no step is known to be committed."""
         last = self._checkpointer.executor.last_save
         saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
-        return None if saved is None else step - saved
+        return None if saved is None else self._coordinator.step - saved
+
+    def saved_by_the_loop(self, step: int) -> None:
+        """Notes that the training loop has saved this step by its own means."""
+        self.own_step = step
+        self._coordinator.reporter.time_spent.passed(step)

@@ -39,7 +39,7 @@ STALL_RESTART = "restart"
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
 PATH_REPORT = "/v1/reports"  # Report in; 204 out
-PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
+PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out, or a SaveEvery if it takes one
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
 PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 
@@ -93,6 +93,7 @@ class Env:
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
     SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves by number of steps
     SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # seconds; 0 or absent: no periodic saves by time
+    SAVE_INTERVAL = "GRACEPOINT_SAVE_INTERVAL"  # SAVE_FIXED or SAVE_AUTO; absent: SAVE_FIXED
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
@@ -106,6 +107,12 @@ class Env:
     STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
     STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
 
+
+#: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.
+SAVE_FIXED = "fixed"
+SAVE_AUTO = "auto"
+#: Seconds between two periodic saves with SAVE_AUTO while nothing is known, if no other number is set.
+DEFAULT_AUTO_S = 600.0
 
 #: Clouds whose metadata server the library can watch from within the pod.
 METADATA_CLOUDS = ("gce", "aws", "azure")

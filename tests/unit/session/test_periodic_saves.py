@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +13,12 @@ from gracepoint.checkpoint.saving import background_save
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
-from gracepoint.process_group import ProcessGroup
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.receivers import Mailbox
 from gracepoint.session.periodic_saves import PeriodicSaves
+from gracepoint.settings import Settings
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -25,6 +30,11 @@ from tests.unit.checkpoint.fakes.engine import (
 )
 
 
+def without_operator() -> Reporter:
+    settings, clock = Settings(), time.monotonic
+    return Reporter(None, settings, "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+
+
 class Preempted:
     """A coordinator whose freeze has begun, which this process may not have heard yet, with time left."""
 
@@ -33,6 +43,7 @@ class Preempted:
 
     def __init__(self, *, in_epoch: bool) -> None:
         self.in_epoch = in_epoch
+        self.reporter = without_operator()
 
     def time_left_s(self) -> float:
         return 10.0
@@ -99,6 +110,7 @@ class AtSyncPoint:
 
     def __init__(self, sync_point: int) -> None:
         self.sync_point = sync_point
+        self.reporter = without_operator()
 
 
 @pytest.mark.parametrize(
