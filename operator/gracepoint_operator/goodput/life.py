@@ -52,7 +52,7 @@ class Life:
         saving_ms: For how long saves stopped the training.
         saves: Number of periodic saves.
         saves_ms: For how long periodic saves stopped the training.
-        marks: Steps that it has passed, in their order: those at which the newest saves began.
+        marks: Steps that it has passed, in their order: the newest at which saves began, or of which it told.
     """
 
     began_ms: int

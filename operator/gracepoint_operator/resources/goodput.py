@@ -92,7 +92,7 @@ class GangLife(Model):
     periodic_save_seconds: Seconds | None = None
     """Seconds for which periodic saves stopped the training. Absent: 0."""
     passed: Annotated[list[PassedStep], Field(max_length=8)] | None = None
-    """Steps at which the newest saves began."""
+    """Steps at which the newest saves began, or at which the gang reported."""
 
 
 class SaveSuggestion(Model):

@@ -246,7 +246,7 @@ class Coordinator:
 
     def report_forecast(self, figures: Figures) -> None:
         """Reports what an emergency save would take now."""
-        self.reporter.forecast(figures, self._forecaster.margin)
+        self.reporter.forecast(figures, self._forecaster.margin, self.step)
 
     # Stalls. Called by threads of the stall watch.
 

@@ -73,7 +73,7 @@ class TimeSpent:
                 self._periodic = (self._periodic[0] + 1, self._periodic[1] + took_s)
 
     def passed(self, step: int) -> None:
-        """Notes that the training loop has saved this step by its own means, without a stop that is known."""
+        """Notes that this step was passed, and training went on."""
         self._pass(step, self._clock())
 
     def left(self) -> None:

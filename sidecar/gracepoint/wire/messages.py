@@ -88,7 +88,7 @@ class Spent(Message):
         saves: Number of periodic saves.
         saves_s: Seconds for which periodic saves stopped the training. They are part of ``saving_s``.
         passed: For how many seconds this process had trained when it passed some steps, without the time of saves. By
-            the number of the step; those at which saves began, the newest ones. None: no save has begun.
+            the number of the step; the newest of those at which saves began or a message was sent. None: none is known.
     """
 
     now_s: float

@@ -169,8 +169,10 @@ class SimulatedJob:
             self._step(step, pace * self._random.uniform(0.9, 1.1))
             if under_way and under_way[1] <= self._now:
                 self._committed = under_way[0]
-                self._tell(surely=False)
+                self._forecast(step)
                 under_way = None
+            elif step == self._restored + 5:
+                self._forecast(step)
             if step % _PERIOD == 0 and under_way is None:
                 cost = self._random.uniform(0.1, 0.6)
                 self._time_spent.stops(step)
@@ -187,6 +189,10 @@ class SimulatedJob:
         elif end == "kill":
             self._step(float("inf"), self._random.uniform(0.05, 1.0))
             self._leave(vanish=False)
+
+    def _forecast(self, step: int) -> None:
+        self._time_spent.passed(step)
+        self._tell(surely=False)
 
     def _emergency(self, step: int, saved: int | None) -> None:
         self._time_spent.stops(step)
