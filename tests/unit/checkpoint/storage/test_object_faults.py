@@ -183,6 +183,21 @@ def test_a_hedge_finds_that_a_stalled_request_was_carried_out(top: StoragePath, 
     assert (top / "v").read().generation == generation
 
 
+def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_proxy: FaultProxy) -> None:
+    requests = []
+    for steps in (2, 4, 6):
+        root: Any = f"{far.uri}/run-{steps}"
+        checkpointer = engine(root, keep_last=8)
+        for step in range(steps):
+            save(checkpointer, step, small_state())
+        store_proxy.reset()
+        assert restore(root, small_state()) is not None
+        requests.append(len(store_proxy.exchanges))
+        checkpointer.close(5)
+    two, four, six = requests
+    assert six - four <= four - two + 2
+
+
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
