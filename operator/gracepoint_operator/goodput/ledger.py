@@ -57,12 +57,14 @@ class Tiding:
 
     Attributes:
         session: Its session.
+        attempt: Number of the workload's restarts when its pod was made.
         created_ms: When its pod was created.
         attached_ms: When it began to join the others.
         joined_ms: As in ``Life``; so are the rest.
     """
 
     session: str
+    attempt: int
     created_ms: int
     attached_ms: int
     joined_ms: int
@@ -225,7 +227,8 @@ class Ledger:
             if self.lives[number].session == told.session:
                 return number
         for number in reversed(range(len(self.lives))):
-            if _second(self.lives[number].created_ms) <= told.created_ms:
+            life = self.lives[number]
+            if life.attempt == told.attempt and _second(life.created_ms) <= told.created_ms:
                 return number
         return None
 

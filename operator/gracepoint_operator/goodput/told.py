@@ -7,6 +7,7 @@ import math
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.goodput.ledger import Tiding
 from gracepoint_operator.goodput.life import MARKS, Mark
+from gracepoint_operator.kube.objects import Pod
 
 #: A process that says it runs for longer is not believed: ten years.
 _LONGEST_S = 3e8
@@ -15,13 +16,13 @@ _MOST_DIGITS = 16
 _LONGEST_SESSION = 64
 
 
-def tiding(spent: Spent, session: str, created_at: float, now: float) -> Tiding | None:
+def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
     """Reads what a process says. None if the figures contradict each other: a process may say anything.
 
     Args:
         spent: What it says.
         session: Its session.
-        created_at: When its pod was created, in seconds since the epoch.
+        pod: Its pod.
         now: The time, in seconds since the epoch.
     """
     if not _is_sound(spent) or not 0 < len(session) <= _LONGEST_SESSION:
@@ -32,7 +33,8 @@ def tiding(spent: Spent, session: str, created_at: float, now: float) -> Tiding 
 
     return Tiding(
         session=session,
-        created_ms=_ms(created_at),
+        attempt=pod.restart_attempt,
+        created_ms=_ms(pod.created_at),
         attached_ms=at_ms(0.0),
         joined_ms=at_ms(spent.joined_s),
         restored_ms=None if spent.restored_s is None else at_ms(spent.restored_s),

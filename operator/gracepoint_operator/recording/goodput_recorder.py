@@ -18,6 +18,7 @@ from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import Ledger, Sighting, Tiding
 from gracepoint_operator.goodput.save_interval import suggested
+from gracepoint_operator.goodput.sight import Known
 from gracepoint_operator.goodput.told import tiding
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -61,7 +62,7 @@ class _Account:
         base: The entry that was read last, and what it says.
         waiting: The changes that are not written, oldest first.
         handed: How many of these are being written.
-        pods: UIDs of the pods of the current life.
+        known: What was seen of the current life.
         looked_at: When they were looked at last.
     """
 
@@ -70,7 +71,7 @@ class _Account:
     base: tuple[WorkloadGoodput, Ledger] | None = None
     waiting: list[_Change] = dataclasses.field(default_factory=list)
     handed: int = 0
-    pods: frozenset[str] = frozenset()
+    known: Known | None = None
     looked_at: float = 0.0
 
     def read(self, entry: WorkloadGoodput | None) -> Ledger:
@@ -106,7 +107,7 @@ class GoodputRecorder:
         metrics.before_text = self._show
 
     def observe(self, gang: GangSnapshot) -> float | None:
-        """Looks at the pods of a gang. Returns when to look again, if it was too early now."""
+        """Looks at the pods of a gang. Returns when to look again even if nothing changes. None: there is no need."""
         workload = gang.workload
         if workload is None or gang.policy is None or not workload.injected or workload.deleted:
             return None
@@ -117,15 +118,21 @@ class GoodputRecorder:
         pause_s = len(gang.pods) * _PER_POD_S
         if pause_s > _AT_ONCE_S and now_ms / 1000 < account.looked_at + pause_s:
             return account.looked_at + pause_s
+        return self._look(gang, workload, gang.policy, account)
+
+    def _look(
+        self, gang: GangSnapshot, workload: Workload, policy: CheckpointPolicy, account: _Account
+    ) -> float | None:
+        now_ms = self._now_ms()
         account.looked_at = now_ms / 1000
-        ledger = self._ledger(account, gang.policy, workload.uid)
-        seen = sight.look(gang, ledger.current, account.pods, now_ms)
-        account.pods = seen.pods
+        ledger = self._ledger(account, policy, workload.uid)
+        seen = sight.look(gang, ledger.current, account.known, now_ms)
+        account.known = seen.known
         for sighting in seen.sightings:
             ledger = self._change(account, workload, ledger, sighting)
         if workload.finished:
             self._change(account, workload, ledger, _End(now_ms))
-        return None
+        return None if seen.again_ms is None else seen.again_ms / 1000
 
     def hear(self, pod: Pod, session: str, spent: Spent | None) -> None:
         """Takes what a process of a pod says. None: it says nothing, as older libraries."""
@@ -134,10 +141,12 @@ class GoodputRecorder:
         policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
         if spent is None or workload is None or account is None or policy is None:
             return
-        said = tiding(spent, session, pod.created_at, self._clock())
+        said = tiding(spent, session, pod, self._clock())
         if said is None:
             log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(spent)))
             return
+        # The pod may be of a life that was not seen yet.
+        self._look(self._cache.gang(workload.uid), workload, policy, account)
         self._change(account, workload, self._ledger(account, policy, workload.uid), said)
 
     def answer(self, message: Forecast) -> SaveEvery | None:
@@ -178,7 +187,9 @@ class GoodputRecorder:
             if entry is not None:
                 found.append(entry)
         newest = sorted(found, key=lambda entry: entry.until)[-_ENTRIES:]
-        return sorted(newest, key=lambda entry: entry.name) or None
+        if not newest and policy.status.goodput is None:
+            return None
+        return sorted(newest, key=lambda entry: entry.name)
 
     def written(self, workloads: Iterable[Workload]) -> None:
         """The entries of these workloads are in the status."""

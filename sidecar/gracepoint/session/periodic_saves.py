@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
@@ -53,39 +54,39 @@ class PeriodicSaves:
                 f"the first step, or give this run a directory of its own"
             )
 
-    def save_if_due(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Saves this step in the background if that is due, in all processes or in none.
-
-        Args:
-            step: The current step.
-            state: The train state of that step.
-            host_state: Returns the per-process state that is not in ``state``.
-
-        Raises:
-            CheckpointError: The previous save failed, or this one cannot be begun.
-            AgreementError: Another process is at another step; names both.
-            BarrierError: The other processes cannot be reached.
-        """
-        if not self._checkpointer.save_interval.is_due(step):
-            return
-        time_spent, begun = self._coordinator.reporter.time_spent, False
-        time_spent.stops(step)
-        try:
-            if self.begins(step):
-                with self._coordinator.activities.at("periodic save"):
-                    self._checkpointer.save_in_background(step, state, host_state())
-                begun = True
-        finally:
-            time_spent.goes_on(periodic=begun)
-
     def begins(self, step: int) -> bool:
-        """Returns whether the save of this step, which is due, begins now. All processes get the same answer.
+        """Returns whether the save of this step begins now. All processes get the same answer.
+
+        If it does, the caller makes it within ``stopped``.
 
         Raises:
             CheckpointError: The previous save failed.
             AgreementError: Another process is at another step; names both.
             BarrierError: The other processes cannot be reached.
         """
+        if not self._checkpointer.save_interval.is_due(step):
+            return False
+        time_spent, begun = self._coordinator.reporter.time_spent, False
+        time_spent.stops(step)
+        try:
+            begun = self._begins(step)
+        finally:
+            if not begun:
+                time_spent.goes_on()
+        return begun
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The block begins a periodic save, for which ``begins`` has stopped the training. It goes on afterwards."""
+        begun = False
+        try:
+            with self._coordinator.activities.at("periodic save"):
+                yield
+            begun = True
+        finally:
+            self._coordinator.reporter.time_spent.goes_on(periodic=begun)
+
+    def _begins(self, step: int) -> bool:
         over = self._is_the_save_before_over()
         if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")

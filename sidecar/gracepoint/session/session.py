@@ -78,8 +78,7 @@ class Session:
         self._began = self._own_loop = False  # restore or a sync point was called; reached_preemption was
         self._run_ahead = RunAhead()
         self._hints = Hints(clock)
-        throughput = checkpointer.throughput
-        self._forecaster = Forecaster(meeting.gang.process_count, throughput, settings.margin, clock)
+        self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
         self._coordinator = Coordinator(
@@ -222,7 +221,9 @@ class Session:
             self._coordinator.reporter.resumption(self._saves.restored_step, training=True)
         if self._hints.due():
             self._checkpointer.hasten()
-        self._saves.save_if_due(number, state, self._values.get)
+        if self._saves.begins(number):
+            with self._saves.stopped():
+                self._checkpointer.save_in_background(number, state, self._values.get())
         if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +12,8 @@ from gracepoint.checkpoint.saving import background_save
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
-from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.time_spent import TimeSpent
-from gracepoint.process_group import ProcessGroup, SingleProcess
-from gracepoint.receivers import Mailbox
+from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
-from gracepoint.settings import Settings
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -28,11 +23,7 @@ from tests.unit.checkpoint.fakes.engine import (
     save,
     small_state,
 )
-
-
-def without_operator() -> Reporter:
-    settings, clock = Settings(), time.monotonic
-    return Reporter(None, settings, "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+from tests.unit.preemption.fakes.reporters import without_operator
 
 
 class Preempted:

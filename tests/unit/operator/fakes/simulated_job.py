@@ -33,12 +33,12 @@ class Told:
     Attributes:
         spent: What it says.
         session: Session of the sender.
-        created_at: When the sender's pod was created.
+        pod: The sender's pod.
     """
 
     spent: Spent
     session: str
-    created_at: float
+    pod: Pod
 
 
 class SimulatedJob:
@@ -112,7 +112,6 @@ class SimulatedJob:
         for name in list(self._bodies)[: None if self._restarts_whole else -2 * _PODS]:
             del self._bodies[name]
         created = objects.stamp(self._now)
-        self._created_at = float(int(self._now))
         self._names = []
         for _ in range(_PODS):
             name = f"train-{next(self._numbers)}"
@@ -248,7 +247,7 @@ class SimulatedJob:
 
     def _tell(self, *, surely: bool = True) -> None:
         spent = self._time_spent.spent()
-        told = Told(spent, self._session, self._created_at)
+        told = Told(spent, self._session, read_pod(self._bodies[self._names[0]]))
         if self._random.random() < 0.05 and not surely:
             return  # the next one says the same and more
         waits = max(0.0, self._down_until - self._now)  # the sender tries again, and says how late it is

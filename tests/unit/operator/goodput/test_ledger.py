@@ -32,6 +32,7 @@ def says(session: str, attached: int, **said: int | None) -> Tiding:
     """A process that joins within a second, restores in two and compiles in four."""
     return Tiding(
         session=session,
+        attempt=said.get("attempt") or 0,
         created_ms=attached // 1000 * 1000,
         attached_ms=attached,
         joined_ms=attached + 1000,
@@ -63,7 +64,7 @@ def ledger_of(*changes: Sighting | Tiding) -> Ledger:
 
 
 def second(first_step: int) -> tuple[Sighting, Tiding]:
-    told = dataclasses.replace(says("b", 50_000, first_step=first_step), created_ms=40_000)
+    told = dataclasses.replace(says("b", 50_000, first_step=first_step, attempt=1), created_ms=40_000)
     return pods(1, 40_000), told
 
 
@@ -110,13 +111,13 @@ def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
         dataclasses.replace(says("a", 13_000), created_ms=2000, marks=(Mark(100, 10_000),)),
         pods(0, 2000, broke=50_000, gone=50_000),
     )
-    again = (pods(1, 60_000), dataclasses.replace(says("b", 70_000, first_step=200), created_ms=60_000))
+    again = (pods(1, 60_000), dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000))
     assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
 
 
 def test_losses_wait_until_a_later_life_restores() -> None:
     died = pods(1, 40_000, broke=47_000, gone=47_000)
-    third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100), created_ms=50_000))
+    third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
     before = ledger_of(*FIRST, died)
     assert Category.RECOMPUTATION not in before.spent(49_000)
     after = ledger_of(*FIRST, died, *third)
@@ -161,3 +162,8 @@ def test_nothing_counts_after_the_workload_has_finished() -> None:
 def test_a_pod_made_anew_while_training_delays_no_start() -> None:
     late = dataclasses.replace(pods(0, 2000), bound=moment(30_000), started=moment(31_000))
     assert ledger_of(*FIRST[:2], late).spent(33_000)[Category.SCHEDULING] == 2000
+
+
+def test_a_process_of_an_attempt_that_was_not_seen_changes_nothing() -> None:
+    ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None))
+    assert ledger.heard(says("b", 60_000, attempt=1)) == ledger

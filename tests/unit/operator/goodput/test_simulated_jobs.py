@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category, total_ms
 from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.sight import Known
 from gracepoint_operator.goodput.told import tiding
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.resources import WorkloadGoodput
@@ -25,7 +26,7 @@ class TwoReplicas:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._known = [frozenset[str](), frozenset[str]()]
+        self._known: list[Known | None] = [None, None]
         self.entry: WorkloadGoodput | None = None
         self._workload: Workload | None = None
 
@@ -40,15 +41,15 @@ class TwoReplicas:
             now_ms = round(now * 1000) + number
             ledger = sight.begun(gang, now_ms) if self.entry is None else self.ledger
             if self._random.random() < 0.02:
-                self._known[number] = frozenset()  # the replica begins anew
+                self._known[number] = None  # the replica begins anew
             seen = sight.look(gang, ledger.current, self._known[number], now_ms)
-            self._known[number] = seen.pods
+            self._known[number] = seen.known
             for sighting in seen.sightings:
                 ledger = ledger.saw(sighting)
             self._write(ledger, now_ms)
 
     def hear(self, told: Told, now: float) -> None:
-        said = tiding(told.spent, told.session, told.created_at, now)
+        said = tiding(told.spent, told.session, told.pod, now)
         assert said is not None
         self._write(self.ledger.heard(said), round(now * 1000))
 

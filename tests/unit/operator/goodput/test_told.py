@@ -10,6 +10,8 @@ import pytest
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.goodput.life import Mark
 from gracepoint_operator.goodput.told import tiding
+from gracepoint_operator.workloads import read_pod
+from tests.unit.operator.fakes import objects
 
 SPENT = Spent(
     now_s=100.0,
@@ -23,12 +25,15 @@ SPENT = Spent(
     passed={"60": 50.0, "50": 20.0},
 )
 
+POD = read_pod(objects.pod(attempt=2, created_at=900.0))
+
 
 def test_its_times_count_from_when_the_message_came() -> None:
-    told = tiding(SPENT, "a", 900.0, 1100.0)
+    told = tiding(SPENT, "a", POD, 1100.0)
     assert told is not None
     assert (told.attached_ms, told.joined_ms, told.restored_ms) == (1_000_000, 1_002_000, 1_005_000)
     assert (told.trained_ms, told.left_ms, told.first_step) == (1_009_000, None, 40)
+    assert (told.attempt, told.created_ms) == (2, 900_000)
     assert told.marks == (Mark(50, 20_000), Mark(60, 50_000))
     assert (told.saving_ms, told.saves, told.saves_ms) == (3000, 2, 1000)
 
@@ -49,9 +54,9 @@ def test_its_times_count_from_when_the_message_came() -> None:
     ],
 )
 def test_impossible_figures_are_not_taken(changes: dict[str, object]) -> None:
-    assert tiding(dataclasses.replace(SPENT, **changes), "a", 900.0, 1100.0) is None  # type: ignore[arg-type]
+    assert tiding(dataclasses.replace(SPENT, **changes), "a", POD, 1100.0) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("session", ["", "x" * 65], ids=["none", "long"])
 def test_a_session_that_fits_into_no_status_is_not_taken(session: str) -> None:
-    assert tiding(SPENT, session, 900.0, 1100.0) is None
+    assert tiding(SPENT, session, POD, 1100.0) is None

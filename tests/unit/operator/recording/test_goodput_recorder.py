@@ -11,11 +11,14 @@ from gracepoint.wire.messages import Forecast, Spent
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadGoodput
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
 from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.scene import Scene
 
 SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
 
@@ -132,3 +135,15 @@ async def test_time_of_which_nobody_tells_is_unknown(api: MemoryApi, clock: Cloc
         await tell(replica, forecast(spent))
         await until(lambda: account(api), "the account")
         assert newest(api).state == "unknown"
+
+
+def test_a_large_gang_is_looked_at_less_often() -> None:
+    scene, touched = Scene(), list[str]()
+    for index in range(100):
+        scene.seen(kinds.PODS, objects.pod(index))
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name: touched.append(name), Metrics(), scene.clock)
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) == pytest.approx(scene.clock() + 0.05)
+    scene.clock.move(0.06)
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
+    assert set(touched) == {"careful"}
