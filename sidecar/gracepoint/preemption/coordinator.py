@@ -136,14 +136,13 @@ class Coordinator:
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
         self._settings = settings
         self.activities = Activities(
-            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.newest_snapshot
+            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
         )
         self._stall_watch: StallWatch | None = None
         if settings.stall_after_s > 0:
             self._stall_watch = StallWatch(
                 settings.stall_after_s,
                 self.activities,
-                lambda: self._agreement.sync_point,
                 StallBoard(meeting.store, group),
                 PodNames(meeting.members),
                 on_stall=self._stalled,

@@ -190,12 +190,14 @@ def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_
         checkpointer = engine(root, keep_last=8)
         for step in range(steps):
             save(checkpointer, step, small_state())
+        another = engine(root, attempt="job-1-b", keep_last=8)
         store_proxy.reset()
-        assert restore(root, small_state()) is not None
+        assert another.restorer.restore(small_state(), timeout_s=60) is not None
         requests.append(len(store_proxy.exchanges))
+        another.close(5)
         checkpointer.close(5)
     two, four, six = requests
-    assert six - four <= four - two + 2
+    assert six - four <= four - two + 4  # a thread that deletes what is left makes requests as well
 
 
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
