@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gracepoint_operator.goodput.ledger import Ledger, Moment, Sighting, is_later
+from gracepoint_operator.goodput.ledger import Ledger, is_later
 from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.news import Moment, Sighting
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.goodput.ledger import Tiding
 from gracepoint_operator.goodput.life import MARKS, Mark
+from gracepoint_operator.goodput.news import Tiding
 from gracepoint_operator.kube.objects import Pod
 
 #: A process that says it runs for longer is not believed: ten years.

@@ -16,7 +16,8 @@ from gracepoint.wire.messages import Forecast, SaveEvery, Spent
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger, Sighting, Tiding
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.news import Sighting, Tiding
 from gracepoint_operator.goodput.save_interval import suggested
 from gracepoint_operator.goodput.sight import Known
 from gracepoint_operator.goodput.told import tiding
@@ -170,26 +171,33 @@ class GoodputRecorder:
         workloads: Sequence[Workload],
         forecasts: Iterable[WorkloadForecast],
     ) -> list[WorkloadGoodput] | None:
-        """Returns the accounts for the status of a policy as it was just read. None if there are none."""
+        """Returns the accounts for the status of a policy as it was just read. None if there are none.
+
+        A status has room for ``_ENTRIES``. If there are more workloads, those that have finished make room for others.
+        """
         now_ms = self._now_ms()
         save_s = {forecast.uid: forecast.save_seconds for forecast in forecasts}
-        before = {entry.uid: entry for entry in policy.status.goodput or ()}
-        found = []
-        for workload in workloads:
-            entry, account = before.get(workload.uid), self._accounts.get(workload.uid)
-            if account is not None and (account.waiting or (entry is not None and _is_old(entry, now_ms))):
-                account.handed = len(account.waiting)
-                known = account.newest if entry is None else entry
-                ledger = account.read(known)
-                if known is None or stored.read(known) != ledger or _is_old(known, now_ms):
-                    entry = stored.written(ledger, workload, now_ms, save_s=save_s.get(workload.uid, 0.0))
-                    account.newest = entry
-            if entry is not None:
-                found.append(entry)
-        newest = sorted(found, key=lambda entry: entry.until)[-_ENTRIES:]
-        if not newest and policy.status.goodput is None:
+        by_uid = {workload.uid: workload for workload in workloads}
+        found = {entry.uid: entry for entry in policy.status.goodput or () if entry.uid in by_uid}
+        new = [uid for uid in by_uid.keys() - found.keys() if uid in self._accounts and self._accounts[uid].waiting]
+        finished = sorted((entry for entry in found.values() if entry.finished), key=lambda entry: entry.until)
+        too_many = len(found) + len(new) - _ENTRIES
+        for entry in finished[: max(0, too_many)]:
+            del found[entry.uid]
+        for uid in [*found, *sorted(new)[: max(0, _ENTRIES - len(found))]]:
+            entry, account = found.get(uid), self._accounts.get(uid)
+            if account is None or not (account.waiting or (entry is not None and _is_old(entry, now_ms))):
+                continue
+            account.handed = len(account.waiting)
+            known = account.newest if entry is None else entry
+            ledger = account.read(known)
+            if known is None or stored.read(known) != ledger or _is_old(known, now_ms):
+                known = stored.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
+                account.newest = known
+            found[uid] = known
+        if not found and policy.status.goodput is None:
             return None
-        return sorted(newest, key=lambda entry: entry.name)
+        return sorted(found.values(), key=lambda entry: entry.name)
 
     def written(self, workloads: Iterable[Workload]) -> None:
         """The entries of these workloads are in the status."""

@@ -104,7 +104,7 @@ class CheckpointPolicyStatus(Model):
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
-    """Where the time of each JobSet went; at most 50 JobSets, those that changed last."""
+    """Where the time of each JobSet went; at most 50 JobSets. Those that have finished make room for others."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

@@ -6,8 +6,9 @@ import dataclasses
 import random
 
 from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import Ledger, Moment, Sighting, Tiding
+from gracepoint_operator.goodput.ledger import Ledger
 from gracepoint_operator.goodput.life import Mark
+from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
 
 NEW = Ledger(since_ms=0)
 

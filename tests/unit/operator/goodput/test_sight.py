@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.goodput.ledger import Ledger, Sighting
+from gracepoint_operator.goodput.ledger import Ledger
 from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.news import Sighting
 from gracepoint_operator.goodput.sight import Known, look
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS

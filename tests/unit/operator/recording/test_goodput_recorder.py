@@ -10,10 +10,12 @@ import pytest
 from gracepoint.wire.messages import Forecast, Spent
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
+from gracepoint_operator.goodput.ledger import Ledger
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadGoodput
+from gracepoint_operator.workloads import Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
@@ -147,3 +149,21 @@ def test_a_large_gang_is_looked_at_less_often() -> None:
     scene.clock.move(0.06)
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
     assert set(touched) == {"careful"}
+
+
+def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> None:
+    scene = Scene()
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
+    (workload,) = scene.cache.objects.workloads.values()
+    recorder.observe(scene.cache.gang(JOBSET_UID))
+    others = [dataclasses.replace(workload, name=f"other-{number}", uid=f"uid-{number}") for number in range(50)]
+    now_ms = round(scene.clock() * 1000)
+    full = [stored.written(Ledger(since_ms=0), other, now_ms) for other in others]
+    assert names(recorder, [workload, *others], full) == {other.name for other in others}
+    full[7] = stored.written(Ledger(since_ms=0).ended(5), others[7], now_ms)
+    assert names(recorder, [workload, *others], full) == {other.name for other in others} - {"other-7"} | {"train"}
+
+
+def names(recorder: GoodputRecorder, workloads: list[Workload], entries: list[WorkloadGoodput]) -> set[str]:
+    policy = CheckpointPolicy.of({**objects.policy(), "status": {"goodput": [entry.to_json() for entry in entries]}})
+    return {entry.name for entry in recorder.entries(policy, workloads, []) or ()}
