@@ -182,10 +182,11 @@ class GoodputRecorder:
         new = [uid for uid in by_uid.keys() - found.keys() if uid in self._accounts and self._accounts[uid].waiting]
         finished = sorted((entry for entry in found.values() if entry.finished), key=lambda entry: entry.until)
         too_many = len(found) + len(new) - _ENTRIES
-        for entry in finished[: max(0, too_many)]:
-            del found[entry.uid]
+        for gone in finished[: max(0, too_many)]:
+            del found[gone.uid]
         for uid in [*found, *sorted(new)[: max(0, _ENTRIES - len(found))]]:
-            entry, account = found.get(uid), self._accounts.get(uid)
+            entry: WorkloadGoodput | None = found.get(uid)
+            account = self._accounts.get(uid)
             if account is None or not (account.waiting or (entry is not None and _is_old(entry, now_ms))):
                 continue
             account.handed = len(account.waiting)

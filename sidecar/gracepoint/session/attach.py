@@ -127,11 +127,15 @@ def attach(
         stall_action=stall_action,
     )
     with AttachWatch(settings) as watch:
-        return _opened(settings, watch, write_options, receiver)
+        return _opened(settings, watch, write_options, receiver, began_s)
 
 
 def _opened(
-    settings: Settings, watch: AttachWatch, write_options: WriteOptions | None, receiver: Receiver | None
+    settings: Settings,
+    watch: AttachWatch,
+    write_options: WriteOptions | None,
+    receiver: Receiver | None,
+    began_s: float,
 ) -> Session:
     with watch.at("joining of the JAX cluster"):
         join(settings)
