@@ -27,6 +27,8 @@ from gracepoint.wire.names import (
     ENV_PREFIX,
     METADATA_AUTO,
     METADATA_CLOUDS,
+    SAVE_AUTO,
+    SAVE_FIXED,
     STALL_REPORT,
     STALL_RESTART,
     TOKEN_FILE,
@@ -68,6 +70,7 @@ class Settings:
     directory: str | None = None
     save_every_steps: int = 0  # 0: no periodic saves by number of steps
     save_every_s: float = 0.0  # 0: no periodic saves by time
+    save_interval: str = SAVE_FIXED  # SAVE_AUTO: the operator suggests the seconds, and steps do not count
     keep_last: int = 3
     keep_every_steps: int = 0  # 0: no steps are kept for that reason
     keep_for_s: float = 0.0  # 0: no steps are kept for that reason
@@ -279,6 +282,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.DIRECTORY: ("directory", _text),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
     Env.SAVE_EVERY_S: ("save_every_s", _number(0)),
+    Env.SAVE_INTERVAL: ("save_interval", _one_of(SAVE_FIXED, SAVE_AUTO)),
     Env.KEEP_LAST: ("keep_last", _integer(1)),
     Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
     Env.KEEP_FOR_S: ("keep_for_s", _number(0)),

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gracepoint.wire.names import DEFAULT_COMPILATION_CACHE_BYTES, DEFAULT_COMPILATION_CACHE_DAYS
 from gracepoint_operator.resources.base import Model, cel, rules
+from gracepoint_operator.resources.goodput import SaveIntervalMode
 
 _CHARACTERS = r"([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*"
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
@@ -76,6 +77,10 @@ class Checkpoint(Model):
     every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Seconds between the last save and the next periodic one. 0: time starts no save. If everySteps is 0 as well, only
     emergency saves are made."""
+    interval: SaveIntervalMode = SaveIntervalMode.FIXED
+    """Fixed: everySteps and everySeconds say when periodic saves are due. Auto: the operator finds the seconds between
+    two saves from what they cost and how often steps are lost (suggestion in status.goodput). Then everySteps does not
+    count, and everySeconds, or 600 if it is 0, counts until there was a disruption."""
     keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Number of complete checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0

@@ -172,6 +172,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
     }
     unless_default = {
         Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
+        Env.SAVE_INTERVAL: (policy.checkpoint.interval.lower(), names.SAVE_FIXED),
         Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
         Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
     }

@@ -20,7 +20,7 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
@@ -37,6 +37,7 @@ def attach(
     *,
     save_every_steps: int | None = None,
     save_every_s: float | None = None,
+    save_interval: str | None = None,
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
     keep_for_s: float | None = None,
@@ -68,6 +69,9 @@ def attach(
         save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
             0: no saves by number of steps.
         save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
+        save_interval: ``fixed``: the two arguments above say when saves are due. ``auto``: the operator says after how
+            many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does not count then,
+            and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
         keep_last: How many committed steps are kept.
         keep_every_steps: Multiples of this number of steps are kept, too. 0: no steps are kept for that reason.
         keep_for_s: Steps that are younger than this are kept, too. 0: no steps are kept for that reason.
@@ -108,12 +112,14 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
+    began_s = time.monotonic()
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
     settings = Settings.from_environment(os.environ).override(
         directory=None if directory is None else os.fspath(directory),
         save_every_steps=save_every_steps,
         save_every_s=save_every_s,
+        save_interval=save_interval,
         keep_last=keep_last,
         keep_every_steps=keep_every_steps,
         keep_for_s=keep_for_s,
@@ -133,11 +139,15 @@ def attach(
         compilation_cache_days=compilation_cache_days,
     )
     with AttachWatch(settings) as watch:
-        return _opened(settings, watch, write_options, receiver)
+        return _opened(settings, watch, write_options, receiver, began_s)
 
 
 def _opened(
-    settings: Settings, watch: AttachWatch, write_options: WriteOptions | None, receiver: Receiver | None
+    settings: Settings,
+    watch: AttachWatch,
+    write_options: WriteOptions | None,
+    receiver: Receiver | None,
+    began_s: float,
 ) -> Session:
     with watch.at("joining of the JAX cluster"):
         join(settings)
@@ -145,6 +155,7 @@ def _opened(
         meeting = meet(settings, watch.met)
     watch.met(meeting.gang, PodNames(meeting.members))
     where = _directory(settings, meeting.gang.process_count)
+    is_auto = settings.save_interval == SAVE_AUTO
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.compile_cache.opening import open_compile_cache
 
@@ -157,8 +168,8 @@ def _opened(
             where,
             gang=meeting.gang,
             attempt=meeting.attempt,
-            save_every_steps=settings.save_every_steps,
-            save_every_s=settings.save_every_s,
+            save_every_steps=0 if is_auto else settings.save_every_steps,
+            save_every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
             keep_last=settings.keep_last,
             keep_every_steps=settings.keep_every_steps,
             keep_for_s=settings.keep_for_s,
@@ -187,6 +198,7 @@ def _opened(
                 checkpointer,
                 where,
                 clock=time.monotonic,
+                began_s=began_s,
                 receiver=receiver,
                 compile_cache=compile_cache,
             )

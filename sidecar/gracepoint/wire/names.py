@@ -46,7 +46,7 @@ DEFAULT_COMPILATION_CACHE_DAYS = 30
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
 PATH_REPORT = "/v1/reports"  # Report in; 204 out
-PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
+PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out, or a SaveEvery if it takes one
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
 PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 
@@ -100,6 +100,7 @@ class Env:
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
     SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves by number of steps
     SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # seconds; 0 or absent: no periodic saves by time
+    SAVE_INTERVAL = "GRACEPOINT_SAVE_INTERVAL"  # SAVE_FIXED or SAVE_AUTO; absent: SAVE_FIXED
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
@@ -116,6 +117,12 @@ class Env:
     COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
     COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
 
+
+#: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.
+SAVE_FIXED = "fixed"
+SAVE_AUTO = "auto"
+#: Seconds between two periodic saves with SAVE_AUTO while nothing is known, if no other number is set.
+DEFAULT_AUTO_S = 600.0
 
 #: Clouds whose metadata server the library can watch from within the pod.
 METADATA_CLOUDS = ("gce", "aws", "azure")

@@ -166,6 +166,7 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
         "objectStore": {"endpoint": "", "region": ""},
         "everySteps": 100,
         "everySeconds": 0,
+        "interval": "Fixed",
         "keepLast": 3,
         "keepEverySteps": 0,
         "keepForSeconds": 0,

@@ -42,6 +42,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
         checkpoint={
             "directory": "/c",
             "everySeconds": 600,
+            "interval": "Auto",
             "keepEverySteps": 10,
             "keepForSeconds": 60,
             "writer": "Worker",
