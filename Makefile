@@ -19,7 +19,7 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,9 +78,13 @@ else
 	$(PYTEST) $(ON_CLUSTER)
 endif
 
-test-alerts: $(STAMP) ## The alerts, judged by Prometheus's promtool (builds it first; needs Go).
-	$(PY) -m tests.testcluster build --parts promtool
-	$(PYTEST) -p no:xdist -m promtool tests/chart
+test-alerts: $(STAMP) ## The alerts and the dashboard's queries, judged by Prometheus (builds it first; needs Go).
+	$(PY) -m tests.testcluster build --parts prometheus
+	$(PYTEST) -p no:xdist -m promtool tests/chart tests/dashboard
+
+dashboard-picture: $(STAMP) ## build/dashboard.png: the dashboard with six recorded hours (needs Go, npm, Chromium).
+	$(PY) -m tests.testcluster build --parts prometheus
+	$(PY) -m tests.dashboard
 
 test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue
@@ -131,9 +135,8 @@ requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's 
 		pyproject.toml operator/build-requirements.in
 
 sbom: $(STAMP) ## Writes build/operator-sbom.json: a CycloneDX list of what the operator's image contains beside its base.
-	test -x build/sbom-env/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom-env
-	build/sbom-env/bin/python -m pip install --quiet 'cyclonedx-bom==7.5.0'
-	build/sbom-env/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
+	@mkdir -p build
+	$(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
 		-o build/operator-sbom.json operator/requirements.txt
 
 clean: ## Removes the environment, the cache and all build output.

@@ -1,15 +1,19 @@
 """Kills trainers at random instants of saves that worker processes write, and looks what became of the saves.
 
-    python -m benchmarks.worker_kills [--kills 200] [--processes 4] [--mib 32] [--seed 1] [--json FILE]
+    python -m benchmarks.worker_kills [--kills 200] [--processes 4] [--mib 32] [--seed 1] [--store files] [--json FILE]
 
 By turns: as many trainers as ``--processes`` save one step after the other, periodic and emergency saves in turn. After
 a random time each gets a SIGKILL, in random order within two seconds (JAX ends the others once process 0 is dead). Then
 nobody is left but the workers. When they have ended, the newest committed step must be at least the newest that all
-trainers had handed over, pass the verification, and hold the values of its step. No worker may be left.
+trainers had handed over, pass the verification, and hold the values of its step.
+
+Then it lists what is left: processes of the turn, shared memory and named sockets that were not there before it, and
+files or objects that belong to no step once the job has started again and has deleted what was not finished.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -17,7 +21,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -26,12 +32,16 @@ import numpy as np
 from benchmarks import report, worker_kills_process
 from benchmarks.report import Figure
 from gracepoint.checkpoint import latest_step, restore, verify
+from tests import leftovers
 from tests.multiprocess.launcher import Processes
+from tests.object_stores.servers import Server, open_gcs, open_s3
 
 _SCRIPT = Path(worker_kills_process.__file__)
 _PATIENCE_S = 120.0
 _SAVES_FOR_S = 2.0
 _APART_S = 0.5
+#: A variable that the processes of a turn have in their environment.
+_TURN = "WORKER_KILLS_TURN"
 
 
 @dataclasses.dataclass
@@ -43,6 +53,9 @@ class Found:
     lost: int = 0
     torn: int = 0
     processes_left: int = 0
+    memory_left: int = 0
+    sockets_left: int = 0
+    files_left: int = 0
     ends_s: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -53,30 +66,49 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4, help="trainers of a turn (%(default)s)")
     parser.add_argument("--mib", type=int, default=32, help="size of the state (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the instants (%(default)s)")
+    parser.add_argument("--store", choices=["files", "gs", "s3"], default="files", help="where steps go (%(default)s)")
     flags = parser.parse_args()
     random_, found = random.Random(flags.seed), Found()
-    while found.kills < flags.kills:
-        with tempfile.TemporaryDirectory() as folder:
-            turn(Path(folder), flags.processes, flags.mib, random_, found)
-        print(f"{found}", file=sys.stderr, flush=True)
+    with opened(flags.store) as server:
+        while found.kills < flags.kills:
+            with tempfile.TemporaryDirectory() as folder:
+                where = f"{server.bucket().uri}/run" if server else f"{folder}/root"
+                turn(where, Path(folder), flags.processes, flags.mib, random_, found)
+            print(f"{found}", file=sys.stderr, flush=True)
     figures = [
         Figure("SIGKILLs", found.kills, ""),
         Figure("newest saves that all had handed over", found.staged, ""),
         Figure("of them lost", found.lost, "", 0),
         Figure("newest steps that were torn", found.torn, "", 0),
         Figure("processes left behind", found.processes_left, "", 0),
+        Figure("processes with shared memory of the saves, left behind", found.memory_left, "", 0),
+        Figure("named sockets left behind", found.sockets_left, "", 0),
+        Figure("files or objects of no step after the next start", found.files_left, "", 0),
         Figure("a worker ends after its trainer, at most", max(found.ends_s), "s"),
     ]
     report.publish(figures, flags.json, load_average=os.getloadavg()[0])
     return 1 if any(figure.met is False for figure in figures) else 0
 
 
-def turn(folder: Path, count: int, mib: int, random_: random.Random, found: Found) -> None:
+@contextlib.contextmanager
+def opened(store: str) -> Iterator[Server | None]:
+    """Starts the server of an object store, and has this process and those that it starts reach it."""
+    if store == "files":
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder, (open_gcs if store == "gs" else open_s3)(Path(folder)) as server:
+        os.environ.update(server.environment())
+        yield server
+
+
+def turn(root: str, folder: Path, count: int, mib: int, random_: random.Random, found: Found) -> None:
     """Starts trainers, kills them, and looks at what is left."""
-    root, notes = folder / "root", folder / "notes"
+    notes = folder / "notes"
     notes.mkdir()
-    arguments = [str(root), "job-0-a", str(notes), str(mib)]
-    with Processes.start(_SCRIPT, count, arguments=arguments, devices=1) as processes:
+    arguments = [root, "job-0-a", str(notes), str(mib)]
+    memory_before = set(leftovers.shared_memory())
+    environment = {_TURN: str(notes)}
+    with Processes.start(_SCRIPT, count, arguments=arguments, devices=1, environment=environment) as processes:
         for process in processes:
             process.wait_for_line("step 1", timeout_s=_PATIENCE_S)
         time.sleep(random_.uniform(0, _SAVES_FOR_S))
@@ -87,11 +119,12 @@ def turn(folder: Path, count: int, mib: int, random_: random.Random, found: Foun
             time.sleep(random_.choice([0.0, random_.uniform(0, _APART_S)]))
         dead_s = time.monotonic()
         processes.wait(_PATIENCE_S)
-    workers = [int(path.read_text()) for path in notes.glob("worker.*")]
-    while any(map(_alive, workers)) and time.monotonic() < dead_s + _PATIENCE_S:
-        time.sleep(0.01)
+    while leftovers.processes_with(_TURN, str(notes)) and time.monotonic() < dead_s + _PATIENCE_S:
+        time.sleep(0.05)
     found.ends_s.append(time.monotonic() - dead_s)
-    found.processes_left += sum(map(_alive, workers))
+    found.processes_left += len(leftovers.processes_with(_TURN, str(notes)))
+    found.memory_left += len(set(leftovers.shared_memory()) - memory_before)
+    found.sockets_left += len(leftovers.sockets_below(folder))
     staged = min(int((notes / f"staged.{index}").read_text() or 0) for index in range(count))
     newest = latest_step(root)
     found.staged += 1
@@ -100,21 +133,23 @@ def turn(folder: Path, count: int, mib: int, random_: random.Random, found: Foun
         print(f"step {staged} was handed over by all, and {newest} is the newest", file=sys.stderr)
     if newest is not None:
         found.torn += not _is_whole(root, newest, mib)
+        leftovers.start_again(root, _like(mib))
+        left = leftovers.beside_the_steps(root)
+        found.files_left += len(left)
+        if left:
+            print(f"left beside the steps: {left[:20]}", file=sys.stderr)
 
 
-def _is_whole(root: Path, step: int, mib: int) -> bool:
-    if not verify(root / str(step)).ok:
+def _is_whole(root: str, step: int, mib: int) -> bool:
+    if not verify(f"{root}/{step}").ok:
         return False
     wanted = worker_kills_process.state_of(step, mib)
-    found = restore(root / str(step) / "default", {name: np.zeros_like(values) for name, values in wanted.items()})
+    found = restore(f"{root}/{step}/default", _like(mib))
     return all(np.array_equal(found[name], values) for name, values in wanted.items())
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _like(mib: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.zeros_like(values) for name, values in worker_kills_process.state_of(0, mib).items()}
 
 
 if __name__ == "__main__":

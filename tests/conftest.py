@@ -15,9 +15,19 @@ import pytest
 from tests import accelerators
 from tests.hangs import pytest_timeout_set_timer
 from tests.jax_environment import set_environment
-from tests.object_stores.fixtures import bucket, gcs, gs_bucket, s3, s3_bucket
+from tests.object_stores.fixtures import bucket, far, gcs, gs_bucket, object_server, s3, s3_bucket, store_proxy
 
-__all__ = ["bucket", "gcs", "gs_bucket", "pytest_timeout_set_timer", "s3", "s3_bucket"]
+__all__ = [
+    "bucket",
+    "far",
+    "gcs",
+    "gs_bucket",
+    "object_server",
+    "pytest_timeout_set_timer",
+    "s3",
+    "s3_bucket",
+    "store_proxy",
+]
 
 set_environment()
 

@@ -29,6 +29,9 @@ class ProcessGroup(Protocol):
     def process_count(self) -> int:
         """How many processes train together."""
 
+    def awaited(self) -> list[int]:
+        """Returns the processes for which this process waits now in any call, sorted. Any thread may ask."""
+
     def barrier(
         self,
         key: str,
@@ -150,6 +153,9 @@ class SingleProcess:
 
     process_index = 0
     process_count = 1
+
+    def awaited(self) -> list[int]:
+        return []
 
     def barrier(
         self,

@@ -33,8 +33,8 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, file_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
-from gracepoint.multihost import JaxStore, StoreGang
-from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.multihost import StoreGang
+from gracepoint.process_group import ProcessGroup
 from tests.multiprocess.launcher import here
 
 LAYERS = 3
@@ -150,12 +150,7 @@ POINTS: dict[str, Callable[[], None]] = {
 def main(root: str, attempt: str, *actions: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: ProcessGroup = SingleProcess()
-    if place.process_count > 1:
-        from jax._src import distributed
-
-        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
-        gang = StoreGang(store, place.process_index, place.process_count)
+    gang = place.gang(attempt)
     engine = StepCheckpointer(root, gang=gang, attempt=attempt)
     engine.prepare(with_keys(make_state(0), 0))
     for action in actions:

@@ -30,8 +30,6 @@ from gracepoint.checkpoint.saving import save_operation, save_planner
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import JaxStore, StoreGang
-from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.multiprocess.launcher import here
 from tests.multiprocess.strace import mark
 
@@ -57,12 +55,7 @@ def make_state(step: int) -> Any:
 def main(form: str, root: str, attempt: str, *actions: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: ProcessGroup = SingleProcess()
-    if place.process_count > 1:
-        from jax._src import distributed
-
-        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
-        gang = StoreGang(store, place.process_index, place.process_count)
+    gang = place.gang(attempt)
     if form == "path":
         with AsyncCheckpointer(gang=gang, timeout_s=TIMEOUT_S) as checkpointer:
             for action in actions:

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests import xla
 from tests.multiprocess.nursery import Child, Nursery
 
@@ -60,6 +61,17 @@ class Here:
                 heartbeat_timeout_seconds=heartbeat_timeout_s,
                 shutdown_timeout_seconds=shutdown_timeout_s,
             )
+
+    def gang(self, attempt: str) -> ProcessGroup:
+        """The processes of the test as a group, over JAX's coordination service; joined to that before."""
+        from gracepoint.multihost import JaxStore, StoreGang
+
+        if self.process_count == 1:
+            return SingleProcess()
+        from jax._src import distributed
+
+        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
+        return StoreGang(store, self.process_index, self.process_count)
 
 
 def here() -> Here:

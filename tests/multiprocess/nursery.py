@@ -56,7 +56,8 @@ class Child:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """Kills it and what it has started, and waits for it."""

@@ -9,8 +9,10 @@ KIND is ``background`` or ``emergency``. SECONDS bound the save of step 2. WRITE
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,18 @@ from gracepoint.checkpoint.saving import save_worker, worker_side
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
-from gracepoint.multihost import JaxStore, StoreGang
-from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests import leftovers
 from tests.multiprocess import worker_points
 from tests.multiprocess.checkpoint_process import make_state, with_keys
 from tests.multiprocess.launcher import here
+
+_ENDS_S = 30.0
 
 
 def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
-    gang: ProcessGroup = SingleProcess()
-    if place.process_count > 1:
-        from jax._src import distributed
-
-        store = JaxStore(distributed.global_state.client, f"test/{attempt}")
-        gang = StoreGang(store, place.process_index, place.process_count)
+    gang = place.gang(attempt)
     engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
     engine.prepare(with_keys(make_state(0), 0))
     engine.save_in_background(1, with_keys(make_state(1), 1), {})
@@ -56,6 +54,18 @@ def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     except GracepointError as error:
         print(f"failed: {type(error).__name__}: {error}", flush=True)
     engine.close(30)
+    del engine, state
+    gc.collect()
+    until_s = time.monotonic() + _ENDS_S
+    while (left := left_here()) and time.monotonic() < until_s:  # nobody waits for the worker and its thread
+        time.sleep(0.01)
+    print("left", left, flush=True)
+
+
+def left_here() -> list[str]:
+    """Returns the threads and the shared memory of this process."""
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gracepoint")]
+    return threads + leftovers.shared_memory([os.getpid()])
 
 
 def tell_handed(file: Path) -> None:

@@ -2,7 +2,8 @@
 
 python stall_process.py <folder> <report|restart> <limit in seconds> <which process> <where>
 
-``where`` is ``step``, ``periodic save``, ``restore``, or ``-`` for a run that saves a step, stops nowhere and ends.
+``where`` is ``step``, ``periodic save``, ``restore``, or ``attach``: before it meets the others. That last run saves
+steps and ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from tests.multiprocess.launcher import here
 
 FOLDER, ACTION, LIMIT_S, PROCESS, WHERE = sys.argv[1:]
+ENDS = WHERE == "attach"
 _GIVE_UP_S = 150.0
 _SAVE_EVERY_STEPS = 5
 
@@ -48,6 +50,7 @@ def train() -> None:
         return read_into(*arguments, **options)
 
     module.read_into = read_or_stop
+    stop("attach")
     session = gracepoint.attach(
         FOLDER, stall_after_s=float(LIMIT_S), stall_action=ACTION, save_every_steps=_SAVE_EVERY_STEPS
     )
@@ -72,7 +75,7 @@ def train() -> None:
         jax.block_until_ready(state)
         session.step(number, state)
         print(f"passed step {number}", flush=True)
-        if WHERE == "-" and number == begun + 2 * _SAVE_EVERY_STEPS:
+        if ENDS and number == begun + 2 * _SAVE_EVERY_STEPS:
             return session.close()
         assert time.monotonic() < give_up_at_s, "the test never ended it"
         time.sleep(0.05)

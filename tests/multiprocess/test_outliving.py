@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess import outliving_process, worker_points
+from tests import leftovers
+from tests.leftovers import is_alive
+from tests.multiprocess import checkpoint_process, outliving_process, worker_points
 from tests.multiprocess.checkpoint_runs import restore_here
 from tests.multiprocess.launcher import ROOT, Processes
 
@@ -59,13 +61,15 @@ def test_a_handed_over_save_becomes_a_checkpoint(
     if not trainers:
         for result in processes.wait(60):
             assert "saved 2" in result.output.splitlines(), result.output
-    wait_until(lambda: not any(alive(pid) for pid in writing.values()), processes)
-    processes.wait(PATIENCE_S + 60)
+    wait_until(lambda: not any(is_alive(pid) for pid in writing.values()), processes)
+    for process, result in enumerate(processes.wait(PATIENCE_S + 60)):
+        if str(process) not in trainers and "saved 2" in result.output:
+            assert "left []" in result.output.splitlines(), result.output  # threads and memory of a trainer that lived
     root = tmp_path / "root"
-    committed = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
-    assert committed == ["1", "2"]  # by a worker or a survivor, before the next start
+    assert sorted(path.name for path in root.iterdir()) == ["1", "2"]  # by a worker or a survivor, not the next start
     assert restore_here(root) == 2
-    assert shared_memory_of(str(tmp_path)) == []
+    assert leftovers.beside_the_steps(root) == []
+    assert leftovers.sockets_below(tmp_path) == []
 
 
 def test_a_save_that_was_not_staged_everywhere_is_not_a_checkpoint(
@@ -78,6 +82,9 @@ def test_a_save_that_was_not_staged_everywhere_is_not_a_checkpoint(
     os.kill(int((where / "worker.0").read_text()), signal.SIGKILL)
     processes.wait(60)
     assert restore_here(tmp_path / "root") == 1
+    like = checkpoint_process.with_keys(checkpoint_process.make_state(0), 0)
+    assert leftovers.start_again(tmp_path / "root", like) == 1
+    assert leftovers.beside_the_steps(tmp_path / "root") == []
 
 
 @pytest.mark.parametrize("kind", ["background", "emergency"])
@@ -94,7 +101,8 @@ def test_a_keeper_finishes_the_save_of_killed_trainers(
     (where / "go").touch()
     assert keeper.wait(60) == 0
     assert restore_here(tmp_path / "root") == 2
-    assert not (where / "keeper.sock").exists()
+    assert leftovers.beside_the_steps(tmp_path / "root") == []
+    assert leftovers.sockets_below(tmp_path) == []
 
 
 @pytest.fixture
@@ -131,10 +139,11 @@ def gang(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     yield start
     for processes in started:
         processes.__exit__(None, None, None)
-    left = workers_of(str(where))
+    left = leftovers.processes_with(worker_points.WHERE, str(where))
+    memory = leftovers.shared_memory(left)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    assert left == []
+    assert (left, memory) == ([], [])
 
 
 def wait_until(condition: Callable[[], bool], processes: Processes, timeout_s: float = 90) -> None:
@@ -142,37 +151,3 @@ def wait_until(condition: Callable[[], bool], processes: Processes, timeout_s: f
     while not condition():
         assert time.monotonic() < until_s, processes.output()
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def workers_of(where: str) -> list[int]:
-    """Returns the processes that have ``where`` in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"{worker_points.WHERE}={where}\0".encode() in environment and alive(int(folder.name)):
-            found.append(int(folder.name))
-    return found
-
-
-def shared_memory_of(where: str) -> list[str]:
-    """Returns the shared memory that processes of this test hold."""
-    found = []
-    for pid in workers_of(f"{where}/where"):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            if target.startswith("/memfd:gracepoint"):
-                found.append(f"{pid}: {target}")
-    return found

@@ -25,7 +25,12 @@ def start(folder: Path, action: str, stopped: int, where: str) -> Processes:
 
 
 def test_a_process_that_stops_anywhere_is_named_until_it_goes_on(tmp_path: Path) -> None:
-    with start(tmp_path / "first", "report", 0, "-") as processes:
+    with start(tmp_path / "first", "report", 1, "attach") as processes:
+        processes[1].wait_for_line("stops in attach", PATIENCE_S)
+        line = processes[0].wait_for_line("no progress part=attach", PATIENCE_S)
+        assert "stage=meeting of the processes" in line
+        assert "suspects=[1]" in line
+        processes[1].signal(signal.SIGCONT)
         assert [result.code for result in processes.wait(PATIENCE_S)] == [0, 0]
     with contextlib.ExitStack() as stack:
         gangs = []

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.servers import Bucket, Server, open_gcs, open_s3, why_not
 
 
@@ -46,6 +47,28 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
     found = request.getfixturevalue(f"{request.param}_bucket")
     assert isinstance(found, Bucket)
     return found
+
+
+@pytest.fixture(params=["gs", "s3"])
+def object_server(request: pytest.FixtureRequest) -> Server:
+    """The server of each kind."""
+    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    assert isinstance(found, Server)
+    return found
+
+
+@pytest.fixture
+def store_proxy(object_server: Server) -> Iterator[FaultProxy]:
+    """A proxy in front of the server."""
+    proxy = FaultProxy(object_server.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def far(object_server: Server, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A fresh bucket that clients reach through the proxy."""
+    return set_environment(object_server.bucket(url=store_proxy.url), monkeypatch)
 
 
 def set_environment(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:

@@ -17,7 +17,6 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.resources import (
     Acknowledgements,
     Condition,
-    PolicyCopy,
     Preemption,
     PreemptionSpec,
     PreemptionStatus,
@@ -57,9 +56,6 @@ _EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at"
 
 #: Most of a status: parts that nothing is decided by once a later record of the workload exists.
 _DETAILS = frozenset({"message", "acknowledgements", "timings", "choice", "choice_reason", "replicas"})
-#: The policies in records, by their JSON. Nearly all records of a policy have the same copy.
-_policies: dict[str, PolicyCopy] = {}
-_POLICIES_LIMIT = 1024
 
 _T = TypeVar("_T")
 _NAME_LIMIT = 40  # of the workload's part, so that the whole fits into a label
@@ -253,13 +249,6 @@ def _given(status: PreemptionStatus) -> dict[str, Any]:
 def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
     items = {key(item): item for item in (*(ours or ()), *(theirs or ()))}
     return list(items.values()) or None
-
-
-def _shared(policy: PolicyCopy) -> PolicyCopy:
-    """Returns an equal policy that was read before, if there is one, so that equal policies are in memory once."""
-    if len(_policies) >= _POLICIES_LIMIT:
-        _policies.clear()
-    return _policies.setdefault(policy.model_dump_json(), policy)
 
 
 def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:

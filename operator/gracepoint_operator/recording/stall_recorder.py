@@ -62,7 +62,7 @@ class StallRecorder:
         self._clock = clock
         self._events = EventRecorder(api, clock, replica)
         self._stalled: dict[str, _Told] = {}  # UID of the workload -> its stall
-        self._latest: dict[Key, _Told] = {}  # namespace and UID -> what is to be posted
+        self._latest: dict[str, _Told] = {}  # UID of the workload -> what is to be posted
         self._write_queue = WriteQueue("stall", self._write, metrics, interval_s)
 
     def take(self, pod: Pod, stall: Stall) -> None:
@@ -81,7 +81,7 @@ class StallRecorder:
             if workload.uid not in self._stalled:
                 self._metrics.stalls.inc()
             self._stalled[workload.uid] = told
-        self._latest[workload.namespace, workload.uid] = told
+        self._latest[workload.uid] = told
         self._write_queue.touch((workload.namespace, workload.uid))
         self._tell_policy(workload)
 
@@ -94,8 +94,7 @@ class StallRecorder:
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
         self.resumed(workload_uid)
-        for key in [key for key in self._latest if key[1] == workload_uid]:
-            del self._latest[key]
+        self._latest.pop(workload_uid, None)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -111,6 +110,6 @@ class StallRecorder:
         self._policy_writer.stalls(key, of_policy)
 
     async def _write(self, key: Key) -> None:
-        told = self._latest.get(key)
+        told = self._latest.get(key[1])
         if told is not None:
             await self._events.post_on(told.workload, progress.note(told.stall), f"{told.at:.0f}")

@@ -59,6 +59,11 @@ class BackgroundThread:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def thread_id(self) -> int | None:
+        """The thread of the function that was started last. None before the first."""
+        return None if self._thread is None else self._thread.ident
+
     def wait(self, timeout_s: float) -> None:
         """Waits until no function runs. ``take_error`` then returns its error.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.checkpoint.background_view import BackgroundView
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import Saved
@@ -28,7 +29,6 @@ from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import GracepointError
 from gracepoint.process_group import ProcessGroup
 
@@ -40,7 +40,7 @@ BACKGROUND_TIMEOUT_S = 900.0
 _HASTEN_TIMEOUT_S = 3.0
 
 
-class StepCheckpointer:
+class StepCheckpointer(BackgroundView):
     """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
 
     Attributes:
@@ -137,25 +137,9 @@ class StepCheckpointer:
             clock=clock,
         )
 
-    # The next three forward: an emergency save sees the engine as one object (``preemption``).
-
-    @property
-    def newest_snapshot(self) -> NewestSnapshot | None:
-        """The snapshot that host memory holds beside the state. None before the first background save."""
-        return self.executor.background.newest_snapshot
-
-    @property
-    def commit_key(self) -> str | None:
-        """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
-        return self.executor.commit_key
-
     def refuse(self, step: int, error: Exception) -> None:
         """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
         self.executor.begin(self._paths, step).fail(error)
-
-    def stop(self, reason: str) -> None:
-        """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
-        self.executor.background.stop(reason)
 
     @property
     def committed_step(self) -> int | None:

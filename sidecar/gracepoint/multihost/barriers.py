@@ -41,6 +41,7 @@ from gracepoint.multihost.deciding import may_decide
 from gracepoint.multihost.naming import group_name, named
 from gracepoint.multihost.released import read_released, released_value
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore
+from gracepoint.multihost.waiting import Waiting, missing
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class StoreGang:
         self._names = names
         self._used: set[str] = set()
         self._lock = threading.Lock()
+        #: For whom this process waits.
+        self.waiting = Waiting(store, process_index, process_count)
+        self.awaited = self.waiting.awaited
 
     @property
     def process_index(self) -> int:
@@ -143,7 +147,8 @@ class StoreGang:
             released = self._release(key, {"by": source, "who": who, "result": value})
         else:
             try:
-                released = read_released(self._store.get(f"{key}/released", timeout_s=timeout_s))
+                with self.waiting.at(key, lambda: [source]):
+                    released = read_released(self._store.get(f"{key}/released", timeout_s=timeout_s))
             except KeyTimeout as error:
                 raise BarrierTimeout(
                     f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
@@ -187,15 +192,11 @@ class StoreGang:
         who = group_name(everybody, self._process_count)
         if self._groups_at(key) != {who}:
             return ""
-        missing = self._missing(key, who, everybody)
-        return f", without {self._named(missing)} of {self._process_count}" if missing else ""
+        late = missing(self._store, key, who, everybody)
+        return f", without {self._named(late)} of {self._process_count}" if late else ""
 
     def _groups_at(self, key: str) -> set[str]:
         return {name.partition("/")[0] for name in self._store.list(f"{key}/.arrived")}
-
-    def _missing(self, key: str, who: str, participants: Sequence[int]) -> list[int]:
-        marks = PLAIN.marks(self._store.list(f"{key}/.arrived/{who}"), len(participants))
-        return [process for process, mark in zip(participants, marks, strict=True) if not mark]
 
     def _meet(
         self, key: str, value: str | None, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]
@@ -216,7 +217,8 @@ class StoreGang:
         if PLAIN.arrive(self._store, f"{key}/.arrived/{who}", rank, len(participants)) is not None:
             released = self._complete(key, who, complete)
         else:
-            released = self._wait(key, who, rank, timeout_s, participants)
+            with self.waiting.at(key, lambda: missing(self._store, key, who, participants)):
+                released = self._wait(key, who, rank, timeout_s, participants)
         result = released_value(key, released, who, self._named([released["by"]]))
         logger.info("process %d passed barrier %r after %.3f s", self._process_index, key, time.monotonic() - began_s)
         return result
@@ -239,14 +241,14 @@ class StoreGang:
         for wait_s in (timeout_s, turns.after_s(rank)):
             with contextlib.suppress(KeyTimeout):
                 return read_released(self._store.get(f"{key}/released", timeout_s=wait_s))
-        missing = self._missing(key, who, participants)
+        late = missing(self._store, key, who, participants)
         if len(self._groups_at(key)) > 1:
-            missing, why = [], "as the processes do not all name the same processes= to take part"
-        elif missing:
-            why = f"without {self._named(missing)} of {len(participants)}"
+            late, why = [], "as the processes do not all name the same processes= to take part"
+        elif late:
+            why = f"without {self._named(late)} of {len(participants)}"
         else:
             why = "as the last was at work"
-        mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": missing, "why": why}
+        mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": late, "why": why}
         return self._release(key, mine)
 
     def _release(self, key: str, what: dict[str, Any]) -> dict[str, Any]:

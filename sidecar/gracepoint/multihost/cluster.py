@@ -12,7 +12,7 @@ import datetime
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.errors import AgreementError, SettingsError
@@ -104,10 +104,15 @@ def raise_jax_notice(client: Any) -> None:
         log.info("jax's own preemption notice was not raised error=%s", str(error).splitlines()[0])
 
 
-def meet(settings: Settings) -> Meeting:
+def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda gang: None) -> Meeting:
     """Brings the processes of an initialised cluster together once, and exchanges their names.
 
     Collective. Initialises JAX's backend.
+
+    Args:
+        settings: This process's settings.
+        on_gang: Called with the processes, by their ids in the coordination service, before this process waits for
+            them.
 
     Raises:
         AgreementError: JAX's processes are not those of the coordination service, or their number is not the one that
@@ -127,21 +132,26 @@ def meet(settings: Settings) -> Meeting:
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None)
 
     count = state.num_processes
-    if jax.process_count() != count:
+    hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
+    everybody = StoreGang(hall, state.process_id, count)
+    on_gang(everybody)
+    with everybody.waiting.expecting("backend"):
+        started = jax.process_count()
+    if started != count:
         raise AgreementError(
-            f"jax.process_count() is {jax.process_count()}, but the coordination service has {count} processes: "
+            f"jax.process_count() is {started}, but the coordination service has {count} processes: "
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
-    hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
     me = ProcessNames(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
     found = introduce(
         me,
         settings.process_count,
         secrets.token_hex(4),
-        gang=StoreGang(hall, state.process_id, count),
+        gang=everybody,
         store=hall,
         timeout_s=_MEETING_TIMEOUT_S,
     )
+    everybody.retire("backend")
     _check_count([found.miscounted], count, "jax.distributed")
     attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")

@@ -1,7 +1,9 @@
 """Which process holds up the others. Every process that makes no progress says so in the store; one reads what all say.
 
-A process that is stopped, or whose host hangs, says nothing. So the processes that say nothing are suspected first,
-then those that are behind, then those in another stage. Any thread may call everything here.
+Each part of a process, such as the training or the background save, says so by itself, and is compared with the same
+part of the other processes. A process that is stopped, or whose host hangs, says nothing. So the processes that say
+nothing are suspected first, then those that are behind, then those in another stage. Any thread may call everything
+here.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ _STACK_CHARACTERS = 3000
 
 @dataclasses.dataclass(frozen=True)
 class StalledAt:
-    """Where a process is that makes no progress.
+    """Where a part of a process is that makes no progress.
 
     Attributes:
         stage: What it does, in words.
-        sync_point: Number of the latest sync point that it has passed.
+        order: How far it is, as numbers that can be compared with those of other processes: less is further back. The
+            first one is the same in all processes that stall together, as a rule.
+        reached: The same in words.
         stack: Where its thread is, as lines of a traceback.
     """
 
     stage: str
-    sync_point: int
+    order: tuple[int, ...]
+    reached: str
     stack: str
 
 
@@ -62,38 +67,50 @@ class StallBoard:
     def __init__(self, store: KeyValueStore, group: ProcessGroup) -> None:
         self._store = store
         self._group = group
-        self._mine = f"{_FOLDER}/places/{group.process_index}"
 
-    def post(self, place: StalledAt) -> bool:
-        """Says where this process is. Returns True if it is the one that tells the operator for all.
+    def post(self, part: str, place: StalledAt) -> bool:
+        """Says where a part of this process is. Returns True if it is the one that tells the operator for all.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
         place = dataclasses.replace(place, stack=place.stack[-_STACK_CHARACTERS:])
-        self._store.delete_folder(self._mine)
+        mine = self._place(part)
+        self._store.delete_folder(mine)
         with contextlib.suppress(KeyExists):  # another thread of this process was faster
-            self._store.set(f"{self._mine}/place", json.dumps(dataclasses.asdict(place)))
+            self._store.set(f"{mine}/place", json.dumps(dataclasses.asdict(place)))
         me = str(self._group.process_index)
-        return self._group.decide(f"{_FOLDER}/told/{place.sync_point}", me) == me
+        return self._group.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
 
-    def take_down(self) -> None:
-        """Says that this process makes progress again.
-
-        Raises:
-            StoreUnavailable: The store cannot be reached.
-        """
-        self._store.delete_folder(self._mine)
-
-    def suspicion(self, names: Sequence[str | None] = ()) -> Suspicion:
-        """Reads where all processes are. Returns which of them hold up the others.
+    def take_down(self, part: str) -> None:
+        """Says that a part of this process makes progress again, or has ended.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
-        found = self._store.list(f"{_FOLDER}/places")
-        places = {int(key.partition("/")[0]): StalledAt(**json.loads(value)) for key, value in found.items()}
+        self._store.delete_folder(self._place(part))
+
+    def suspicion(self, part: str, names: Sequence[str | None] = ()) -> Suspicion:
+        """Reads where this part of all processes is. Returns which of them hold up the others.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        found = self._store.list(f"{_FOLDER}/places/{_key(part)}")
+        places = {int(key.partition("/")[0]): _read(value) for key, value in found.items()}
         return suspicion(places, self._group.process_count, names)
+
+    def _place(self, part: str) -> str:
+        return f"{_FOLDER}/places/{_key(part)}/{self._group.process_index}"
+
+
+def _key(part: str) -> str:
+    return part.replace(" ", "-")
+
+
+def _read(value: str) -> StalledAt:
+    fields = json.loads(value)
+    return StalledAt(**{**fields, "order": tuple(fields["order"])})
 
 
 def suspicion(places: Mapping[int, StalledAt], count: int, names: Sequence[str | None] = ()) -> Suspicion:
@@ -104,25 +121,29 @@ def suspicion(places: Mapping[int, StalledAt], count: int, names: Sequence[str |
         count: How many processes there are.
         names: The pods of the processes, for the words.
     """
+    if not places:
+        return Suspicion([], "no process says any more that it makes no progress", "")
     silent = [index for index in range(count) if index not in places]
-    if silent and places:
+    if silent:
         return Suspicion(
             silent,
             f"{named(silent, names)} did not say so as well: stopped, or busy with something that the others wait for",
             "",
         )
-    points = {index: place.sync_point for index, place in places.items()}
-    first, last = min(points.values(), default=0), max(points.values(), default=0)
+    orders = {index: place.order for index, place in places.items()}
+    first, last = min(orders.values()), max(orders.values())
     if first != last:
-        behind = sorted(index for index, point in points.items() if point == first)
-        why = f"{named(behind, names)} passed sync point {first} last, others sync point {last}"
+        behind = sorted(index for index, order in orders.items() if order == first)
+        ahead = next(place for place in places.values() if place.order == last)
+        be = "is" if len(behind) == 1 else "are"
+        why = f"{named(behind, names)} {be} at {places[behind[0]].reached}, others at {ahead.reached}"
         return Suspicion(behind, why, places[behind[0]].stack)
     stages = collections.Counter(place.stage for place in places.values())
-    (usual, _), *others = stages.most_common() or [("", 0)]
+    (usual, _), *others = stages.most_common()
     if others:
         apart = sorted(index for index, place in places.items() if place.stage != usual)
         why = f"{named(apart, names)} {'is' if len(apart) == 1 else 'are'} in another stage than the others ({usual})"
         return Suspicion(apart, f"{why}: {places[apart[0]].stage}", places[apart[0]].stack)
     everybody = sorted(places)
-    why = "all processes are at the same sync point, in the same stage"
-    return Suspicion(everybody, why, places[everybody[0]].stack if everybody else "")
+    why = f"all processes are at {places[everybody[0]].reached}, in the same stage"
+    return Suspicion(everybody, why, places[everybody[0]].stack)

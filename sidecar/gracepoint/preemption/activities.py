@@ -9,12 +9,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.preemption.stacks import is_compiling
 from gracepoint.preemption.stall_detector import Activity
-from gracepoint.preemption.stall_watch import is_compiling
+from gracepoint.save_progress import SaveProgress
 
-#: Stages in which the process reads and computes by itself, without a sync point, for as long as that takes.
-_COMPUTING = frozenset({"restore"})
+#: Stages of a process's part of a save, in order.
+_STAGES = ("", "written", "durable", "committed")
+_IN_WORDS = {"written": "all written but not durable", "durable": "its part durable", "committed": "committed"}
 
 
 class Activities:
@@ -22,40 +23,55 @@ class Activities:
 
     Args:
         place: Returns the number of the latest sync point, the step, and whether an epoch is open.
-        snapshot: Returns the newest snapshot, whose save may be under way. None before the first.
+        saving: Returns how far the background save is. None if none is under way.
     """
 
-    def __init__(
-        self, place: Callable[[], tuple[int, int, bool]], snapshot: Callable[[], NewestSnapshot | None]
-    ) -> None:
+    def __init__(self, place: Callable[[], tuple[int, int, bool]], saving: Callable[[], SaveProgress | None]) -> None:
         self._place = place
-        self._snapshot = snapshot
+        self._saving = saving
         self._thread_id = threading.get_ident()
-        self._stage = ""
+        self._doing = ("", False)  # the stage, and whether it computes
 
     @contextlib.contextmanager
-    def at(self, stage: str) -> Iterator[None]:
-        """Names what the training thread does within the block."""
-        before, self._stage = self._stage, stage
+    def at(self, stage: str, *, computes: bool = False) -> Iterator[None]:
+        """Names what the training thread does within the block.
+
+        Args:
+            stage: In words.
+            computes: True if the process reads and computes by itself for as long as that takes, without a sync point.
+        """
+        before, self._doing = self._doing, (stage, computes)
         try:
             yield
         finally:
-            self._stage = before
+            self._doing = before
 
     def __call__(self) -> list[Activity]:
         sync_point, step, in_epoch = self._place()
-        stage = self._stage
+        stage, computes = self._doing
         compiles = is_compiling(self._thread_id)
         words = "compilation" if compiles else stage or ("emergency save" if in_epoch else "training")
         training = Activity(
             "training",
             f"{words} after step {step}" if step else words,
             (sync_point, stage, in_epoch, compiles),
+            (sync_point,),
+            f"sync point {sync_point}",
             self._thread_id,
-            computes=compiles or stage in _COMPUTING,
+            computes=compiles or computes,
         )
-        saving = self._snapshot()
-        if saving is None or saving.state is not SnapshotState.WRITING:
-            return [training]
-        marks = (saving.step, saving.done_bytes)
-        return [training, Activity("background save", f"background save of step {saving.step}", marks)]
+        saving = self._saving()
+        return [training] if saving is None else [training, _background_save(saving)]
+
+
+def _background_save(saving: SaveProgress) -> Activity:
+    # Processes have parts of different sizes, so only the stages can be compared.
+    done = f"{saving.done_bytes:,} of {saving.total_bytes:,} bytes written"
+    return Activity(
+        "background save",
+        f"background save of step {saving.step}",
+        (saving.step, saving.stage, saving.done_bytes),
+        (saving.step, _STAGES.index(saving.stage)),
+        f"step {saving.step}, {_IN_WORDS.get(saving.stage, done)}",
+        saving.thread_id,
+    )

@@ -132,14 +132,13 @@ class Coordinator:
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
         self._settings = settings
         self.activities = Activities(
-            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.newest_snapshot
+            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
         )
         self._stall_watch: StallWatch | None = None
         if settings.stall_after_s > 0:
             self._stall_watch = StallWatch(
                 settings.stall_after_s,
                 self.activities,
-                lambda: self._agreement.sync_point,
                 StallBoard(meeting.store, group),
                 PodNames(meeting.members),
                 on_stall=self._stalled,
@@ -255,7 +254,7 @@ class Coordinator:
         self._reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
 
     def _goes_on(self, part: str) -> None:
-        self._reporter.stall(part, self.step, 0.0, [], "there is progress again", "")
+        self._reporter.stall_over(part, self.step)
 
     def _restart_if_asked(self, why: str) -> None:
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided:

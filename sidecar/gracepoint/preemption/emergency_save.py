@@ -25,6 +25,7 @@ from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Mailbox
+from gracepoint.save_progress import SaveProgress
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 
@@ -62,6 +63,10 @@ class StepSaver(Protocol):
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
         """The newest snapshot in host memory. None before the first background save."""
+
+    @property
+    def save_progress(self) -> SaveProgress | None:
+        """How far the background save is. None if none is under way. Any thread may ask."""
 
     @property
     def committed_step(self) -> int | None:

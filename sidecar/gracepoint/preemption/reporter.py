@@ -159,18 +159,41 @@ class Reporter:
         Args:
             stage: What this process does, in words.
             step: The step that this process has reached.
-            for_s: Seconds for which it has made no progress. 0: there is progress again.
+            for_s: Seconds for which it has made no progress.
             suspects: The processes that hold up the others.
             message: Why they are suspected.
             stack: Where the first of them is.
         """
         log.error("stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message)
+        self._send_stall(stage, step, message, for_s, suspects, stack)
+
+    def stall_over(self, stage: str, step: int) -> None:
+        """Reports that there is progress again, by the process that reported the stall.
+
+        Args:
+            stage: The part of this process that was stalled.
+            step: The step that this process has reached.
+        """
+        log.warning("stall is over stage=%s step=%d", stage, step)
+        self._send_stall(stage, step, "there is progress again", over=True)
+
+    def _send_stall(
+        self,
+        stage: str,
+        step: int,
+        message: str,
+        for_s: float = 0.0,
+        suspects: Sequence[int] = (),
+        stack: str = "",
+        *,
+        over: bool = False,
+    ) -> None:
         if self._sender is not None:
             told = Stall(
                 pod_uid=self._settings.pod_uid or "",
                 session=self._session,
                 workload_uid=self._settings.jobset_uid or "",
-                over=for_s == 0,
+                over=over,
                 stage=stage,
                 step=step,
                 for_s=for_s,

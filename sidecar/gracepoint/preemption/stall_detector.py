@@ -24,6 +24,8 @@ class Activity:
         part: The part's name.
         stage: What it does, in words.
         marks: Values that change with every progress.
+        order: How far the part is, as numbers that can be compared with those of other processes: less is further back.
+        reached: The same in words.
         thread_id: The thread that does it. None if it is not known.
         computes: True if the stage uses processor time as long as it makes progress.
     """
@@ -31,6 +33,8 @@ class Activity:
     part: str
     stage: str
     marks: tuple[object, ...]
+    order: tuple[int, ...] = ()
+    reached: str = ""
     thread_id: int | None = None
     computes: bool = False
 

@@ -10,18 +10,15 @@ The training thread is not involved: a sync point costs nothing more. ``stop`` e
 
 from __future__ import annotations
 
-import faulthandler
-import io
+import functools
 import logging
-import sys
 import threading
 import time
-import traceback
-import types
 from collections.abc import Callable, Sequence
 
 from gracepoint.errors import GracepointError
 from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion
+from gracepoint.preemption.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
 
 log = logging.getLogger(__name__)
@@ -30,12 +27,9 @@ _MOST_LOOK_EVERY_S = 5.0
 #: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
 #: a look and a step of each other.
 _OTHERS_S = 10.0
-#: How long the store may take to answer.
-_STORE_S = 10.0
+#: How long the store may take to answer each of two questions. With the above, a stall is told within 30 s.
+_STORE_S = 7.0
 _JOIN_S = 1.0
-_FRAMES = 12
-#: Parts of the names of JAX's functions that make a program, as in jax 0.4.35 to 0.10.
-_COMPILERS = ("compil", "trace_to", "lower_")
 
 
 class StallWatch:
@@ -44,21 +38,20 @@ class StallWatch:
     Args:
         limit_s: Seconds without progress after which a part of the process is stalled.
         activities: Returns what the parts of the process do.
-        sync_point: Returns the number of the latest sync point.
-        board: Where the processes say that they make no progress. None for a single process.
+        board: Where the processes say that they make no progress.
         pods: Names of the pods by process index.
         on_stall: Called with the stalled part, who is suspected, and the stack of the stalled part. In one process for
             all, unless the store does not answer.
         on_over: Called in the same process when there is progress again.
         on_limit: Called in every process once the operator was told, or when that took too long.
         clock: Returns monotonic seconds.
+        others_s: Seconds to wait for the other processes to say that they make no progress.
     """
 
     def __init__(
         self,
         limit_s: float,
         activities: Callable[[], Sequence[Activity]],
-        sync_point: Callable[[], int],
         board: StallBoard,
         pods: Sequence[str | None],
         *,
@@ -69,7 +62,6 @@ class StallWatch:
         others_s: float = _OTHERS_S,
     ) -> None:
         self._activities = activities
-        self._sync_point = sync_point
         self._board = board
         self._pods = pods
         self._on_stall = on_stall
@@ -105,10 +97,10 @@ class StallWatch:
         for part in changes.over:
             self._stalled.discard(part)
             log.warning("there is progress again part=%s", part)
-            self._in_a_thread(lambda part=part: self._end(part))  # type: ignore[misc]
+            self._in_a_thread(functools.partial(self._end, part))
         for stalled in changes.stalled:
             self._stalled.add(stalled.activity.part)
-            stack = _stack(stalled.activity.thread_id)
+            stack = stack_of(stalled.activity.thread_id)
             log.error(
                 "no progress part=%s stage=%s seconds=%.0f\n%s",
                 stalled.activity.part,
@@ -116,8 +108,8 @@ class StallWatch:
                 stalled.for_s,
                 stack,
             )
-            _dump_all_stacks()
-            self._in_a_thread(lambda stalled=stalled, stack=stack: self._tell(stalled, stack))  # type: ignore[misc]
+            dump_all_stacks()
+            self._in_a_thread(functools.partial(self._tell, stalled, stack))
 
     def _in_a_thread(self, function: Callable[[], None]) -> None:
         threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()
@@ -142,10 +134,11 @@ class StallWatch:
     def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
         """Appends who is suspected, if this process is to tell the operator."""
         try:
-            tells = self._board.post(StalledAt(stalled.activity.stage, self._sync_point(), stack))
+            now = stalled.activity
+            tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
             self._stopped.wait(self._others_s)
             if tells:
-                found.append(self._board.suspicion(self._pods))
+                found.append(self._board.suspicion(now.part, self._pods))
         except GracepointError as error:
             log.warning("the other processes could not be asked about a stall error=%s", error)
             found.append(
@@ -154,37 +147,9 @@ class StallWatch:
 
     def _end(self, part: str) -> None:
         try:
-            self._board.take_down()
+            self._board.take_down(part)
         except GracepointError as error:
             log.warning("could not tell the other processes that a stall is over error=%s", error)
         if part in self._told:
             self._told.discard(part)
             self._on_over(part)
-
-
-def is_compiling(thread_id: int) -> bool:
-    """Returns whether the thread traces, lowers or compiles a JAX program. Reads the thread's stack."""
-    frame = _frame(thread_id)
-    while frame is not None:
-        code = frame.f_code
-        if "/jax/_src/" in code.co_filename and any(word in code.co_name for word in _COMPILERS):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _frame(thread_id: int) -> types.FrameType | None:
-    """Returns what the thread runs. None if it has ended."""
-    return sys._current_frames().get(thread_id)  # noqa: SLF001 - documented, despite its name
-
-
-def _stack(thread_id: int | None) -> str:
-    frame = None if thread_id is None else _frame(thread_id)
-    return "" if frame is None else "".join(traceback.format_stack(frame)[-_FRAMES:])
-
-
-def _dump_all_stacks() -> None:
-    try:
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    except (io.UnsupportedOperation, AttributeError, ValueError, OSError):  # a stream that is no file, or none
-        log.info("the stacks of all threads cannot be written to the standard error stream")

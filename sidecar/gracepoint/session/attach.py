@@ -1,4 +1,7 @@
-"""``attach``: joins the JAX cluster, brings the processes together and opens a session. No state, no threads."""
+"""``attach``: joins the JAX cluster, brings the processes together and opens a session.
+
+No state. The only threads are those of the ``AttachWatch``, which end with ``attach``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
+from gracepoint.multihost.members import PodNames
 from gracepoint.receivers import Receiver
+from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
@@ -115,8 +120,18 @@ def attach(
         stall_after_s=stall_after_s,
         stall_action=stall_action,
     )
-    join(settings)
-    meeting = meet(settings)
+    with AttachWatch(settings) as watch:
+        return _opened(settings, watch, write_options, receiver)
+
+
+def _opened(
+    settings: Settings, watch: AttachWatch, write_options: WriteOptions | None, receiver: Receiver | None
+) -> Session:
+    with watch.at("joining of the JAX cluster"):
+        join(settings)
+    with watch.at("meeting of the processes"):
+        meeting = meet(settings, watch.met)
+    watch.met(meeting.gang, PodNames(meeting.members))
     where = _directory(settings, meeting.gang.process_count)
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 
@@ -135,8 +150,11 @@ def attach(
         options=_options(settings, write_options),
         clock=time.monotonic,
     )
-    checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    checkpointer.access.claim(settings.jobset_uid or meeting.attempt, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+    job = settings.jobset_uid or meeting.attempt
+    with watch.at("check of the directory"):
+        checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+    with watch.at("claim of the directory"):
+        checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
     log.info(
         "attached process=%d of=%d attempt=%s directory=%s",
         meeting.gang.process_index,

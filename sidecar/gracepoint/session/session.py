@@ -177,7 +177,7 @@ class Session:
             self._values.register_iterator(data)
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore"):
+        with self._coordinator.activities.at("restore", computes=True):
             restored = newest(self._checkpointer, asked, self._values)
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -72,3 +73,7 @@ def write_facts(path: str) -> None:
         "nice": os.nice(0),
     }
     Path(path).write_text(repr(facts))
+
+
+def log(text: str) -> None:
+    logging.getLogger(__name__).info(text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,6 +157,23 @@ def test_one_worker_runs_all_calls_in_order_and_reuses_memory(made: Callable[...
     assert len(caller._pool._free) == 1
 
 
+def test_each_temporary_call_has_a_process_that_ends_with_it(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
+    caller = made(TemporalAsyncCaller)
+    assert isinstance(caller, TemporalAsyncCaller)
+    for n in range(2):
+        caller.schedule_async_call(request(functions.wait_for, str(tmp_path / f"go on {n}")))
+    first, second = caller.worker_process_ids
+    (tmp_path / "go on 0").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+    end_s = time.monotonic() + 60
+    while _runs(first):
+        assert time.monotonic() < end_s, "the first worker did not end within 60 s"
+        time.sleep(0.01)
+    assert _runs(second)
+    (tmp_path / "go on 1").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+
+
 def test_an_array_that_a_function_keeps_is_not_overwritten(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
     caller = made(PersistentAsyncCaller)
     for _ in range(3):
@@ -235,6 +254,60 @@ def test_a_caller_that_is_dropped_finishes_its_calls_and_leaves_nothing_behind(
         assert time.monotonic() < limit_s, "the worker did not end within 60 s"
         time.sleep(0.01)
     assert (tmp_path / "a").read_text() == "done"
+
+
+@ALL
+def test_a_caller_that_is_closed_finishes_its_calls_first(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(kind)
+    caller.schedule_async_call(request(functions.wait_and_append, str(tmp_path / "go on"), str(tmp_path / "a"), "done"))
+    threading.Timer(0.1, (tmp_path / "go on").touch).start()
+    caller.close()
+    assert (tmp_path / "a").read_text() == "done"
+    assert caller.is_current_async_call_done()
+    assert not getattr(caller, "worker_process_ids", [])
+
+
+def test_a_thread_that_is_aborted_runs_no_further_calls(made: Callable[..., AsyncCaller], tmp_path: Path) -> None:
+    caller = made(ThreadAsyncCaller)
+    caller.schedule_async_call(request(functions.write, str(tmp_path / "begun"), "x"))
+    caller.is_current_async_call_done(blocking=True)
+    caller.schedule_async_call(request(functions.wait_for, str(tmp_path / "go on")))
+    for _ in range(2):
+        caller.schedule_async_call(request(functions.write, str(tmp_path / "never"), "x"))
+    caller.close(abort=True)
+    (tmp_path / "go on").touch()
+    with contextlib.suppress(AsyncCallFailed):  # the thread may not have taken it yet
+        caller.is_current_async_call_done(blocking=True)
+    for _ in range(2):
+        with pytest.raises(AsyncCallFailed, match="the call was aborted"):
+            caller.is_current_async_call_done(blocking=True)
+    assert not (tmp_path / "never").exists()
+
+
+def test_the_thread_of_a_dropped_caller_ends_after_its_calls(tmp_path: Path) -> None:
+    caller = ThreadAsyncCaller(timeout_s=60)
+    caller.schedule_async_call(request(functions.wait_and_append, str(tmp_path / "go on"), str(tmp_path / "a"), "done"))
+    thread = caller._thread
+    del caller
+    gc.collect()
+    (tmp_path / "go on").touch()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert (tmp_path / "a").read_text() == "done"
+
+
+@pytest.mark.parametrize(("level", "said"), [(logging.INFO, True), (logging.WARNING, False)])
+def test_a_worker_logs_from_the_level_of_its_trainer_on(
+    level: int, said: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "level", level)
+    caller = PersistentAsyncCaller(timeout_s=60)
+    caller.schedule_async_call(request(functions.log, "from the worker"))
+    assert caller.is_current_async_call_done(blocking=True)
+    caller.close()
+    assert ("INFO tests.unit.async_calls.functions from the worker" in capfd.readouterr().err) is said
 
 
 _TRAINER = """

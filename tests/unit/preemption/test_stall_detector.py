@@ -9,7 +9,7 @@ import pytest
 from gracepoint.preemption.stall_detector import Activity, Changes, StallDetector
 
 LIMIT_S, LOOK_S = 100.0, 10.0
-TRAINING = Activity("training", "training after step 7", (7,), 1)
+TRAINING = Activity("training", "training after step 7", (7,), (7,), "sync point 7", 1)
 
 
 class Looks:

@@ -12,8 +12,10 @@ import pytest
 
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
 from gracepoint.multihost.stalls import StallBoard
+from gracepoint.preemption import stall_watch
+from gracepoint.preemption.stacks import is_compiling
 from gracepoint.preemption.stall_detector import Activity
-from gracepoint.preemption.stall_watch import StallWatch, is_compiling
+from gracepoint.preemption.stall_watch import StallWatch
 
 LIMIT_S = 0.3
 PATIENCE_S = 60.0
@@ -31,8 +33,7 @@ class Watched:
         self.why = self.stack = ""
         self.watch = StallWatch(
             LIMIT_S,
-            lambda: [Activity("training", "training", (self.step,), threading.main_thread().ident)],
-            lambda: self.step,
+            self._activities,
             StallBoard(store, StoreGang(store, index, count)),
             (),
             on_stall=self._on_stall,
@@ -41,6 +42,10 @@ class Watched:
             clock=time.monotonic,
             others_s=LIMIT_S,
         )
+
+    def _activities(self) -> list[Activity]:
+        order, reached = (self.step,), f"sync point {self.step}"
+        return [Activity("training", "training", order, order, reached, threading.main_thread().ident)]
 
     def _on_stall(self, stalled: Any, suspicion: Any, stack: str) -> None:
         self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, stack
@@ -79,6 +84,11 @@ def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) 
     assert all(each.limit.wait(PATIENCE_S) for each in watched)
     told = [each for each in watched if each.stalls.is_set()]
     assert [each.suspects for each in told] == [[1]]
+
+
+def test_a_stall_is_told_within_30_s_though_the_store_is_silent() -> None:
+    waits_s = stall_watch._MOST_LOOK_EVERY_S + stall_watch._OTHERS_S + 2 * stall_watch._STORE_S
+    assert waits_s < 30
 
 
 class Unreachable(InMemoryStore):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,30 +13,9 @@ from gracepoint.checkpoint.storage.objects import s3
 from gracepoint.errors import GracepointError
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
-from tests.object_stores.fixtures import set_environment
-from tests.object_stores.servers import Bucket, Server
+from tests.object_stores.servers import Bucket
 
 ERRORS = (GracepointError, OSError)
-
-
-@pytest.fixture(params=["gs", "s3"])
-def server(request: pytest.FixtureRequest) -> Server:
-    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
-    assert isinstance(found, Server)
-    return found
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(server.url)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def far(server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A bucket that clients reach through the proxy."""
-    return set_environment(server.bucket(url=proxy.url), monkeypatch)
 
 
 def attach(uri: str) -> None:
@@ -61,16 +39,16 @@ def test_a_missing_bucket_is_an_error_of_attach(far: Bucket) -> None:
         pytest.param(507, "The quota is used up: raise it", id="full quota"),
     ],
 )
-def test_a_refused_write_is_an_error_of_attach(far: Bucket, proxy: FaultProxy, status: int, says: str) -> None:
-    with pytest.raises(ERRORS, match=says), proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=("write",))):
+def test_a_refused_write_is_an_error_of_attach(far: Bucket, store_proxy: FaultProxy, status: int, says: str) -> None:
+    with pytest.raises(ERRORS, match=says), store_proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=("write",))):
         attach(f"{far.uri}/run")
 
 
 @pytest.mark.parametrize("kind", ["read", "delete", "list"])
-def test_a_missing_right_is_an_error_of_attach(far: Bucket, proxy: FaultProxy, kind: str) -> None:
+def test_a_missing_right_is_an_error_of_attach(far: Bucket, store_proxy: FaultProxy, kind: str) -> None:
     with (
         pytest.raises(ERRORS, match="that they may read, create, list and delete"),
-        proxy.rules(Rule(Fault(How.ANSWER, status=403), kinds=(kind,))),
+        store_proxy.rules(Rule(Fault(How.ANSWER, status=403), kinds=(kind,))),
     ):
         attach(f"{far.uri}/run")
 

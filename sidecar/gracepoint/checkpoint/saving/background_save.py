@@ -13,6 +13,7 @@ from gracepoint.checkpoint.saving.snapshot_save import SnapshotSave
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import SaveFailed
+from gracepoint.save_progress import SaveProgress
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,15 @@ class BackgroundSave:
     def newest_snapshot(self) -> NewestSnapshot | None:
         """The snapshot that host memory holds beside the state. None before the first background save."""
         return None if self.newest is None else self.newest.seen(busy=self.busy)
+
+    @property
+    def progress(self) -> SaveProgress | None:
+        """How far the background save is. None if none of a step is under way. Any thread may ask."""
+        newest = self.newest
+        step = None if newest is None else newest.save.temporary.step
+        if newest is None or step is None or not self.busy:
+            return None
+        return SaveProgress(step, newest.stage, newest.done_bytes, newest.save.mine_bytes, self._thread.thread_id)
 
     @property
     def hangs(self) -> bool:

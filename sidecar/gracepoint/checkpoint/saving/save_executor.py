@@ -168,7 +168,7 @@ class SaveExecutor:
         blocked_s = self._clock() - began_s
 
         def run() -> None:
-            stages = save.run(newest.source, deadline, lambda stage: None, handed)
+            stages = save.run(newest.source, deadline, newest.reached, handed)
             newest.has_ended()
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s

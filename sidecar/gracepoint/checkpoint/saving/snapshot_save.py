@@ -42,6 +42,7 @@ class SnapshotSave:
         source: The chunks that the save must write from; it counts what is written.
         chunks: The chunks in the snapshot. None if they are not all of the state.
         committed: Whether the save is committed. Set by the save's thread.
+        stage: The stage that this process's part has reached, as in ``SaveOperation.run``. Set by the save's thread.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SnapshotSave:
         self.handed = handed
         self.source = _Counted(transfer)
         self.committed = False
+        self.stage = ""
         # What handlers write is not in the snapshot, so it cannot be written again.
         self.chunks = None if save.has_handled_parts else transfer.copied
 
@@ -76,14 +78,22 @@ class SnapshotSave:
             state = SnapshotState.WRITING
         else:
             state = SnapshotState.GONE if self.chunks is None else SnapshotState.HELD
-        done_bytes = max(self.source.done_bytes, 0 if self.handed is None else self.handed.done_bytes)
         return NewestSnapshot(
             step=step,
             state=state,
-            done_bytes=done_bytes,
-            left_bytes=self.save.mine_bytes - done_bytes,
+            done_bytes=self.done_bytes,
+            left_bytes=self.save.mine_bytes - self.done_bytes,
             elapsed_s=self.deadline.elapsed_s(),
         )
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are written, by a thread or by the worker process."""
+        return max(self.source.done_bytes, 0 if self.handed is None else self.handed.done_bytes)
+
+    def reached(self, stage: str) -> None:
+        """Notes that this process's part has reached a stage. The save's thread calls it."""
+        self.stage = stage
 
     def stop(self, reason: str) -> None:
         """Tells the save's thread to end, between two chunks or during a wait for other processes."""

@@ -218,6 +218,8 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
                 )
         refuse_foreign(temporary.target, [name for name in listed if name not in manifest.files])
         try:
+            if layout.DAMAGE_MARK in listed:  # of the save that stood here before
+                (temporary.target / layout.DAMAGE_MARK).delete()
             if layout.MANIFEST not in listed:
                 place.create(manifest.to_bytes())
             else:

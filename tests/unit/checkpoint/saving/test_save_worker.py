@@ -259,6 +259,15 @@ def test_the_worker_loads_neither_jax_nor_tensorstore() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("module", ["gracepoint.async_calls.worker", "gracepoint.checkpoint.saving.worker_side"])
+def test_the_worker_is_imported_quickly(module: str) -> None:
+    """Counts the time of the thread that imports, as other processes of this machine must not count."""
+    code = f"import time; began_s = time.thread_time(); import {module}; print(time.thread_time() - began_s)"
+    argv = [sys.executable, "-c", code]
+    took = [float(subprocess.run(argv, check=True, timeout=60, capture_output=True).stdout) for _ in range(3)]
+    assert min(took) < 0.3
+
+
 @pytest.mark.parametrize("writer", ["", "process", "./socket"])
 def test_a_writer_that_is_not_known_is_refused(writer: str) -> None:
     with pytest.raises(SettingsError, match="writer"):

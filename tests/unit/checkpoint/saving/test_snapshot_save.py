@@ -99,8 +99,13 @@ def test_a_save_under_way_tells_how_far_it_is(tmp_path: Path, storage: SlowStora
     under_way = seen(checkpointer)
     assert (under_way.step, under_way.state, under_way.done_bytes) == (1, SnapshotState.WRITING, 0)
     assert under_way.left_bytes > 0
+    progress = checkpointer.save_progress
+    assert progress is not None
+    assert (progress.step, progress.stage, progress.total_bytes) == (1, "", under_way.left_bytes)
+    assert progress.thread_id in {thread.ident for thread in threading.enumerate()}
     storage.bytes_per_s = math.inf
     checkpointer.executor.background.wait_until_finished(_PATIENCE_S)
+    assert checkpointer.save_progress is None
     done = seen(checkpointer)
     assert (done.state, done.done_bytes, done.left_bytes) == (SnapshotState.COMMITTED, under_way.left_bytes, 0)
     checkpointer.close(_PATIENCE_S)

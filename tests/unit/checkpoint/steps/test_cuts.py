@@ -28,20 +28,10 @@ RACES = int(os.environ.get("RACES", "12"))
 MOST_REQUESTS = 120
 
 
-@pytest.fixture(params=["gs", "s3"])
-def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Server:
-    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
-    assert isinstance(found, Server)
-    for name, value in found.environment().items():
+@pytest.fixture(autouse=True)
+def environment(object_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in object_server.environment().items():
         monkeypatch.setenv(name, value)  # botocore reads its credentials there
-    return found
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(server.url)
-    yield proxy
-    proxy.close()
 
 
 def save(machine: BucketMachine, step: int, processes: int) -> str:
@@ -52,13 +42,13 @@ def save(machine: BucketMachine, step: int, processes: int) -> str:
     return contents
 
 
-def cuts(server: Server, proxy: FaultProxy) -> Iterator[tuple[BucketMachine, int, bool]]:
+def cuts(object_server: Server, store_proxy: FaultProxy) -> Iterator[tuple[BucketMachine, int, bool]]:
     """Yields a new machine for each cut, until a cut comes after all requests."""
     for request in range(MOST_REQUESTS):
         if request % EVERY:
             continue
         for lost in (False, True):
-            machine = BucketMachine(server, proxy)
+            machine = BucketMachine(object_server, store_proxy)
             yield machine, request, lost
         if machine.is_past(request):
             assert request > 3, "no request was cut"
@@ -69,9 +59,9 @@ def cuts(server: Server, proxy: FaultProxy) -> Iterator[tuple[BucketMachine, int
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("again", [False, True], ids=["new", "replaces"])
 def test_a_save_that_is_cut_anywhere_is_whole_or_not_there(
-    server: Server, proxy: FaultProxy, processes: int, again: bool
+    object_server: Server, store_proxy: FaultProxy, processes: int, again: bool
 ) -> None:
-    for machine, request, lost in cuts(server, proxy):
+    for machine, request, lost in cuts(object_server, store_proxy):
         if again:
             save(machine, 3, 1)
         ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
@@ -79,8 +69,10 @@ def test_a_save_that_is_cut_anywhere_is_whole_or_not_there(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_save_over_the_remains_of_another_is_whole(server: Server, proxy: FaultProxy, processes: int) -> None:
-    for machine, request, lost in cuts(server, proxy):
+def test_a_save_over_the_remains_of_another_is_whole(
+    object_server: Server, store_proxy: FaultProxy, processes: int
+) -> None:
+    for machine, request, lost in cuts(object_server, store_proxy):
         machine.cut(functools.partial(save, machine, 3, processes), 3, lose_last_reply=False)
         machine._start()
         ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
@@ -88,8 +80,10 @@ def test_a_save_over_the_remains_of_another_is_whole(server: Server, proxy: Faul
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new", "replaces"])
-def test_a_salvage_that_is_cut_anywhere_is_finished_later(server: Server, proxy: FaultProxy, again: bool) -> None:
-    for machine, request, lost in cuts(server, proxy):
+def test_a_salvage_that_is_cut_anywhere_is_finished_later(
+    object_server: Server, store_proxy: FaultProxy, again: bool
+) -> None:
+    for machine, request, lost in cuts(object_server, store_proxy):
         if again:
             save(machine, 3, 1)
         real = commit.finalize
@@ -102,8 +96,8 @@ def test_a_salvage_that_is_cut_anywhere_is_finished_later(server: Server, proxy:
         machine._check_after(False)
 
 
-def test_a_retention_that_is_cut_anywhere_tears_nothing(server: Server, proxy: FaultProxy) -> None:
-    for machine, request, lost in cuts(server, proxy):
+def test_a_retention_that_is_cut_anywhere_tears_nothing(object_server: Server, store_proxy: FaultProxy) -> None:
+    for machine, request, lost in cuts(object_server, store_proxy):
         for step in (1, 2, 3):
             save(machine, step, 1)
         for step in (1, 2):
@@ -129,8 +123,8 @@ def race(
         found[racer] = False
 
 
-def test_of_committers_that_race_one_wins(server: Server, proxy: FaultProxy) -> None:
-    machine = BucketMachine(server, proxy)
+def test_of_committers_that_race_one_wins(object_server: Server, store_proxy: FaultProxy) -> None:
+    machine = BucketMachine(object_server, store_proxy)
     for step in range(RACES):
         ordinals = [next(machine.ordinals) for _ in range(2)]
         with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
-from tests.object_stores.fixtures import set_environment
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 from tests.unit.checkpoint.steps.bucket_machine import backend_of
@@ -29,18 +28,16 @@ ENDS = ("end",)
 
 
 @pytest.fixture
-def proxy(s3: Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(s3.url)
-    yield proxy
-    proxy.close()
+def object_server(s3: Server) -> Server:
+    return s3
 
 
 @pytest.fixture
-def far(s3: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A bucket that clients reach through the proxy. Objects of 6 MiB are large there."""
+def far(far: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Objects of 6 MiB are large there."""
     monkeypatch.setattr(S3Uploads, "from_bytes", 6 * MIB)
     monkeypatch.setattr(large_writes, "PART_BYTES", PART)
-    return set_environment(s3.bucket(url=proxy.url), monkeypatch)
+    return far
 
 
 @pytest.fixture
@@ -88,10 +85,14 @@ def test_there_are_never_more_parts_than_s3_allows(size_bytes: int, expected: in
     assert -(-size_bytes // expected) <= 10_000
 
 
-def test_a_large_object_is_written_in_parts(top: StoragePath, proxy: FaultProxy, left: Callable[[], list[str]]) -> None:
+def test_a_large_object_is_written_in_parts(
+    top: StoragePath, store_proxy: FaultProxy, left: Callable[[], list[str]]
+) -> None:
     data = values()
     generation = write(top / "w", data)
-    assert [exchange.sent for exchange in proxy.exchanges if "partNumber" in exchange.asked.target].count(PART) == 2
+    assert [exchange.sent for exchange in store_proxy.exchanges if "partNumber" in exchange.asked.target].count(
+        PART
+    ) == 2
     entry = (top / "w").entry()
     assert entry is not None
     assert (entry.bytes, entry.generation) == (len(data), generation)
@@ -118,9 +119,9 @@ def test_conditions_hold_for_large_objects(top: StoragePath, left: Callable[[], 
 
 
 def test_a_lost_reply_to_the_end_of_an_upload_is_success(
-    top: StoragePath, proxy: FaultProxy, left: Callable[[], list[str]]
+    top: StoragePath, store_proxy: FaultProxy, left: Callable[[], list[str]]
 ) -> None:
-    with proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=ENDS, times=1)):
+    with store_proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=ENDS, times=1)):
         generation = write(top / "w", values())
     entry = (top / "w").entry()
     assert entry is not None
@@ -135,9 +136,9 @@ def test_a_lost_reply_to_the_end_of_an_upload_is_success(
 )
 @pytest.mark.parametrize("kind", ["begin", "part", "end"])
 def test_an_upload_outlives_errors_that_pass(
-    top: StoragePath, proxy: FaultProxy, left: Callable[[], list[str]], kind: str, fault: Fault
+    top: StoragePath, store_proxy: FaultProxy, left: Callable[[], list[str]], kind: str, fault: Fault
 ) -> None:
-    with proxy.rules(Rule(fault, kinds=(kind,), times=1)):
+    with store_proxy.rules(Rule(fault, kinds=(kind,), times=1)):
         write(top / "w", values())
     assert (top / "w").read_bytes() == values().tobytes()
     if (kind, fault.how) != ("begin", How.CUT_REQUEST):  # what begins an upload has no body: the reply alone is lost
@@ -145,10 +146,10 @@ def test_an_upload_outlives_errors_that_pass(
 
 
 def test_an_upload_whose_time_is_over_leaves_nothing(
-    top: StoragePath, proxy: FaultProxy, left: Callable[[], list[str]]
+    top: StoragePath, store_proxy: FaultProxy, left: Callable[[], list[str]]
 ) -> None:
     def go_on() -> None:
-        if proxy.number > 2:
+        if store_proxy.number > 2:
             raise SaveFailed("the time is over")
 
     with pytest.raises(SaveFailed, match="the time is over"):

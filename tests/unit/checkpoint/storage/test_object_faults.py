@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +22,19 @@ from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import api, object_reader
 from gracepoint.checkpoint.storage.objects.connection import Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
+from gracepoint.checkpoint.storage.objects.wire import STALL_S
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule, Shape
-from tests.object_stores.fixtures import set_environment
-from tests.object_stores.servers import Bucket, Server
+from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state
 from tests.unit.checkpoint.steps.bucket_machine import backend_of
 
 WRITES = ("write",)
 STALLS = Fault(How.SLOW_REPLY)
 MANIFEST = "_GRACEPOINT($|[?&])"
-
-
-@pytest.fixture(params=["gs", "s3"])
-def server(request: pytest.FixtureRequest) -> Server:
-    found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
-    assert isinstance(found, Server)
-    return found
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(server.url)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def far(server: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A bucket that clients reach through the proxy."""
-    return set_environment(server.bucket(url=proxy.url), monkeypatch)
 
 
 @pytest.fixture
@@ -65,55 +44,58 @@ def top(far: Bucket) -> StoragePath:
 
 @pytest.mark.parametrize("how", [How.LOST_REPLY, How.CUT_REPLY, How.CUT_REQUEST, How.REFUSE])
 def test_a_writer_that_won_knows_it_whatever_becomes_of_the_reply(
-    top: StoragePath, proxy: FaultProxy, how: How
+    top: StoragePath, store_proxy: FaultProxy, how: How
 ) -> None:
-    with proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+    with store_proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
         first = (top / "v").create(b"1")
     assert (top / "v").read().generation == first
-    with proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+    with store_proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
         second = (top / "v").replace(b"2", first)
     assert (top / "v").read().generation == second != first
     assert (top / "v").read().data == b"2"
-    with pytest.raises(FileExistsError), proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
+    with pytest.raises(FileExistsError), store_proxy.rules(Rule(Fault(how), kinds=WRITES, times=1)):
         (top / "v").create(b"3")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
-def test_an_error_that_passes_is_tried_again(top: StoragePath, proxy: FaultProxy, status: int) -> None:
-    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+def test_an_error_that_passes_is_tried_again(top: StoragePath, store_proxy: FaultProxy, status: int) -> None:
+    with store_proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
         (top / "v").create(b"1")
-    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+    with store_proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
         assert (top / "v").read().data == b"1"
-    with proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
+    with store_proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
         assert [entry.key for entry in top.entries()] == ["v"]
 
 
-def test_an_error_that_stays_says_what_was_tried(top: StoragePath, proxy: FaultProxy) -> None:
+def test_an_error_that_stays_says_what_was_tried(top: StoragePath, store_proxy: FaultProxy) -> None:
     with (
         pytest.raises(TimeoutError, match=r"PUT .*/top/v: \d+ requests in .* s failed, the last with: .*503"),
-        proxy.rules(Rule(Fault(How.ANSWER))),
+        store_proxy.rules(Rule(Fault(How.ANSWER))),
     ):
         (top / "v").create(b"1")
 
 
 @pytest.mark.parametrize("how", [How.STALL_REQUEST, How.STALL_REPLY, How.SLOW_REPLY])
-def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, proxy: FaultProxy, how: How) -> None:
+def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, store_proxy: FaultProxy, how: How) -> None:
     data = np.arange(100_000, dtype=np.uint8)
     for number in range(20):  # what writes take is learned
         (top / f"v{number}").put(b"x")
     began_s = time.monotonic()
-    with proxy.rules(Rule(Fault(how, seconds=30.0), kinds=WRITES, times=1)):
+    with store_proxy.rules(Rule(Fault(how, seconds=30.0), kinds=WRITES, times=1)):
         top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     assert time.monotonic() - began_s < 8.0
     assert (top / "w").read_bytes() == data.tobytes()
 
 
 @pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY])
-def test_a_read_goes_on_where_it_was_cut(top: StoragePath, proxy: FaultProxy, how: How) -> None:
+def test_a_read_goes_on_where_it_was_cut(top: StoragePath, store_proxy: FaultProxy, how: How) -> None:
     data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8)
     top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     out = bytearray(len(data))
-    with proxy.rules(Rule(Fault(how, after_bytes=1_000_000), kinds=("read",), times=2)), (top / "w").open() as reader:
+    with (
+        store_proxy.rules(Rule(Fault(how, after_bytes=1_000_000), kinds=("read",), times=2)),
+        (top / "w").open() as reader,
+    ):
         assert reader.read_into(memoryview(out), 0) == len(data)
     assert bytes(out) == data.tobytes()
 
@@ -127,36 +109,36 @@ def large_value(top: StoragePath, monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 
 def test_a_large_value_is_read_on_several_connections(
-    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    top: StoragePath, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = large_value(top, monkeypatch)
-    proxy.reset()
-    proxy.shape = Shape(connection_rate=2e6)
+    store_proxy.reset()
+    store_proxy.shape = Shape(connection_rate=2e6)
     out = bytearray(len(data))
     read_checked(top / "w", len(data), crc32(data), memoryview(out))
     assert bytes(out) == data
-    assert sum(exchange.asked.kind == "read" for exchange in proxy.exchanges) > 2
-    assert sum(exchange.received for exchange in proxy.exchanges) < 2 * len(data)
+    assert sum(exchange.asked.kind == "read" for exchange in store_proxy.exchanges) > 2
+    assert sum(exchange.received for exchange in store_proxy.exchanges) < 2 * len(data)
 
 
 @pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY, How.REFUSE, How.ANSWER])
 def test_parts_of_a_large_value_are_read_again(
-    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, how: How
+    top: StoragePath, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, how: How
 ) -> None:
     data = large_value(top, monkeypatch)
     out = bytearray(len(data))
-    with proxy.rules(Rule(Fault(how, after_bytes=10_000), kinds=("read",), times=4)):
+    with store_proxy.rules(Rule(Fault(how, after_bytes=10_000), kinds=("read",), times=4)):
         read_checked(top / "w", len(data), crc32(data), memoryview(out))
     assert bytes(out) == data
 
 
 def test_a_large_value_that_is_replaced_is_not_mixed(
-    top: StoragePath, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    top: StoragePath, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = large_value(top, monkeypatch)
     with (top / "w").open() as reader:
         (top / "w").put(bytes(len(data)))
-        proxy.shape = Shape(connection_rate=2e6)
+        store_proxy.shape = Shape(connection_rate=2e6)
         with pytest.raises(OSError, match=r"replaced while it was read|No such file|404"):
             reader.read_into(memoryview(bytearray(len(data))), 0)
 
@@ -171,11 +153,11 @@ def test_what_is_replaced_while_it_is_read_is_not_mixed(top: StoragePath) -> Non
             reader.read_into(out, 500_000)
 
 
-def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, proxy: FaultProxy) -> None:
+def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, store_proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root)
     save(checkpointer, 1, small_state())
-    with proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default.*w", times=1)):
+    with store_proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default.*w", times=1)):
         save(checkpointer, 2, small_state(2.0), timeout_s=20)
     checkpointer.close(5)
     restored = restore(root, small_state())
@@ -184,8 +166,42 @@ def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, proxy: FaultPro
     assert_same(restored.state, small_state(2.0))
 
 
+def test_a_request_succeeds_though_its_hedge_stalls_too(top: StoragePath, store_proxy: FaultProxy) -> None:
+    began_s = time.monotonic()
+    with store_proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, times=2)):
+        (top / "v").put(b"1")
+    # Before anything is known of a store, hedges start after 2 and 6 s.
+    assert time.monotonic() - began_s < STALL_S
+    assert (top / "v").read().data == b"1"
+
+
+def test_a_hedge_finds_that_a_stalled_request_was_carried_out(top: StoragePath, store_proxy: FaultProxy) -> None:
+    began_s = time.monotonic()
+    with store_proxy.rules(Rule(Fault(How.SLOW_REPLY), kinds=WRITES, times=1)):
+        generation = (top / "v").create(b"1")
+    assert time.monotonic() - began_s < STALL_S
+    assert (top / "v").read().generation == generation
+
+
+def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_proxy: FaultProxy) -> None:
+    requests = []
+    for steps in (2, 4, 6):
+        root: Any = f"{far.uri}/run-{steps}"
+        checkpointer = engine(root, keep_last=8)
+        for step in range(steps):
+            save(checkpointer, step, small_state())
+        another = engine(root, attempt="job-1-b", keep_last=8)
+        store_proxy.reset()
+        assert another.restorer.restore(small_state(), timeout_s=60) is not None
+        requests.append(len(store_proxy.exchanges))
+        another.close(5)
+        checkpointer.close(5)
+    two, four, six = requests
+    assert six - four <= four - two + 4  # a thread that deletes what is left makes requests as well
+
+
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
-    far: Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "FLAT_QUIET_S", 0.5)
     root: Any = f"{far.uri}/run"
@@ -194,7 +210,7 @@ def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     began_s = time.monotonic()
     with (
         pytest.raises(SaveFailed),
-        proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default")),
+        store_proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, path="default")),
     ):
         save(checkpointer, 2, small_state(2.0), timeout_s=2)
     assert time.monotonic() - began_s < 2 + 1.5
@@ -215,23 +231,23 @@ def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     ],
 )
 def test_a_save_ends_by_its_deadline_whichever_request_stalls(
-    far: Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rule: Rule
+    far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rule: Rule
 ) -> None:
     monkeypatch.setattr(commit_apart, "SECONDS", 0.5)
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root)
     save(checkpointer, 1, small_state())
     began_s = time.monotonic()
-    with pytest.raises(SaveFailed), proxy.rules(rule):
+    with pytest.raises(SaveFailed), store_proxy.rules(rule):
         save(checkpointer, 2, small_state(2.0), timeout_s=2)
     assert time.monotonic() - began_s < 2 + 0.5 + 1.5
     save(checkpointer, 3, small_state(3.0))
     checkpointer.close(5)
 
 
-def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, proxy: FaultProxy) -> None:
+def test_a_lost_reply_to_the_manifest_is_a_commit(far: Bucket, store_proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
-    with proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=WRITES, path="_GRACEPOINT", times=1)):
+    with store_proxy.rules(Rule(Fault(How.LOST_REPLY), kinds=WRITES, path="_GRACEPOINT", times=1)):
         save(engine(root), 1, small_state())
     restored = restore(root, small_state())
     assert restored is not None
@@ -250,7 +266,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.timeout(300)
-def test_nothing_is_left_of_many_saves(far: Bucket, proxy: FaultProxy) -> None:
+def test_nothing_is_left_of_many_saves(far: Bucket, store_proxy: FaultProxy) -> None:
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root, keep_last=2)
     state = {"w": np.arange(1000.0)}
@@ -262,7 +278,7 @@ def test_nothing_is_left_of_many_saves(far: Bucket, proxy: FaultProxy) -> None:
     checkpointer.close(60)
     assert own_threads() <= most
     assert len(os.listdir("/proc/self/fd")) <= before_fds + 80
-    assert proxy.connections <= 80
+    assert store_proxy.connections <= 80
     assert resident_bytes() - before_bytes < 24 << 20
     near = storage_path(root)
     last, one_before = f"{SAVES - 1}/", f"{SAVES - 2}/"
@@ -291,10 +307,10 @@ def test_wrong_keys_are_said(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("status", "says"), [(403, "Check this process's credentials"), (401, "credentials"), (507, "quota is used up")]
 )
-def test_a_refusal_is_said(far: Bucket, proxy: FaultProxy, status: int, says: str) -> None:
+def test_a_refusal_is_said(far: Bucket, store_proxy: FaultProxy, status: int, says: str) -> None:
     with (
         pytest.raises((CheckpointError, OSError), match=says),
-        proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=WRITES)),
+        store_proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=WRITES)),
     ):
         begin(f"{far.uri}/run")
 

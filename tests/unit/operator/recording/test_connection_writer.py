@@ -11,19 +11,7 @@ from gracepoint_operator.kube import client, kinds
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 
 def status(api: MemoryApi) -> client.JsonObject:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from gracepoint.wire.messages import Resumption, Stall
 from gracepoint_operator.kube import kinds
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, running, until
 
 STALL = Stall(
     pod_uid="uid-pod-0-0",
@@ -24,18 +22,6 @@ STALL = Stall(
     message="process 1 (train-workers-0-1) did not say so as well",
     stack='  File "train.py", line 4, in main\n    block_until_ready(state)\n',
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
 
 
 def progressing(api: MemoryApi) -> tuple[str, str]:

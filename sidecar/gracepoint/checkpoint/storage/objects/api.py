@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects.connection import Body, Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, Transient
 
 #: Condition of a write: the object must not exist.
 ABSENT = Generation("")
@@ -27,14 +27,6 @@ NOTE = "gracepoint"
 
 GoOn = Callable[[], None]
 _SHOWN = 300
-
-
-class ConditionFailed(OSError):
-    """The object is not of the generation that a request asked for, or the upload is over that it was to end."""
-
-
-class UploadConflict(OSError):
-    """Another writer interfered with the end of an upload. The upload must be made again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +147,21 @@ class Uploads(Protocol):
         """Ends an upload. The store deletes its parts."""
 
 
+#: Two answers of a clock differ by this at least: more than what a float of seconds since the epoch can tell apart.
+_LEAST_STEP_S = 1e-6
+
+
 class StoreClock:
     """The store's clock, as its replies tell it, to a second. Any thread uses it.
 
-    If this machine's clock agrees with all replies, it is used, as it is finer.
+    If this machine's clock agrees with all replies, it is used, as it is finer. The clock never goes back, also if a
+    reply corrects it: of two saves of this process, the later one has the later time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._least_s, self._most_s = float("-inf"), float("inf")  # how far the store's clock is ahead
+        self._last_s = 0.0  # the latest answer
 
     def told(self, date: str | None, sent_s: float) -> None:
         """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by this machine's clock."""
@@ -185,9 +183,11 @@ class StoreClock:
         return self._most_s != float("inf")
 
     def now_s(self) -> float:
-        """Returns seconds since the epoch."""
+        """Returns seconds since the epoch, more than at any call before."""
         with self._lock:
-            return time.time() + min(max(0.0, self._least_s), self._most_s)
+            now_s = time.time() + min(max(0.0, self._least_s), self._most_s)
+            self._last_s = max(now_s, self._last_s + _LEAST_STEP_S)
+            return self._last_s
 
 
 def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:

@@ -1,0 +1,89 @@
+"""What saves and restores cost in requests to a store, as ``docs/storage.md`` says, and that nothing else is asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.process_group import ProcessGroup
+from tests.object_stores.fault_proxy import FaultProxy
+from tests.object_stores.faults import Exchange
+from tests.object_stores.servers import Bucket
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, save, small_state
+
+PATIENCE_S = 60.0
+IDLE_S = 1.0
+#: A request that takes long on a busy machine is made a second time.
+HEDGES = 2
+
+
+def of(exchanges: list[Exchange], kind: str) -> list[str]:
+    return [unquote(each.asked.target) for each in exchanges if each.asked.kind == kind]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_save_costs_what_the_docs_say(far: Bucket, store_proxy: FaultProxy, count: int) -> None:
+    root, saves = f"{far.uri}/run", list[list[Exchange]]()
+
+    def run(gang: ProcessGroup) -> None:
+        checkpointer = engine(root, gang)
+        for step in (5, 6):
+            if gang.process_index == 0:
+                store_proxy.reset()
+            gang.barrier(f"begin {step}", timeout_s=PATIENCE_S)
+            save(checkpointer, step, small_state())
+            gang.barrier(f"end {step}", timeout_s=PATIENCE_S)
+            if gang.process_index == 0:
+                saves.append(list(store_proxy.exchanges))
+            gang.barrier(f"counted {step}", timeout_s=PATIENCE_S)
+        checkpointer.close(PATIENCE_S)
+
+    in_gang(count, run)
+    for number, exchanges in enumerate(saves):
+        stored = [entry.key for entry in storage_path(f"{root}/{5 + number}").entries()]
+        files = len(stored) - 3  # the manifest and Orbax's marks
+        assert len(set(of(exchanges, "write"))) == files + count + 1 + 1 + 2
+        assert len(of(exchanges, "read")) <= count + 1 + HEDGES
+        assert len(of(exchanges, "list")) <= (3 if number == 0 else 2) * count + 1 + HEDGES
+        assert {each.asked.kind for each in exchanges} == {"write", "read", "list"}
+
+
+def test_a_restore_costs_what_the_docs_say(far: Bucket, store_proxy: FaultProxy) -> None:
+    root, steps = f"{far.uri}/run", (1, 2, 3)
+    first = engine(root)
+    for step in steps:
+        save(first, step, small_state(step))
+    first.close(PATIENCE_S)
+    store_proxy.reset()
+    second = engine(root, attempt="job-1-b")
+    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
+    second.close(PATIENCE_S)
+    chunks = [target for target in of(store_proxy.exchanges, "read") if "/3/default/" in target and ".z" not in target]
+    assert len(set(chunks)) == len(chunks) > 0
+    assert len(store_proxy.exchanges) - len(chunks) <= 20 + 5 * len(steps) + HEDGES
+
+
+def test_every_listing_names_the_prefix_of_the_directory(far: Bucket, store_proxy: FaultProxy) -> None:
+    root: Any = f"{far.uri}/some/run"
+    checkpointer = engine(root)
+    checkpointer.access.claim("job-0", timeout_s=PATIENCE_S)
+    for step in range(3):
+        checkpointer.save_in_background(step, small_state(), {})
+    checkpointer.close(PATIENCE_S)
+    engine(root, attempt="job-1-b").restorer.restore(small_state(), timeout_s=PATIENCE_S)
+    prefixes = {parse_qs(urlsplit(each).query)["prefix"][0] for each in of(store_proxy.exchanges, "list")}
+    assert prefixes
+    assert all(prefix.startswith("some/run/") for prefix in prefixes)
+
+
+def test_nothing_is_asked_between_saves(far: Bucket, store_proxy: FaultProxy) -> None:
+    checkpointer = engine(f"{far.uri}/run")
+    save(checkpointer, 1, small_state())
+    store_proxy.reset()
+    time.sleep(IDLE_S)
+    assert store_proxy.exchanges == []
+    checkpointer.close(PATIENCE_S)

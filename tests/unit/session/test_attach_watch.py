@@ -1,0 +1,153 @@
+"""What is said when ``attach`` makes no progress: real threads, and limits of a fraction of a second."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gracepoint.multihost import InMemoryStore, StoreGang, StoreUnavailable
+from gracepoint.session.attach_watch import AttachWatch
+from gracepoint.settings import Settings
+from tests.unit.multihost.fakes.gangs import gangs
+
+LIMIT_S = 0.3
+PATIENCE_S = 60.0
+KEY = "members"
+
+
+class Operator:
+    """Keeps what it is told, in place of a connection."""
+
+    def __init__(self) -> None:
+        self.sender = self
+        self.messages: list[Any] = []
+        self.told = threading.Event()
+        self.over = threading.Event()
+
+    def send(self, message: Any, **_: Any) -> None:
+        self.messages.append(message)
+        (self.over if message.over else self.told).set()
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def watch(operator: Operator, action: str = "report", **options: Any) -> AttachWatch:
+    settings = Settings(stall_after_s=LIMIT_S, stall_action=action)
+    return AttachWatch(settings, operator=lambda: operator, slow_s=LIMIT_S / 2, **options)  # type: ignore[arg-type,return-value]
+
+
+def come(gang: StoreGang) -> threading.Thread:
+    """Has a process come to the barrier, in a thread that waits there."""
+    barrier: Callable[[], None] = functools.partial(gang.barrier, KEY, timeout_s=PATIENCE_S)
+    waiting = threading.Thread(target=barrier, daemon=True)
+    waiting.start()
+    until_s = time.monotonic() + PATIENCE_S
+    while not gang.awaited():
+        assert time.monotonic() < until_s, "the process does not wait"
+        time.sleep(0.005)
+    return waiting
+
+
+def test_the_processes_that_do_not_come_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = gangs(3)
+    come(second), come(third)
+    operator = Operator()
+    with caplog.at_level(logging.WARNING), watch(operator) as watching:
+        watching.met(second, ["pod-0", "pod-1", "pod-2"])
+        with watching.at("meeting of the processes"):
+            assert operator.told.wait(PATIENCE_S)
+            first.barrier(KEY, timeout_s=PATIENCE_S)
+        assert operator.over.wait(PATIENCE_S)
+    assert "attach waits stage=meeting of the processes" in caplog.text
+    assert "test_the_processes_that_do_not_come_are_named" in caplog.text  # the stack of this thread
+    (told, over) = operator.messages
+    assert (told.stage, told.suspects, told.over) == ("meeting of the processes", [0], False)
+    assert told.message == "this process waits for process 0 (pod-0)"
+    assert over.over
+
+
+def test_one_of_those_that_wait_tells_the_operator() -> None:
+    _, second, third = gangs(3)
+    come(second), come(third)
+    telling, silent = Operator(), Operator()
+    with watch(telling) as a, watch(silent) as b:
+        a.met(second)
+        b.met(third)
+        with a.at("meeting"), b.at("meeting"):
+            assert telling.told.wait(PATIENCE_S)
+            assert not silent.told.wait(2 * LIMIT_S)
+
+
+def test_a_process_before_the_meeting_is_awaited_where_others_start_the_backend() -> None:
+    first, second = gangs(2)
+    with second.waiting.expecting("backend"):
+        assert second.awaited() == [0]
+        with first.waiting.expecting("backend"):
+            assert second.awaited() == []
+    assert second.awaited() == []
+
+
+def test_process_0_is_suspected_if_the_store_does_not_answer() -> None:
+    class Gone(InMemoryStore):
+        def list(self, folder: str) -> dict[str, str]:
+            raise StoreUnavailable("no answer")
+
+    operator = Operator()
+    gang = StoreGang(Gone(), 1, 2)
+    come_key = gang.waiting.at("b", lambda: list(map(int, Gone().list("b"))))
+    with watch(operator) as watching, come_key, watching.at("meeting"):
+        watching.met(gang)
+        assert operator.told.wait(PATIENCE_S)
+    assert operator.messages[0].suspects == [0]
+    assert "does not answer" in operator.messages[0].message
+
+
+def test_a_stage_that_goes_on_in_time_is_not_told() -> None:
+    operator = Operator()
+    with watch(operator) as watching:
+        for number in range(20):
+            with watching.at(f"stage {number}"):
+                time.sleep(LIMIT_S / 5)
+    assert operator.messages == []
+
+
+def test_the_process_exits_if_the_policy_says_so() -> None:
+    codes: list[int] = []
+    left = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    with watch(Operator(), "restart", leave=leave) as watching, watching.at("claim of the directory"):
+        assert left.wait(PATIENCE_S)
+    assert codes == [Settings().unsaved_exit_code]
+
+
+def test_an_attach_that_failed_is_not_told_to_go_on() -> None:
+    operator = Operator()
+
+    def meet() -> None:
+        with watch(operator) as watching, watching.at("meeting"):
+            assert operator.told.wait(PATIENCE_S)
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        meet()
+    assert [message.over for message in operator.messages] == [False]
+
+
+def test_nothing_is_watched_without_a_limit() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    with AttachWatch(Settings(stall_after_s=0)) as watching, watching.at("meeting"):
+        assert {thread.name for thread in threading.enumerate()} == before
