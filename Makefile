@@ -9,15 +9,15 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not gcsfuse'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not gcsfuse'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not mounts'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts test-mounts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts mount-tools test-mounts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,9 +78,12 @@ test-workloads: parts ## The kinds of jobs that need other controllers: the Kube
 	$(PY) -m tests.testcluster build --parts trainer kueue
 	$(PYTEST) -n 0 -v -m controllers tests/cluster
 
-test-mounts: servers ## A bucket that Cloud Storage FUSE mounts is refused (builds gcsfuse first: some minutes; needs /dev/fuse).
+mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
+	$(PY) -m tests.testcluster install --tools
+
+test-mounts: servers mount-tools ## XFS, Btrfs, power losses, mounted buckets (builds gcsfuse first: some minutes; root).
 	$(PY) -m tests.testcluster build --parts gcsfuse
-	$(PYTEST) -n 0 -v -m gcsfuse tests/unit/checkpoint/storage/test_gcsfuse.py
+	$(PYTEST) -n 0 -v -m mounts tests/unit
 
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)

@@ -74,7 +74,10 @@ def _build(arguments: argparse.Namespace) -> None:
 
 
 def _install(arguments: argparse.Namespace) -> None:
-    system.install()
+    if arguments.tools:
+        system.install(system.missing_mount_tools())
+        return
+    system.install(system.missing_packages())
     reason = system.why_not_local()
     if reason:
         raise ClusterError(reason)
@@ -141,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=parts.NAMES,
         help="only these parts",
     )
-    command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
+    install = command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
+    install.add_argument("--tools", action="store_true", help="only those that mount file systems for test-mounts")
     command("doctor", _doctor, "say what this machine lacks, and how to get it", named=False)
     kubectl = command("kubectl", _kubectl, "run kubectl against a cluster: kubectl -- get pods")
     kubectl.add_argument("words", nargs=argparse.REMAINDER)
