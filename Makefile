@@ -9,15 +9,17 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not mounts'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not mounts and not installs'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
-CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
+ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
+# What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
+NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts mount-tools test-mounts mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture mount-tools test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,7 +58,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	@$(MAKE) --no-print-directory servers || { [ "$$CI" != true ] && echo "What needs an object store is skipped below, with the reason."; }
 	@$(MAKE) --no-print-directory parts || { [ "$$CI" != true ] && echo "What needs the cluster is skipped below, with the reason."; }
 	$(PYTEST) $(WITHOUT)
-	$(PYTEST) $(CLUSTER)
+	$(PYTEST) $(ON_CLUSTER)
 
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 90 s of processor time.
 	$(PYTEST) $(UNIT)
@@ -67,12 +69,22 @@ test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is t
 test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: two to three minutes.
 	$(PYTEST) $(FAST)
 
-test-cluster: parts ## The cluster tests alone.
-	$(PYTEST) $(CLUSTER)
+test-cluster: $(STAMP) ## The cluster tests alone (CLUSTER=kind: on clusters of kind, without those that need our own machines).
+ifeq ($(CLUSTER),kind)
+	$(PY) -m tests.testcluster pick kind
+	TESTCLUSTER_PROVIDER=kind $(PYTEST) $(ON_CLUSTER) $(NOT_BY_KIND)
+else
+	@$(MAKE) --no-print-directory parts
+	$(PYTEST) $(ON_CLUSTER)
+endif
 
-test-alerts: $(STAMP) ## The alerts, judged by Prometheus's promtool (builds it first; needs Go).
-	$(PY) -m tests.testcluster build --parts promtool
-	$(PYTEST) -p no:xdist -m promtool tests/chart
+test-alerts: $(STAMP) ## The alerts and the dashboard's queries, judged by Prometheus (builds it first; needs Go).
+	$(PY) -m tests.testcluster build --parts prometheus
+	$(PYTEST) -p no:xdist -m promtool tests/chart tests/dashboard
+
+dashboard-picture: $(STAMP) ## build/dashboard.png: the dashboard with six recorded hours (needs Go, npm, Chromium).
+	$(PY) -m tests.testcluster build --parts prometheus
+	$(PY) -m tests.dashboard
 
 test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue
@@ -85,14 +97,17 @@ test-mounts: servers mount-tools ## XFS, Btrfs, power losses, mounted buckets (b
 	$(PY) -m tests.testcluster build --parts gcsfuse
 	$(PYTEST) -n 0 -v -m mounts tests/unit
 
+test-install: $(STAMP) ## Installs the built wheel into new environments and uses it: each extra brings its own and nothing else (needs an index).
+	$(PYTEST) -n 0 -v -m installs tests/unit/test_installed.py
+
 mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (half an hour or more; MUTANTS="--all MODULE").
 	$(PY) -m tests.mutants $(MUTANTS)
 
 cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour).
 	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py
 
-demo: parts ## A real cluster trains, loses a node, and goes on from the very step (STORAGE=gs or s3: in an object store).
-	$(PY) -m demo $(if $(STORAGE),--storage=$(STORAGE))
+demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
+	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up
@@ -123,9 +138,8 @@ requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's 
 		pyproject.toml operator/build-requirements.in
 
 sbom: $(STAMP) ## Writes build/operator-sbom.json: a CycloneDX list of what the operator's image contains beside its base.
-	test -x build/sbom-env/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom-env
-	build/sbom-env/bin/python -m pip install --quiet 'cyclonedx-bom==7.5.0'
-	build/sbom-env/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
+	@mkdir -p build
+	$(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
 		-o build/operator-sbom.json operator/requirements.txt
 
 clean: ## Removes the environment, the cache and all build output.

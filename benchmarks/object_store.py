@@ -1,6 +1,6 @@
 """Saving to and restoring from an object store, beside Orbax in the same run, and with requests that fail.
 
-    python -m benchmarks.object_store [--short] [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 6]
+    python -m benchmarks.object_store [--short] [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 4]
                                       [--schemes gs s3] [--json FILE]
 
 ``--short`` is for a first look in about two minutes: 64 MiB, two repeats, five saves while requests fail, and the
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=512, help="the state (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="saves and restores by each engine (%(default)s)")
     parser.add_argument("--faulty-saves", type=int, default=20, help="saves while requests fail (%(default)s)")
-    parser.add_argument("--connections", type=int, default=6, help="how many have full bandwidth at once (%(default)s)")
+    parser.add_argument("--connections", type=int, default=4, help="how many have full bandwidth at once (%(default)s)")
     parser.add_argument("--schemes", nargs="+", choices=_OPENED, default=list(_OPENED))
     flags = parser.parse_args()
     if flags.short:

@@ -42,6 +42,8 @@ from gracepoint_operator.kube.client import KubeClient
 #: A sure signal that may go away again. Its deadline is the grace period.
 TAINT = "aws-node-termination-handler/scheduled-maintenance"
 _A_MINUTE = 100
+#: How many of the callbacks that blocked a loop longest are named after each phase.
+_TOLD_BLOCKED = 3
 _SETTLED_S = 15.0
 _IDLE_S = 30.0
 _CONNECT_TIMEOUT_S = 600.0
@@ -216,7 +218,10 @@ class _Run:
         asyncio.run(self._api.merge(kinds.NODES, None, gang.node(0), {"spec": {"taints": taints}}))
 
     def _note_blocked(self, replicas: list[Replica], since: float) -> None:
-        self._measured.blocked += [item for replica in replicas for item in replica.blocked(since)]
+        found = [item for replica in replicas for item in replica.blocked(since)]
+        self._measured.blocked += found
+        for item in sorted(found, key=lambda item: -item.took_s)[:_TOLD_BLOCKED]:
+            _say(f"  {item.thread} blocked for {item.took_s:.3f} s, {item.worked_s:.3f} s of CPU, by {item.what}")
 
 
 def _say(text: str) -> None:

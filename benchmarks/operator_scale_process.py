@@ -10,6 +10,7 @@ was. Work of other threads, and of other processes on the same cores, is in the 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -25,18 +26,36 @@ _TOLD_S = 0.02
 def measure(write: Callable[[str], Any]) -> None:
     """From now on tells what blocks the event loops of this process."""
     run = asyncio.Handle._run
+    collections = _Collections()
 
     def timed(handle: asyncio.Handle) -> None:
-        began_s, worked_s = time.perf_counter(), time.thread_time()
+        began_s, worked_s, collected_s = time.perf_counter(), time.thread_time(), collections.took_s
         what = handle._callback  # type: ignore[attr-defined]
         run(handle)
         took_s = time.perf_counter() - began_s
         if took_s >= _TOLD_S:
             worked_s = time.thread_time() - worked_s
+            of_task = repr(getattr(what, "__self__", what))[:200]
+            said = f"{of_task}, of that garbage collections {collections.took_s - collected_s:.3f} s"
             line = {"at": time.time(), "thread": threading.current_thread().name, "took_s": took_s}
-            write(json.dumps({**line, "worked_s": worked_s, "what": repr(what)[:200]}) + "\n")
+            write(json.dumps({**line, "worked_s": worked_s, "what": said}) + "\n")
 
     asyncio.Handle._run = timed  # type: ignore[assignment,method-assign]
+
+
+class _Collections:
+    """Adds up the time of all garbage collections of this process, which stop every thread."""
+
+    def __init__(self) -> None:
+        self.took_s = 0.0
+        self._began_s = 0.0
+        gc.callbacks.append(self._see)
+
+    def _see(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_s = time.perf_counter()
+        else:
+            self.took_s += time.perf_counter() - self._began_s
 
 
 if __name__ == "__main__":

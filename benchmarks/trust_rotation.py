@@ -1,11 +1,12 @@
-"""The authority of the operator's certificate changes while pods are connected.
+"""The operator's certificate, and then its authority, change while pods are connected.
 
     python -m benchmarks.trust_rotation [--pods 1000] [--overlap 30] [--json FILE]
 
 One replica with its real channel, and the library's own subscriber for each pod, over TLS on loopback, all in one
-process. The files of the certificate get one of another authority, and nothing of the old one. It measures how long it
-takes until every pod was told, whether a stream ended, and how long it takes until all pods are connected again after
-all streams were ended under the new certificate.
+process. First the files get another certificate of the same authority, then one of another authority and nothing of the
+old one. It measures how long it takes until the certificates are served and until every pod was told, how many streams
+ended, how many pods do not trust what is served in the end, and how long it takes until all pods are connected again
+after all streams were ended.
 """
 
 from __future__ import annotations
@@ -15,42 +16,53 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import trustme
 
 from tests.contract.fakes.replicas import WAIT_S, bound_cluster, replicas, until
-from tests.contract.fakes.rotation import add_pods, can_connect, change_authority, pods
+from tests.contract.fakes.rotation import (
+    add_pods,
+    can_connect,
+    change_authority,
+    distrusting,
+    pods,
+    renew_certificate,
+    served_certificate,
+)
+
+_LOOK_S = 0.2
 
 
 def measure(number: int, overlap_s: float) -> dict[str, float]:
-    """Changes the authority once.
+    """Changes the certificate once, and the authority once.
 
     Args:
         number: How many pods.
-        overlap_s: How long the operator waits before it serves the new certificate, in seconds.
+        overlap_s: How long the operator waits before it serves a certificate of another authority, in seconds.
     """
     api = bound_cluster()
     add_pods(api, number)
-    with tempfile.TemporaryDirectory() as folder, replicas(trustme.CA(), Path(folder)) as start:
+    first = trustme.CA()
+    with tempfile.TemporaryDirectory() as folder, replicas(first, Path(folder)) as start:
         replica = start(api, overlap_s=overlap_s)
         began_s = time.monotonic()
         with pods(replica, number) as connected:
             connected_s = time.monotonic() - began_s
             before = set(replica.core.subscribers.all())
+            renewed = renew_certificate(Path(folder), first)
+            renewed_s = _seconds_until(lambda: served_certificate(replica) == renewed, "the renewed certificate")
             new = change_authority(Path(folder))
             changed_at_s = time.monotonic()
             until(lambda: replica.core_trusts != replica.ca, "the operator to read the files")
             noticed_s = time.monotonic()
             until(lambda: all(pod.authorities != replica.ca for pod in connected), "every pod to be told")
             told_s = time.monotonic() - noticed_s
-            give_up_at_s = time.monotonic() + overlap_s + WAIT_S
-            while not can_connect(replica, new):
-                if time.monotonic() > give_up_at_s:
-                    raise TimeoutError(f"waited {overlap_s + WAIT_S:.0f} s for the certificate of the new authority")
-                time.sleep(0.2)
+            _seconds_until(lambda: can_connect(replica, new), "the certificate of the new authority", overlap_s)
             served_s = time.monotonic() - changed_at_s
             ended = len(before - set(replica.core.subscribers.all()))
+            distrust = len(distrusting(replica, connected))
             began_s = time.monotonic()
             replica.core_loop.call_soon_threadsafe(replica.core.subscribers.close)
             until(
@@ -63,12 +75,23 @@ def measure(number: int, overlap_s: float) -> dict[str, float]:
     return {
         "pods": number,
         "connected_s": round(connected_s, 2),
+        "renewed_s": round(renewed_s, 1),
         "told_s": round(told_s, 3),
         "served_s": round(served_s, 1),
         "streams_ended": ended,
+        "pods_that_distrust": distrust,
         "connected_again_s": round(again_s, 2),
         "noticed": number,
     }
+
+
+def _seconds_until(holds: Callable[[], bool], what: str, more_s: float = 0.0) -> float:
+    began_s = time.monotonic()
+    while not holds():
+        if time.monotonic() - began_s > WAIT_S + more_s:
+            raise TimeoutError(f"waited {WAIT_S + more_s:.0f} s for {what}")
+        time.sleep(_LOOK_S)
+    return time.monotonic() - began_s
 
 
 def main() -> None:
@@ -83,6 +106,8 @@ def main() -> None:
     print(" ".join(f"{name}={value}" for name, value in figures.items()))
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if figures["streams_ended"] or figures["pods_that_distrust"]:
+        raise SystemExit("found pods that were disconnected or distrust the certificate, expected none")
 
 
 if __name__ == "__main__":

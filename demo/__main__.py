@@ -15,10 +15,11 @@ from demo.object_store import SCHEMES
 from demo.story import VOLUME, Result, Story
 from demo.timeline import table
 from tests import testcluster
-from tests.testcluster import Cluster, ClusterError
+from tests.testcluster import Cluster, ClusterError, providers, system
 
 FOLDER = Path(__file__).parents[1] / "build" / "demo"
 _KEPT_NAME = "demo"
+_EXISTING = "existing"
 _NODES = 2
 
 
@@ -31,7 +32,7 @@ def main() -> int:
     say = Narrator()
     try:
         say.chapter("A cluster")
-        with _cluster(flags) as cluster:
+        with _cluster(flags, say) as cluster:
             story = Story(
                 cluster, steps=flags.steps, registry=flags.registry, say=say, folder=FOLDER, storage=flags.storage
             )
@@ -49,7 +50,12 @@ def main() -> int:
 
 def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--provider", choices=("local", "existing"), default="local", help="default: %(default)s")
+    parser.add_argument(
+        "--provider",
+        choices=(providers.AUTO, providers.LOCAL, providers.KIND, _EXISTING),
+        default=providers.LOCAL,
+        help="who makes the cluster; auto: kind if it works here, else local (%(default)s)",
+    )
     parser.add_argument("--context", help="kubeconfig context of the existing cluster")
     parser.add_argument("--keep", action="store_true", help="leave the local cluster running, and use it next time")
     parser.add_argument("--registry", default=REGISTRY, help="first part of the images' names, for an existing cluster")
@@ -61,16 +67,22 @@ def _flags() -> argparse.Namespace:
         help="where checkpoints go: a volume, or an object store in the cluster (%(default)s)",
     )
     flags = parser.parse_args()
-    if (flags.provider == "existing") != (flags.context is not None):
+    if (flags.provider == _EXISTING) != (flags.context is not None):
         parser.error("--provider existing and --context NAME belong together: no cluster is picked silently")
+    if flags.provider in (providers.AUTO, providers.KIND) and (flags.keep or flags.storage != VOLUME):
+        parser.error(f"--keep and --storage need --provider {providers.LOCAL}")
     return flags
 
 
-def _cluster(flags: argparse.Namespace) -> Cluster:
-    if flags.provider == "existing":
+def _cluster(flags: argparse.Namespace, say: Narrator) -> Cluster:
+    if flags.provider == _EXISTING:
         return testcluster.open(context=flags.context)
+    choice = providers.pick(flags.provider)
+    say(choice.text)
+    if choice.provider == providers.LOCAL:
+        system.install()
     if not flags.keep:
-        return testcluster.open(nodes=_NODES)
+        return testcluster.open(nodes=_NODES, by=choice.provider)
     if not testcluster.running(_KEPT_NAME):
         return testcluster.open(nodes=_NODES, name=_KEPT_NAME, bound=False)
     cluster = testcluster.attach(_KEPT_NAME)

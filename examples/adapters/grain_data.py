@@ -35,8 +35,7 @@ def train_step(w: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax
 def main(directory: str, steps: int, report: Callable[[int, float], object] = print) -> None:
     session = gracepoint.attach(directory)  # +
     data = records(jax.process_index(), jax.process_count())
-    session.host_state("data", data.get_state, data.set_state, lambda states, process, processes: states[0])  # +
-    w, first = session.restore(init=lambda: jnp.zeros((FEATURES, 1)))  # +
+    w, first = session.restore(init=lambda: jnp.zeros((FEATURES, 1)), data=data)  # +
     for step in range(first + 1, steps + 1):
         x, y = batch(int(next(data).sum()))
         w, loss = train_step(w, x, y)

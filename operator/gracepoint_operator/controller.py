@@ -164,7 +164,7 @@ class Controller:
             replica,
             lambda: self.watches.ages().get(kinds.POLICIES, 0.0),
         )
-        self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, write_interval_s)
+        self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)

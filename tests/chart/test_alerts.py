@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def promtool() -> Path:
-    if missing := parts.missing(("promtool",)):
+    if missing := parts.missing(("prometheus",)):
         pytest.skip(f"not built: {missing[0].name}; run: make test-alerts")
     return parts.program("promtool")
 

@@ -79,6 +79,61 @@ def test_the_panels_of_the_dashboard_neither_overlap_nor_leave_its_width() -> No
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
+def unit_of(panel: Json, target: Json) -> str:
+    config = panel["fieldConfig"]
+    own = [
+        o["properties"]
+        for o in config["overrides"]
+        if o["matcher"] == {"id": "byFrameRefID", "options": target["refId"]}
+    ]
+    units = [each["value"] for properties in own for each in properties if each["id"] == "unit"]
+    return str((units or [config["defaults"]["unit"]])[0])
+
+
+@pytest.mark.parametrize(
+    ("panel", "target"),
+    [pytest.param(p, t, id=f"{p['title']} {t['refId']}") for p in panels() for t in p["targets"]],
+)
+def test_every_line_has_the_unit_of_what_it_shows(panel: Json, target: Json) -> None:
+    expression = target["expr"]
+    if "histogram_quantile" in expression or re.search(r"_seconds\b(?!_)", expression):
+        expected = {"s"}
+    elif "rate(" in expression:
+        expected = {"reqps", "cps"}
+    else:
+        expected = {"short"}
+    assert unit_of(panel, target) in expected
+
+
+def test_a_value_that_stands_alone_between_gaps_is_drawn() -> None:
+    """Quantiles have no value while nothing happens. Points that are never shown leave such a value out."""
+    graphs = [panel for panel in panels() if panel["type"] == "timeseries"]
+    assert {panel["fieldConfig"]["defaults"]["custom"]["showPoints"] for panel in graphs} == {"auto"}
+
+
+@pytest.mark.parametrize(
+    ("title", "alert_names"),
+    [
+        ("Connected pods", []),
+        ("Pods not connected", ["GracepointPodsNotConnected"]),
+        ("Oldest watch", ["GracepointWatchStale"]),
+        ("Canary", ["GracepointCanarySilent"]),
+        ("Certificate expires in", ["GracepointCertificateExpiresSoon", "GracepointCertificateExpires"]),
+        ("Not recorded", ["GracepointNotRecorded"]),
+    ],
+)
+def test_a_number_changes_its_colour_where_its_alerts_fire(title: str, alert_names: list[str]) -> None:
+    """A number without thresholds of its own is red above 80 in Grafana, whatever it counts."""
+    (panel,) = [panel for panel in panels() if (panel["type"], panel["title"]) == ("stat", title)]
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert steps[0]["value"] is None
+    ends = [re.search(r"[<>] ([\d.]+)( \* 86400)?$", r["expr"]) for n in alert_names for r in ALERTS if r["alert"] == n]
+    values = [float(end[1]) * (86400 if end[2] else 1) for end in ends if end]
+    # The counts are whole numbers, so more than 0 is 1.
+    assert [float(step["value"]) for step in steps[1:]] == [value or 1.0 for value in values]
+    assert ("red" if values and values[0] > 86400 else "green") == steps[0]["color"]
+
+
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
 def test_every_alert_says_what_to_do(rule: Json) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")

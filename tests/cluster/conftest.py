@@ -74,8 +74,8 @@ def cluster() -> Iterator[Cluster]:
     if name := os.environ.get(_KEPT):
         yield testcluster.attach(name)
         return
-    if not os.environ.get("GRACEPOINT_CONTEXT") and (reason := testcluster.why_not_local()):
-        pytest.skip(f"no local cluster on this machine: {reason}")
+    if not os.environ.get("GRACEPOINT_CONTEXT") and (reason := testcluster.why_not()):
+        pytest.skip(f"no cluster on this machine: {reason}")
     with testcluster.open(nodes=2) as running:
         yield running
 

@@ -41,6 +41,18 @@ def test_the_installation_passes_helm_test(installed: Cluster) -> None:
     assert "Succeeded" in done.stdout
 
 
+def test_a_node_that_runs_a_replica_can_be_drained(installed: Cluster) -> None:
+    """The command of docs/install.md. kubectl refuses pods with local storage, and pods without a controller."""
+    mine = "app.kubernetes.io/name=gracepoint"
+    found = installed.kubectl("get", "pods", f"--namespace={OPERATOR_NAMESPACE}", f"--selector={mine}", "--output=json")
+    nodes = {pod["spec"]["nodeName"] for pod in json.loads(found.stdout)["items"]}
+    assert nodes
+    for node in nodes:
+        drain = ("drain", node, "--ignore-daemonsets", "--dry-run=server", "--timeout=30s")
+        done = installed.kubectl(*drain, f"--pod-selector={mine}")
+        assert f"node/{node} drained" in done.stdout
+
+
 def test_removing_the_chart_keeps_crds_and_policies_and_it_can_come_back(installed: Cluster, images: Images) -> None:
     installed.helm("uninstall", "gracepoint", f"--namespace={OPERATOR_NAMESPACE}", "--wait", "--timeout=60s")
     try:

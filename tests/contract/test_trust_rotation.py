@@ -6,16 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trustme
 
 from gracepoint.receivers.backoff import Backoff
 from gracepoint_operator.trust import certificates
 from tests.contract.fakes.replicas import NAME, Replica, until
-from tests.contract.fakes.rotation import Pod, add_pods, can_connect, change_authority, pods
+from tests.contract.fakes.rotation import (
+    Pod,
+    add_pods,
+    can_connect,
+    change_authority,
+    distrusting,
+    pods,
+    renew_certificate,
+    served_certificate,
+)
 from tests.unit.operator.fakes.api import MemoryApi
 
-PODS = 40
-#: Long enough that every pod is told before the certificate of the new authority is served.
-OVERLAP_S = 3.0
+#: Of a large job, or of several.
+PODS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -24,20 +33,27 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backoff, "next_s", lambda self: 0.05)
 
 
-def test_pods_stay_connected_through_a_change_of_the_authority(
-    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path
+def test_a_thousand_pods_stay_connected_through_new_certificate_and_authority(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, authority: trustme.CA
 ) -> None:
     add_pods(api, PODS)
-    replica = start(api, overlap_s=OVERLAP_S)
+    replica = start(api)
     with pods(replica, PODS) as connected:
         before = set(replica.core.subscribers.all())
+        renewed = renew_certificate(tmp_path, authority)
+        until(lambda: served_certificate(replica) == renewed, "the renewed certificate to be served")
+        assert distrusting(replica, connected) == []
+
         new = change_authority(tmp_path)
         until(lambda: all(pod.authorities != replica.ca for pod in connected), "all pods to be told")
-        assert can_connect(replica, replica.ca), "nobody is cut off before all were told"
+        assert served_certificate(replica) == renewed, "nobody is cut off before all were told"
         assert can_connect(replica, replica.core_trusts), "and a pod that starts now trusts both"
+        replica.certificates.overlap_s = 0.0  # that time is over
         until(lambda: can_connect(replica, new), "the certificate of the new authority")
         assert not can_connect(replica, replica.ca)
+        assert distrusting(replica, connected) == []
         assert set(replica.core.subscribers.all()) == before, "every stream went on"
+
         replica.core_loop.call_soon_threadsafe(replica.core.subscribers.close)
         until(
             lambda: len(after := set(replica.core.subscribers.all())) == PODS and not after & before,

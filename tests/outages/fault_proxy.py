@@ -32,10 +32,13 @@ class How(Enum):
     ERROR_EVENT = auto()  # a watch brings an error that is no 410
     GONE_EVENT = auto()  # a watch brings a 410
     CUT_JSON = auto()  # the answer ends in the middle of an object
+    STALE = auto()  # documents are answered as they were before; one that nobody had asked for is not found
 
 
 _STATUS = {How.ANSWER_500: 500, How.ANSWER_503: 503, How.ANSWER_404: 404, How.ANSWER_401: 401}
 _EVENTS = {How.ERROR_EVENT: 500, How.GONE_EVENT: 410}
+#: Which groups there are, and which kinds a version of a group has.
+_DOCUMENT = re.compile(r"/apis(/[^/?]+/[^/?]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ class FaultProxy:
         self._tls = ssl.create_default_context(cafile=str(ca))
         self._fault: _Fault | None = None
         self._streams: dict[asyncio.Task[None], str] = {}
+        self._documents: dict[str, str] = {}  # what answers held before a fault, by path
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._ended = asyncio.Event()
@@ -138,6 +142,10 @@ class FaultProxy:
             return web.json_response({"type": "ERROR", "object": status})
         if fault is How.CUT_JSON:
             return web.Response(text='{"type": "ADDED", "obj', content_type="application/json")
+        if fault is How.STALE and path not in self._documents:
+            return web.json_response({"kind": "Status", "message": "not found"}, status=404)
+        if fault is How.STALE:
+            return web.Response(text=self._documents[path], content_type="application/json")
         headers = {name: value for name, value in request.headers.items() if name not in ("Host", "Accept-Encoding")}
         body = await request.read()
         async with self._session.request(
@@ -145,6 +153,9 @@ class FaultProxy:
         ) as found:
             if self._fault_of(path) not in (None, How.HANG) and request.transport is not None:
                 request.transport.abort()  # the fault began meanwhile, when there was no stream yet to be cut
+            if found.status == 200 and _DOCUMENT.fullmatch(path):
+                self._documents[path] = await found.text()
+                return web.Response(text=self._documents[path], content_type="application/json")
             answer = web.StreamResponse(status=found.status)
             answer.content_type = found.content_type
             await answer.prepare(request)

@@ -21,6 +21,11 @@ def install(server: ApiServer) -> None:
     server.define(_CRDS, bodies=tuple(_definition(*other) for other in _OTHERS))
 
 
+def node_claims() -> dict[str, Any]:
+    """The CRD of Karpenter's kind."""
+    return _definition(*_OTHERS[1])
+
+
 def node(name: str, *taints: Mapping[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": list(taints)}}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint_operator.cache import sweeper, watch_state
 from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
@@ -16,7 +17,7 @@ from tests.outages.kinds import node
 from tests.outages.replica import replica
 from tests.testcluster.api_server import ApiServer
 
-#: How much faster the pauses between attempts pass in the long outages: as many attempts fail as in 10 minutes.
+#: How much faster all pauses pass in the long outages: as many attempts and lists fail as in 10 minutes.
 FASTER = 60
 FAST = Backoffs(0.2 / FASTER, 5.0 / FASTER)
 
@@ -41,14 +42,18 @@ def test_after_an_outage_of_some_seconds_everything_is_known(
 
 @pytest.mark.parametrize("seconds", [1, 60, 600])
 def test_an_outage_of_any_length_is_outlived(
-    api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, seconds: int
+    api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module, name in ((sweeper, "EVERY_S"), (sweeper, "_AGAIN_S"), (watch_state, "HANGS_AFTER_S")):
+        monkeypatch.setattr(module, name, getattr(module, name) / FASTER)
     api_server.create(node("before"))
     with replica(kubeconfig, backoffs=FAST) as running:
         running.knows_nodes("before")
         running.until(lambda: proxy.has_seen("/api/v1/nodes?watch=true"), "the watch of nodes")
         with proxy.fault(How.ANSWER_503):
             time.sleep(max(seconds / FASTER, 1))
+            assert running.core.ready
+            assert running.core.watches.hanging() == [], "the kubelet would kill the replica"
         api_server.create(node("after"))
         running.knows_nodes("after", "before")
         if seconds == 600:

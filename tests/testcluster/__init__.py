@@ -7,7 +7,7 @@ Importing this starts no thread and no process.
 """
 
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
-from tests.testcluster.providers import attach, open, running
+from tests.testcluster.providers import attach, open, running, why_not
 from tests.testcluster.system import why_not_local
 
-__all__ = ["Cluster", "ClusterError", "NotSupported", "attach", "open", "running", "why_not_local"]
+__all__ = ["Cluster", "ClusterError", "NotSupported", "attach", "open", "running", "why_not", "why_not_local"]

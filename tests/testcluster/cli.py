@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.testcluster import parts, runs, system
+from tests.testcluster import kind, parts, providers, runs, system
 from tests.testcluster.api import ClusterError
 from tests.testcluster.local import LocalCluster, build_everything
 from tests.testcluster.providers import open as open_cluster
@@ -54,6 +54,10 @@ def _down(arguments: argparse.Namespace) -> None:
             runs.remove(record)
             say(f"cluster {record.name} is down")
     runs.sweep()
+    for name in kind.names():
+        if arguments.all or name == arguments.name:
+            kind.remove(name)
+            say(f"cluster {name} of kind is down")
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -81,6 +85,12 @@ def _install(arguments: argparse.Namespace) -> None:
     reason = system.why_not_local()
     if reason:
         raise ClusterError(reason)
+
+
+def _pick(arguments: argparse.Namespace) -> None:
+    choice = providers.pick(arguments.wanted)
+    say(choice.text)
+    print(choice.provider)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -147,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     install = command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
     install.add_argument("--tools", action="store_true", help="only those that mount file systems for test-mounts")
     command("doctor", _doctor, "say what this machine lacks, and how to get it", named=False)
+    pick = command("pick", _pick, "say who would make a cluster here: kind or local", named=False)
+    pick.add_argument("wanted", nargs="?", default=providers.AUTO, help="auto, kind or local (%(default)s)")
     kubectl = command("kubectl", _kubectl, "run kubectl against a cluster: kubectl -- get pods")
     kubectl.add_argument("words", nargs=argparse.REMAINDER)
     lose = command("lose-node", _lose_node, "make a node vanish as a preempted machine does")

@@ -117,8 +117,8 @@ OPTIONAL_PARTS = (
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
     Part(
-        "promtool",
-        {"promtool": "github.com/prometheus/prometheus/cmd/promtool"},
+        "prometheus",
+        {name: f"github.com/prometheus/prometheus/cmd/{name}" for name in ("prometheus", "promtool")},
         "github.com/prometheus/prometheus",
         tags=("remove_all_sd",),
     ),
@@ -127,7 +127,7 @@ OPTIONAL_PARTS = (
     ),
 )
 """What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
-CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name not in {"promtool", "gcsfuse"})
+CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name not in {"prometheus", "gcsfuse"})
 _BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""

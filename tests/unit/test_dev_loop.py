@@ -70,25 +70,6 @@ def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
             assert re.fullmatch(rf"\+[a-z0-9-]+\.({'|'.join(kinds)})\.md", fragment.name), fragment.name
 
 
-def test_the_operators_image_contains_what_was_tested_by_hash() -> None:
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "-", name).lower()
-
-    tested = {normal(n): v for n, v in re.findall(r"^([\w.-]+)==(\S+)$", read("constraints.txt"), re.M)}
-    entries = re.split(r"\n(?=\w)", read("operator/requirements.txt").strip())
-    entries = [entry for entry in entries if not entry.startswith("#")]
-    pinned = {}
-    for entry in entries:
-        found = re.match(r"([\w.-]+)==([^ \\\n]+)", entry)
-        assert found, entry
-        assert "--hash=sha256:" in entry, entry
-        pinned[normal(found[1])] = found[2]
-    assert {name: version for name, version in pinned.items() if tested.get(name, version) != version} == {}
-    extra = project()["project"]["optional-dependencies"]["operator"]
-    assert {normal(re.split(r"[<>=~\[ ]", line)[0]) for line in extra} <= pinned.keys(), "run: make requirements"
-    assert "--require-hashes" in read("operator/Dockerfile")
-
-
 def test_no_link_is_part_of_the_source() -> None:
     """A link to an environment or a cache elsewhere would replace those of everybody who takes the change."""
     listed = subprocess.run(

@@ -163,12 +163,16 @@ class ClusterCache:
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}
 
-    def untold_since(self) -> dict[str, float]:
-        """When the marks that concern a pod were first seen. Only for marks whose time the API server does not tell."""
+    def untold_since(self, *, of_pods: bool = True) -> dict[str, float]:
+        """When marks were first seen. Only for marks whose time the API server does not tell.
+
+        Args:
+            of_pods: Only for marks that concern a pod.
+        """
         index, objects = self._signal_index, self.objects
         untold = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
-        if not untold:
-            return {}
+        if not (untold and of_pods):
+            return {mark: at for mark, at in self.first_seen.since(index.marked).items() if mark in untold}
         nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
         about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
         about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}

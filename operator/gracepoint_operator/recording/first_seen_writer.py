@@ -8,11 +8,17 @@ entry for each such mark that concerns a pod, with a digest of the mark and the 
 Runs on the controller's event loop: ``recall`` once before the cluster is listed, then tasks of a write queue. A
 replica writes the entries that it adds, removes those that it knew, and touches no others, so two replicas need not
 agree on a time. When it has listed the cluster, it also removes old entries whose marks no longer exist.
+
+A job that is made again has no pods for some seconds. So the entry of a mark that still exists, but concerns no pod any
+more, is kept for ``GRACE_S``. An operator that is killed meanwhile then still knows that the mark is older than the new
+pods. So the ConfigMap has at most the marks that concerned a pod in that time.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.first_seen import digest
@@ -24,6 +30,11 @@ from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+#: How long an entry is kept after the last pod that its mark concerned is gone, in seconds.
+GRACE_S = 60.0
+#: The times in the ConfigMap have three decimals.
+_ROUNDED_S = 0.001
+
 
 class FirstSeenWriter:
     """Writes the ConfigMap.
@@ -33,16 +44,25 @@ class FirstSeenWriter:
         cache: What is known of the cluster. Gets the times from the ConfigMap.
         place: Namespace and name of the ConfigMap. None: nothing is kept.
         metrics: Counts failures.
+        clock: Seconds since the epoch.
         interval_s: Seconds between two writes.
     """
 
     def __init__(
-        self, api: KubeClient, cache: ClusterCache, place: Key | None, metrics: Metrics, interval_s: float
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        place: Key | None,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        interval_s: float,
     ) -> None:
         self._api = api
         self._cache = cache
         self._place = place
-        self._kept: set[str] = set()  # the keys that this replica has read or written
+        self._clock = clock
+        self._kept: dict[str, float] = {}  # the entries that this replica has read or written
+        self._alone_since: dict[str, float] = {}  # entry -> since when its mark concerns no pod
         self._complete = False
         self._write_queue = WriteQueue("first seen", self._write, metrics, interval_s)
 
@@ -60,10 +80,9 @@ class FirstSeenWriter:
             log.error("since when signs are there is not kept", extra=about(error=str(error)))
             return
         found = body.get("data") or {}
-        self._kept = set(found)
-        self._cache.first_seen.recall(
-            {digest: at for digest, text in found.items() if (at := _seconds(text)) is not None}
-        )
+        seen = {key: at for key, text in found.items() if (at := _seconds(text)) is not None}
+        self._kept = dict.fromkeys(found, -math.inf) | seen  # what cannot be read is written again
+        self._cache.first_seen.recall(seen)
 
     def touch(self, *, complete: bool) -> None:
         """Writes the ConfigMap soon, because marks may have been added or removed.
@@ -81,17 +100,38 @@ class FirstSeenWriter:
 
     async def _write(self, place: Key) -> None:
         wanted = {digest(mark): since_at for mark, since_at in self._cache.untold_since().items()}
-        changes: dict[str, str | None] = {key: f"{wanted[key]:.3f}" for key in wanted.keys() - self._kept}
-        if self._complete:
-            changes |= dict.fromkeys(self._kept - wanted.keys())
+        # A mark that is there again is another one, and its entry has the time of the earlier one.
+        changes: dict[str, str | None] = {
+            key: f"{at:.3f}" for key, at in wanted.items() if key not in self._kept or _is_later(at, self._kept[key])
+        }
+        alone = self._kept.keys() - wanted.keys() if self._complete else set()
+        gone = alone - self._in_grace(alone)
+        changes |= dict.fromkeys(gone)
         if not changes:
             return
         try:
             await self._api.merge(kinds.CONFIG_MAPS, *place, {"data": changes})
         except client.NotFound:
-            self._kept = set()  # write everything once the ConfigMap exists again
+            self._kept = {}  # write everything once the ConfigMap exists again
             raise
-        self._kept = set(wanted) if self._complete else self._kept | wanted.keys()
+        self._kept = {key: at for key, at in self._kept.items() if key not in gone} | {
+            key: wanted[key] for key in wanted.keys() & changes.keys()
+        }
+
+    def _in_grace(self, alone: Set[str]) -> set[str]:
+        """Returns those of the entries that are kept although their marks concern no pod."""
+        if not alone:
+            self._alone_since = {}
+            return set()
+        now = self._clock()
+        there = {digest(mark): at for mark, at in self._cache.untold_since(of_pods=False).items()}
+        still = {key for key in alone & there.keys() if not _is_later(there[key], self._kept[key])}
+        self._alone_since = {key: self._alone_since.get(key, now) for key in still}
+        return {key for key, since_at in self._alone_since.items() if now - since_at < GRACE_S}
+
+
+def _is_later(at: float, kept: float) -> bool:
+    return at > kept + _ROUNDED_S
 
 
 def _seconds(text: str) -> float | None:

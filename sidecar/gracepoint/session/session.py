@@ -26,10 +26,10 @@ from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.receivers import Hints, Receiver
-from gracepoint.session.host_states import HostStates
+from gracepoint.session.host_states import DataIterator, HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
-from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
+from gracepoint.session.starting_point import RestoredFrom, newest, start_from
 from gracepoint.session.sync_points import SyncPoints, checked
 from gracepoint.settings import Settings
 
@@ -130,6 +130,7 @@ class Session:
         donate: bool = True,
         restore_args: Any = None,
         options: RestoreOptions | None = None,
+        data: DataIterator | None = None,
     ) -> tuple[Any, int]:
         """Restores the newest complete step that all processes see, or begins at step 0.
 
@@ -155,6 +156,8 @@ class Session:
             restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: the defaults.
             options: How the tree is restored. Its ``donate`` and ``single_replica`` do not count: the arguments above
                 do. None: the defaults.
+            data: A data iterator with ``get_state`` and ``set_state``, such as Grain's: host state of the name
+                ``data``. If the number of processes differs, all must have been at the same state. None: there is none.
 
         Returns:
             The state and its step. If there is no checkpoint, ``(init(), 0)`` or ``(like, 0)``, and a line in the log.
@@ -170,16 +173,12 @@ class Session:
         """
         from gracepoint.checkpoint.loading import start_state
 
+        if data is not None:
+            self._values.register_iterator(data)
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore", computes=True), asked.telling():
-            restored = self._checkpointer.restorer.restore(
-                asked.like,
-                timeout_s=RESTORE_TIMEOUT_S,
-                restore_args=asked.restore_args,
-                options=asked.options,
-                reshard=self._values.reshard,
-            )
+        with self._coordinator.activities.at("restore", computes=True):
+            restored = newest(self._checkpointer, asked, self._values)
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored
         if start.step is not None:

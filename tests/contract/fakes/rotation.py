@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import trustme
@@ -21,6 +22,9 @@ from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE
 from tests.unit.operator.fakes.replica import subscription
+
+#: Both ends of its stream are in this process, and of the one before for a moment; the rest is a reserve.
+_FILES_OF_A_POD = 8
 
 
 class _Told(Mailbox):
@@ -57,10 +61,6 @@ class Pod:
         self.connection.trust(authorities)
         self.authorities = authorities
 
-    def can_connect(self, replica: Replica) -> bool:
-        """Whether a new connection with what the pod trusts now succeeds."""
-        return can_connect(replica, self.authorities)
-
 
 def can_connect(replica: Replica, authorities: str) -> bool:
     """Whether a client that trusts these authorities accepts the certificate that the replica serves now."""
@@ -83,6 +83,7 @@ def add_pods(api: MemoryApi, number: int) -> None:
 @contextlib.contextmanager
 def pods(replica: Replica, number: int) -> Iterator[list[Pod]]:
     """Pods that are connected to the replica."""
+    _allow_files(_FILES_OF_A_POD * number)
     made: list[Pod] = []
     try:
         made += [Pod(replica, index, replica.ca) for index in range(number)]
@@ -97,12 +98,43 @@ def pods(replica: Replica, number: int) -> Iterator[list[Pod]]:
             pod.subscriber.close()
 
 
-def change_authority(folder: Path) -> str:
-    """Puts a certificate of another authority into the files, and that authority alone. Returns the authority."""
-    authority = trustme.CA()
+def distrusting(replica: Replica, connected: Iterable[Pod]) -> list[Pod]:
+    """The pods that do not accept the certificate that the replica serves now."""
+    served = served_certificate(replica)
+    trusts = {authorities: can_connect(replica, authorities) for authorities in {pod.authorities for pod in connected}}
+    assert served_certificate(replica) == served, "the certificate changed meanwhile"
+    return [pod for pod in connected if not trusts[pod.authorities]]
+
+
+def _allow_files(number: int) -> None:
+    """Lets this process have so many files open, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < number:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(number, hard) if hard >= 0 else number, hard))
+
+
+def change_authority(folder: Path, authority: trustme.CA | None = None) -> str:
+    """Puts a certificate of another authority into the files, and that authority alone. Returns the authority.
+
+    Args:
+        folder: Of the replica.
+        authority: The authority. None: a new one.
+    """
+    authority = trustme.CA() if authority is None else authority
+    renew_certificate(folder, authority)
+    authority.cert_pem.write_to_path(str(folder / "tls" / "ca.crt"))
+    return str(authority.cert_pem.bytes().decode())
+
+
+def renew_certificate(folder: Path, authority: trustme.CA) -> str:
+    """Puts another certificate of the authority into the files. Returns the certificate."""
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     tls = folder / "tls"
     certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
-    authority.cert_pem.write_to_path(str(tls / "ca.crt"))
-    return str(authority.cert_pem.bytes().decode())
+    return str(certificate.cert_chain_pems[0].bytes().decode())
+
+
+def served_certificate(replica: Replica) -> str:
+    """The certificate that the replica serves to new connections now."""
+    return ssl.get_server_certificate(("127.0.0.1", replica.server.https_port), timeout=WAIT_S)

@@ -10,6 +10,8 @@ import sys
 import textwrap
 from collections.abc import Callable
 
+import pytest
+
 from gracepoint_operator import gc_schedule
 from gracepoint_operator.gc_schedule import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
 
@@ -50,13 +52,21 @@ def test_it_collects_as_soon_as_there_is_a_portion_of_new_objects() -> None:
     ]
 
 
-def test_it_looks_at_everything_once_a_day() -> None:
-    assert _collected(round(2.5 * WHOLE_S / LOOK_S)) == [(WHOLE_S, True), (2 * WHOLE_S, True)]
+@pytest.fixture
+def looks_a_day(monkeypatch: pytest.MonkeyPatch) -> int:
+    """It looks only once a minute. Returns how many looks a day has."""
+    monkeypatch.setattr(gc_schedule, "LOOK_S", 60.0)
+    return round(WHOLE_S / 60.0)
 
 
-def test_preemptions_under_way_put_that_off_for_a_bounded_time() -> None:
-    assert _collected(round(1.5 * WHOLE_S / LOOK_S), quiet=lambda at: at > WHOLE_S + 60) == [(WHOLE_S + 61, True)]
-    assert _collected(round(1.5 * WHOLE_S / LOOK_S), quiet=lambda at: False) == [(WHOLE_S + PUT_OFF_S, True)]
+def test_it_looks_at_everything_once_a_day(looks_a_day: int) -> None:
+    assert _collected(2 * looks_a_day + 100) == [(WHOLE_S, True), (2 * WHOLE_S, True)]
+
+
+def test_preemptions_under_way_put_that_off_for_a_bounded_time(looks_a_day: int) -> None:
+    looks = looks_a_day + 100
+    assert _collected(looks, quiet=lambda at: at > WHOLE_S + 60) == [(WHOLE_S + 120, True)]
+    assert _collected(looks, quiet=lambda at: False) == [(WHOLE_S + PUT_OFF_S, True)]
 
 
 def test_a_collection_does_not_look_at_what_was_known_before() -> None:

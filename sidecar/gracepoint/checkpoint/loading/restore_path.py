@@ -228,7 +228,11 @@ def _found(
     try:
         # Waiting for another attempt's writer must leave time to read.
         remarks = listing.settle(
-            paths, attempt=attempt, is_wanted=lambda _: not path.exists(), deadline=deadline.part(0.5), sleep=sleep
+            paths,
+            attempt=attempt,
+            awaited=lambda saves: [] if path.exists() else saves,
+            deadline=deadline.part(0.5),
+            sleep=sleep,
         )
         for remark in remarks:
             logger.info("restore: %s", remark)

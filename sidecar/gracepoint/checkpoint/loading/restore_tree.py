@@ -189,7 +189,13 @@ def read_leaves(
         started_s = time.monotonic()
         requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
         wanted = (request for request in requests if request is not None)
-        total_bytes = read_all(wanted, stored.source, limit_bytes=options.limit_bytes, deadline=deadline)
+        total_bytes = read_all(
+            wanted,
+            stored.source,
+            limit_bytes=options.limit_bytes,
+            deadline=deadline,
+            far=not stored.folder.backend.renames,
+        )
         metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
 
     shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]

@@ -27,6 +27,8 @@ from gracepoint.deadline import Deadline
 #: Pieces that a process reads at once. There may be more than cores, as readers mostly wait for the disk. There are
 #: not many more, as readers also compute checksums.
 CONCURRENT_READS = min(32, 8 * machine.available_cores())
+#: The same where each takes a round trip, which readers wait for most of the time.
+FAR_READS = 32
 # An array up to this size is delivered in one call, which takes about as long as delivering one of its regions.
 _TOGETHER_BYTES = 64 << 20
 # But at most this fraction (one in so many) of the bound, so that other arrays are read meanwhile.
@@ -37,7 +39,12 @@ _JOB_PIECES = 64
 
 
 def read_all(
-    requests: Iterable[ReadRequest], source: ArraySource, *, limit_bytes: int | None, deadline: Deadline
+    requests: Iterable[ReadRequest],
+    source: ArraySource,
+    *,
+    limit_bytes: int | None,
+    deadline: Deadline,
+    far: bool = False,
 ) -> int:
     """Reads all ``requests``. Returns the total size of their values in bytes.
 
@@ -47,16 +54,18 @@ def read_all(
         limit_bytes: Upper bound on the host memory in use at once, for regions that are not delivered yet and for
             decoding. A group of regions that needs more is read alone. None: no bound.
         deadline: The deadline for all reads.
+        far: Whether each piece takes a round trip over a network, which is longer than the time for a small piece.
 
     Raises:
         CheckpointCorrupt: A piece is missing or damaged.
         TimeoutError: The deadline passed. The message names the leaf that was waited for.
     """
     together_bytes = _TOGETHER_BYTES if limit_bytes is None else min(_TOGETHER_BYTES, limit_bytes // _TOGETHER_PART)
-    reading = _Reading(limit_bytes, deadline)
+    readers = FAR_READS if far else CONCURRENT_READS
+    reading = _Reading(limit_bytes, _Threads(deadline, readers, job_bytes=0 if far else _JOB_BYTES), deadline)
     try:
         for request in requests:
-            for group in groups_of(request, source, together_bytes=together_bytes, readers=CONCURRENT_READS):
+            for group in groups_of(request, source, together_bytes=together_bytes, readers=readers):
                 reading.hand_out(group)
         reading.finish()
     finally:
@@ -67,10 +76,10 @@ def read_all(
 class _Reading:
     """The groups that are being read and delivered. Only the calling thread uses it."""
 
-    def __init__(self, limit_bytes: int | None, deadline: Deadline) -> None:
+    def __init__(self, limit_bytes: int | None, threads: _Threads, deadline: Deadline) -> None:
         self._limit_bytes = limit_bytes
         self._deadline = deadline
-        self._threads = _Threads(deadline)
+        self._threads = threads
         self._taken_bytes = 0
         self._handed_out: dict[ReadGroup, None] = {}  # in order
         self._on_their_way = collections.deque[tuple[ReadGroup, Any]]()
@@ -133,10 +142,18 @@ class _Reading:
 
 
 class _Threads:
-    """Threads that read pieces in order until a read fails."""
+    """Threads that read pieces in order until a read fails.
 
-    def __init__(self, deadline: Deadline) -> None:
+    Args:
+        deadline: The deadline for all reads.
+        count: The most threads.
+        job_bytes: Smaller pieces are handed out together until they have so many bytes.
+    """
+
+    def __init__(self, deadline: Deadline, count: int, *, job_bytes: int) -> None:
         self._deadline = deadline
+        self._count = count
+        self._job_bytes = job_bytes
         self._jobs: queue.SimpleQueue[list[tuple[ReadGroup, Index]] | None] = queue.SimpleQueue()
         self._complete: queue.SimpleQueue[list[ReadGroup] | BaseException] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -148,14 +165,14 @@ class _Threads:
         """Hands out ``piece``. Small pieces are collected until there are enough of them, or until ``flush``."""
         self._packed.append((group, piece))
         self._packed_bytes += group.piece_bytes(piece)
-        if self._packed_bytes >= _JOB_BYTES or len(self._packed) == _JOB_PIECES:
+        if self._packed_bytes >= self._job_bytes or len(self._packed) == _JOB_PIECES:
             self.flush()
 
     def flush(self) -> None:
         if self._packed:
             self._jobs.put(self._packed)
             self._packed, self._packed_bytes = [], 0
-            if len(self._threads) < CONCURRENT_READS:
+            if len(self._threads) < self._count:
                 thread = threading.Thread(target=self._run, name="gracepoint: reading", daemon=True)
                 self._threads.append(thread)
                 thread.start()

@@ -128,7 +128,7 @@ def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layou
     else:
         write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
     strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
-    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if (item / layout.SHARDING).exists() else {}
+    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if (item / layout.SHARDING).is_value() else {}
     found = {
         leaf.name: dataclasses.replace(
             leaf,

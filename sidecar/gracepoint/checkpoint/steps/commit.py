@@ -27,6 +27,7 @@ from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.steps import manifest_commit, manifest_deletion
+from gracepoint.checkpoint.steps.looks import look_at
 from gracepoint.checkpoint.steps.records import all_files as all_files
 from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
@@ -157,8 +158,9 @@ def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
             probe.delete_folder() if probe.is_folder() else probe.delete()
     if not paths.root.backend.renames:
         manifest_deletion.find_condemned(paths)
+    changed_s = look_at(paths.root, left, last_change_s)
     for temporary in left:
-        if 0.0 < last_change_s(temporary) < old_s and not _must_stay(temporary):  # 0: committed or deleted
+        if 0.0 < changed_s[temporary] < old_s and not _must_stay(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
             if not paths.root.backend.renames:
                 manifest_deletion.give_up(paths, temporary)

@@ -7,12 +7,14 @@ processes what it found.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, legacy, recovery
+from gracepoint.checkpoint.steps.looks import look_at
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -67,7 +69,7 @@ def list_steps(
     remarks = settle(
         paths,
         attempt=attempt,
-        is_wanted=lambda step: step is not None and step > max(complete_steps(paths), default=-1),
+        awaited=functools.partial(_newer_than_complete, paths),
         deadline=deadline,
         sleep=sleep,
         holds_lease=holds_lease,
@@ -91,7 +93,7 @@ def settle(
     paths: Layout,
     *,
     attempt: str,
-    is_wanted: Callable[[int | None], bool],
+    awaited: Callable[[list[Temporary]], list[Temporary]],
     deadline: Deadline,
     sleep: Callable[[float], object],
     holds_lease: bool = False,
@@ -103,7 +105,7 @@ def settle(
     Args:
         paths: Layout of the directory.
         attempt: The current attempt. Its own saves are not waited for.
-        is_wanted: Returns whether to wait for an incomplete save of a step.
+        awaited: Returns which of some incomplete saves to wait for, if others are still writing them.
         deadline: When the wait must have ended.
         sleep: Waits for a number of seconds.
         holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
@@ -112,7 +114,7 @@ def settle(
         others = [t for t in paths.temporaries() if t.attempt != attempt]
         unknown, live = [], []
         try:
-            live = [t for t in others if is_wanted(t.step) and _is_live(paths, t)]
+            live = [t for t in awaited(others) if _is_live(paths, t)] if others else []
         except OSError as error:
             if holds_lease or not must_not_write(error):
                 raise
@@ -128,7 +130,17 @@ def settle(
 
 def complete_steps(paths: Layout) -> list[int]:
     """Returns the steps whose folders look complete, oldest first."""
-    return sorted(step for step in paths.steps() if why_not(paths, step) is None)
+    return sorted(step for step, reason in _reasons(paths).items() if reason is None)
+
+
+def _reasons(paths: Layout) -> dict[int, str | None]:
+    """Returns ``why_not`` of all steps, newest first."""
+    return look_at(paths.root, paths.steps(), functools.partial(why_not, paths))
+
+
+def _newer_than_complete(paths: Layout, saves: list[Temporary]) -> list[Temporary]:
+    newest = max(complete_steps(paths), default=-1)
+    return [save for save in saves if save.step is not None and save.step > newest]
 
 
 def why_not(paths: Layout, step: int) -> str | None:
@@ -208,8 +220,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
     steps: list[int] = []
     refused: list[str] = []
     unfinished: list[str] = []
-    for step in paths.steps():
-        reason = why_not(paths, step)
+    for step, reason in _reasons(paths).items():
         if reason is None:
             steps.append(step)
         elif commit.is_unfinished(paths.step(step)):

@@ -12,6 +12,7 @@ import logging
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.steps.looks import look_at
 from gracepoint.checkpoint.steps.manifest_commit import is_committed, save_of
 from gracepoint.checkpoint.steps.sweeping import delete_of_save, refuse_foreign, sweep
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
@@ -95,7 +96,8 @@ def empty_trash(paths: Layout) -> None:
 
 def find_condemned(paths: Layout) -> None:
     """Makes the trash known again of steps whose deletion ended before it was known."""
-    for step in paths.steps():
+
+    def look(step: int) -> None:
         folder = paths.step(step)
         with contextlib.suppress(FileNotFoundError):
             data = (folder / layout.MANIFEST).read_bytes()
@@ -103,3 +105,5 @@ def find_condemned(paths: Layout) -> None:
                 trash = Claim.from_bytes(data, str(folder)).trash
                 if trash is not None:
                     (paths.root / trash / _TOMBSTONE).put(folder.name.encode())
+
+    look_at(paths.root, paths.steps(), look)

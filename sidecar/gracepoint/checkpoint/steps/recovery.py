@@ -20,6 +20,7 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, merge
 from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit, manifest_commit
+from gracepoint.checkpoint.steps.looks import look_at
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
@@ -48,23 +49,33 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
         with _remarking(aside.path, remarks, holds_lease):
             _put_back(aside)
     durable = []
-    for temporary in paths.temporaries():
-        with _remarking(temporary.path, remarks, holds_lease):
-            records = commit.done_records(temporary.path)
-            if records is None:
-                remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
-            else:
-                durable.append((temporary, records))
+    looked = look_at(paths.root, paths.temporaries(), functools.partial(_look, paths, holds_lease))
+    for temporary, (records, is_committed, of_it) in looked.items():
+        remarks += of_it
+        if records is not None and not is_committed:
+            durable.append((temporary, records))
     # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks, holds_lease):
-            if not paths.root.backend.renames and commit.is_committed(paths, temporary):
-                continue  # its folder has not been deleted yet
             if _finish(paths, temporary, records):
                 logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)
             else:
                 remarks.append(f"{temporary.path} is left, as there is a folder for {temporary.what} already")
     return remarks
+
+
+def _look(
+    paths: Layout, holds_lease: bool, temporary: Temporary
+) -> tuple[Sequence[DoneRecord] | None, bool, list[str]]:
+    """Returns the done-records of a save if it is durable, whether it is committed, and remarks on it."""
+    records, is_committed, remarks = None, False, list[str]()
+    with _remarking(temporary.path, remarks, holds_lease):
+        records = commit.done_records(temporary.path)
+        if records is None:
+            remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
+        elif not paths.root.backend.renames:
+            is_committed = commit.is_committed(paths, temporary)  # then its folder has not been deleted yet
+    return records, is_committed, remarks
 
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
@@ -134,7 +145,7 @@ def is_damaged(folder: StoragePath) -> bool:
     this version cannot read, is not damaged.
     """
     manifest = commit.manifest_bytes(folder)
-    return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).exists()
+    return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).is_value()
 
 
 def _gives_way(folder: StoragePath, replaces: str | None) -> bool:

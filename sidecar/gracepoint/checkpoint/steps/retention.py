@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps.looks import look_at
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError
 
@@ -87,17 +89,35 @@ def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str
 
     Folders that Gracepoint did not write, or that are not complete, are left as they are.
     """
-    found = {step: listing.ours(paths.step(step), step) for step in paths.steps()}
-    ours = [step for step, standing in found.items() if standing is not None]
+    looked = look_at(paths.root, paths.steps(), functools.partial(_look, paths))
+    found = {step: look for step, look in looked.items() if look is not None}
     now_s = paths.root.now_s()
-    ages_s = {step: now_s - committed_s for step in ours if (committed_s := _committed_s(paths.step(step)))}
-    damaged = frozenset(step for step in ages_s if paths.damage_mark(step).exists())
+    ages_s = {step: now_s - look.committed_s for step, look in found.items()}
+    damaged = frozenset(step for step, look in found.items() if look.is_damaged)
     for step in retention.to_delete(ages_s, newest_good=newest_good, damaged=damaged):
         if _is_read(paths, step, now_s):
             logger.info("step %d is not deleted yet, as it is being read", step)
             continue
         logger.info("deleting step %d: %s", step, retention)
-        commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step])
+        commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """A complete step of Gracepoint: which checkpoint it is, when it was committed, whether it is marked as damaged."""
+
+    standing: str
+    committed_s: float
+    is_damaged: bool
+
+
+def _look(paths: Layout, step: int) -> _Look | None:
+    folder = paths.step(step)
+    standing = listing.ours(folder, step)
+    committed_s = 0.0 if standing is None else _committed_s(folder)
+    if standing is None or not committed_s:
+        return None
+    return _Look(standing, committed_s, paths.damage_mark(step).is_value())
 
 
 def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
@@ -110,7 +130,7 @@ def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
 def unmark_damaged(paths: Layout, step: int) -> None:
     """Removes the damage mark of a step that could be restored."""
     mark = paths.damage_mark(step)
-    if mark.exists():  # in a read-only directory, deleting a file that does not exist is an error, too
+    if mark.is_value():  # in a read-only directory, deleting a file that does not exist is an error, too
         mark.delete()
 
 

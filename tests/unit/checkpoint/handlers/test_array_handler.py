@@ -385,9 +385,9 @@ def test_a_handler_reads_within_its_limit_of_memory(tmp_path: Path, monkeypatch:
     limits: list[int | None] = []
     read_all = parallel_reader.read_all
 
-    def noted(requests: Any, source: Any, *, limit_bytes: int | None, deadline: Any) -> int:
+    def noted(requests: Any, source: Any, *, limit_bytes: int | None, **options: Any) -> int:
         limits.append(limit_bytes)
-        return read_all(requests, source, limit_bytes=limit_bytes, deadline=deadline)
+        return read_all(requests, source, limit_bytes=limit_bytes, **options)
 
     monkeypatch.setattr("gracepoint.checkpoint.loading.restore_tree.read_all", noted)
     for handler in (ArrayHandler(read_limit_bytes=1 << 15), ArrayHandler(), ArrayHandler(read_limit_bytes=None)):

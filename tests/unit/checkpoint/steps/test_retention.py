@@ -17,6 +17,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.backend import Entry
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
@@ -305,12 +306,12 @@ def test_step_deleted_by_another_process_is_left_out(tmp_path: Path, monkeypatch
     checkpointer = engine(tmp_path)
     for step in (1, 2, 3):
         save(checkpointer, step, small_state())
-    real = StoragePath.now_s
+    real = StoragePath.entry
 
-    def now_s(path: StoragePath) -> float:  # between the list of steps and their ages
+    def entry(path: StoragePath) -> Entry | None:  # between the list of steps and their ages
         shutil.rmtree(tmp_path / "2", ignore_errors=True)
         return real(path)
 
-    monkeypatch.setattr(StoragePath, "now_s", now_s)
+    monkeypatch.setattr(StoragePath, "entry", entry)
     retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
     assert steps(tmp_path) == ["1", "3"]

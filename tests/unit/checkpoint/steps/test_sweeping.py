@@ -109,7 +109,7 @@ def test_a_save_waits_for_a_deletion_until_its_deadline() -> None:
     listing.settle(
         paths,
         attempt="c",
-        is_wanted=lambda _: False,
+        awaited=lambda _: [],
         deadline=Deadline.after(60.0, lambda: store.time_s),
         sleep=store.sleep,
     )

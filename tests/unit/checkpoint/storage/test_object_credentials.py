@@ -15,7 +15,7 @@ from gracepoint.checkpoint.storage.objects.connection import Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
 
 WAIT_S = 10.0
 

@@ -22,7 +22,8 @@ from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import api, object_reader
 from gracepoint.checkpoint.storage.objects.connection import Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
+from gracepoint.checkpoint.storage.objects.wire import STALL_S
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
@@ -163,6 +164,40 @@ def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, store_proxy: Fa
     assert restored is not None
     assert restored.step == 2
     assert_same(restored.state, small_state(2.0))
+
+
+def test_a_request_succeeds_though_its_hedge_stalls_too(top: StoragePath, store_proxy: FaultProxy) -> None:
+    began_s = time.monotonic()
+    with store_proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=WRITES, times=2)):
+        (top / "v").put(b"1")
+    # Before anything is known of a store, hedges start after 2 and 6 s.
+    assert time.monotonic() - began_s < STALL_S
+    assert (top / "v").read().data == b"1"
+
+
+def test_a_hedge_finds_that_a_stalled_request_was_carried_out(top: StoragePath, store_proxy: FaultProxy) -> None:
+    began_s = time.monotonic()
+    with store_proxy.rules(Rule(Fault(How.SLOW_REPLY), kinds=WRITES, times=1)):
+        generation = (top / "v").create(b"1")
+    assert time.monotonic() - began_s < STALL_S
+    assert (top / "v").read().generation == generation
+
+
+def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_proxy: FaultProxy) -> None:
+    requests = []
+    for steps in (2, 4, 6):
+        root: Any = f"{far.uri}/run-{steps}"
+        checkpointer = engine(root, keep_last=8)
+        for step in range(steps):
+            save(checkpointer, step, small_state())
+        another = engine(root, attempt="job-1-b", keep_last=8)
+        store_proxy.reset()
+        assert another.restorer.restore(small_state(), timeout_s=60) is not None
+        requests.append(len(store_proxy.exchanges))
+        another.close(5)
+        checkpointer.close(5)
+    two, four, six = requests
+    assert six - four <= four - two + 4  # a thread that deletes what is left makes requests as well
 
 
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(

@@ -10,6 +10,7 @@ import pytest
 
 from gracepoint_operator.cache.first_seen import digest
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.recording.first_seen_writer import GRACE_S
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -55,10 +56,8 @@ def move_gang(api: MemoryApi, clock: Clock) -> None:
     """The job starts anew, now."""
     for index in (0, 1):
         api.remove(kinds.PODS, objects.pod(index))
-        api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
     api.remove(kinds.JOBS, objects.job())
-    api.add(kinds.JOBS, objects.job(attempt=1))
-    api.add(JOBSETS, objects.jobset(restarts=1))
+    bring_gang_back(api, clock)
 
 
 async def test_sign_older_than_the_pod_starts_no_epoch_after_a_restart(api: MemoryApi, clock: Clock) -> None:
@@ -85,7 +84,7 @@ class WatchedApi(MemoryApi):
         return await super()._call(method, path, **rest)
 
 
-async def test_old_sign_on_a_node_that_changes_before_the_first_list_is_old(clock: Clock) -> None:
+async def test_old_sign_on_a_node_that_changes_before_the_list_is_old(clock: Clock) -> None:
     api = WatchedApi(clock)
     cluster(api)
     api.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": PLACE[0], "name": PLACE[1]}})
@@ -146,6 +145,70 @@ async def test_what_goes_away_is_forgotten_also_if_nobody_saw_it_go(api: MemoryA
         await until(lambda: kept(api) == {}, "the second one to be forgotten")
         replica.see(kinds.NODES, maintained("node-2", written_at=NOW))
         await replica.phase("Noticed")
+
+
+def take_gang_away(replica: Replica) -> None:
+    """Deletes the pods and the Job of the gang; the JobSet stays."""
+    for index in (0, 1):
+        replica.drop(kinds.PODS, objects.pod(index))
+    replica.drop(kinds.JOBS, objects.job())
+
+
+def bring_gang_back(api: MemoryApi, clock: Clock) -> None:
+    for index in (0, 1):
+        api.add(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
+    api.add(kinds.JOBS, objects.job(attempt=1))
+    api.add(JOBSETS, objects.jobset(restarts=1))
+
+
+async def written(replica: Replica) -> None:
+    """Waits for an attempt to write what the events so far have changed."""
+    await asyncio.sleep(0)
+    await replica.core._first_seen_writer._write_queue.settled(PLACE, 60.0)
+
+
+async def test_old_sign_stays_old_for_a_job_that_is_made_again(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+        clock.move(500)
+        take_gang_away(replica)
+        await written(replica)
+    clock.move(GRACE_S / 3)
+    async with replica_of(api, clock):  # which begins while there are no pods
+        pass
+    bring_gang_back(api, clock)
+    clock.move(GRACE_S / 3)
+    api.add(kinds.NODES, maintained(written_at=clock()))  # the owner wrote something else of the node
+    async with replica_of(api, clock) as replica:
+        await decided(replica)
+        assert replica.preemptions == []
+    assert [float(text) for text in kept(api).values()] == [NOW - 200]
+
+
+async def test_sign_on_a_node_without_pods_is_forgotten_after_a_while(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+        take_gang_away(replica)
+        await written(replica)
+        clock.move(GRACE_S - 1)
+        replica.see(JOBSETS, objects.jobset(restarts=1))
+        await written(replica)
+        assert len(kept(api)) == 1
+        clock.move(2)
+        replica.see(JOBSETS, objects.jobset(restarts=2))
+        await until(lambda: kept(api) == {}, "the sign to be forgotten")
+
+
+async def test_sign_that_comes_again_is_kept_with_its_new_time(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.NODES, maintained(written_at=NOW - 200))
+    async with replica_of(api, clock) as replica:
+        await until(lambda: len(kept(api)) == 1, "the sign to be kept")
+        clock.move(30)
+        replica.see(kinds.NODES, objects.node("node-1"))
+        replica.see(kinds.NODES, maintained(written_at=clock()))  # before anything was written
+        await until(lambda: [float(text) for text in kept(api).values()] == [NOW + 30], "the new time")
 
 
 async def test_only_what_needs_it_is_kept(api: MemoryApi, clock: Clock) -> None:

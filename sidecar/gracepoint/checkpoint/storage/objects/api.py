@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects.connection import Body, Exchange
 from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, Transient
 
 #: Condition of a write: the object must not exist.
 ABSENT = Generation("")
@@ -27,14 +27,6 @@ NOTE = "gracepoint"
 
 GoOn = Callable[[], None]
 _SHOWN = 300
-
-
-class ConditionFailed(OSError):
-    """The object is not of the generation that a request asked for, or the upload is over that it was to end."""
-
-
-class UploadConflict(OSError):
-    """Another writer interfered with the end of an upload. The upload must be made again."""
 
 
 @dataclasses.dataclass(frozen=True)

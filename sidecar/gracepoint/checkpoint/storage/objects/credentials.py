@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gracepoint.checkpoint.storage.backend import NotAdmitted
-from gracepoint.checkpoint.storage.objects.hedging import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.wire import LOOK_EVERY_S, STALL_S
 from gracepoint.errors import SettingsError
 

@@ -31,7 +31,7 @@ from gracepoint.checkpoint.storage.objects.api import Found, Page, StoreClock
 from gracepoint.checkpoint.storage.objects.connection import Body, Exchange, Request
 from gracepoint.checkpoint.storage.objects.connections import connections_to
 from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
 from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"

@@ -1,12 +1,11 @@
-"""Two equal requests that race, and the clock that starts the second one.
+"""Equal requests that race, and the clock that starts all but the first one.
 
 One thread for all stores ("gracepoint: hedges", a daemon) calls functions when they are due. It starts with the first
-request and ends with the process. A ``Race`` is shared by the threads of its two requests, under a lock.
+request and ends with the process. A ``Race`` is shared by the threads of its requests, under a lock.
 """
 
 from __future__ import annotations
 
-import errno
 import heapq
 import itertools
 import logging
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.wire import LOOK_EVERY_S
 
 logger = logging.getLogger(__name__)
@@ -23,73 +23,69 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Transient(OSError):
-    """The store did not carry the request out, and may do so later.
-
-    Attributes:
-        after_s: Seconds to wait at least, as the store says. 0 if it does not say.
-    """
-
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
-        super().__init__(errno.EAGAIN, message)
-        self.after_s = after_s
-
-
 class Race(Generic[T]):
-    """Two equal requests. The caller's thread makes the first, and a thread of its own the second."""
+    """Equal requests, of which the first to end well counts. The caller's thread makes the first, others the hedges."""
 
     def __init__(self, first: Exchange) -> None:
         self._first = first
-        self._second: Exchange | None = None
-        self._ended = False  # the first request succeeded, or raised an error that counts
-        self._won = self._lost = False
-        self._value: T
-        self._error: BaseException | None = None
+        self._hedges: set[Exchange] = set()  # under way
+        self._ended = False  # the caller has its result
+        self._outcome: Callable[[], T] | None = None  # of the hedge that decided
+        self._error: BaseException | None = None  # of a hedge, if the request need not be repeated
         self._changed = threading.Condition()  # protects everything above
 
-    def begin_second(self, second: Exchange) -> bool:
+    def begin(self, hedge: Exchange) -> bool:
+        """Notes that a hedge begins. Returns False if it is not needed any more."""
         with self._changed:
-            if self._ended:
+            if self._ended or self._outcome is not None:
                 return False
-            self._second = second
+            self._hedges.add(hedge)
             return True
 
-    def second_won(self, value: T) -> None:
+    def decide(self, hedge: Exchange, outcome: Callable[[], T]) -> None:
+        """A hedge ended with a result, or an error, that counts whatever becomes of the other requests."""
         with self._changed:
-            self._value, self._won = value, True
+            self._hedges.discard(hedge)
+            if self._outcome is None:
+                self._outcome = outcome
+                if not self._ended:
+                    self._first.abort()
+                self._abort_hedges()
             self._changed.notify_all()
-            if not self._ended:
-                self._first.abort()
 
-    def second_failed(self, error: BaseException) -> None:
+    def fail(self, hedge: Exchange, error: BaseException) -> None:
+        """A hedge failed; another request may still succeed."""
         with self._changed:
-            self._error, self._lost = error, True
+            self._hedges.discard(hedge)
+            if not isinstance(error, Transient | Unreachable):
+                self._error = error
             self._changed.notify_all()
 
     def end(self) -> None:
+        """The caller has its result: what is still under way is aborted."""
         with self._changed:
             self._ended = True
-            if self._second is not None and not (self._won or self._lost):
-                self._second.abort()
+            self._abort_hedges()
 
-    def outcome_of_second(self, error: OSError, go_on: Callable[[], None]) -> T:
-        """Waits for the second request, if there is one. Raises ``error`` if that does not help."""
+    def outcome_of_hedges(self, error: OSError, go_on: Callable[[], None]) -> T:
+        """Waits for the hedges, if there are any. Raises ``error`` if none helps."""
         with self._changed:
-            if self._second is None:
-                self._ended = True
-                raise error
-            # The second request ends by itself: its sends and reads have timeouts.
-            while not self._changed.wait_for(lambda: self._won or self._lost, LOOK_EVERY_S):
+            # Each hedge ends by itself: its sends and reads have timeouts.
+            while not self._changed.wait_for(lambda: self._outcome is not None or not self._hedges, LOOK_EVERY_S):
                 go_on()
             self._ended = True
-            if self._won:
-                return self._value
-            if self._error is not None and not isinstance(self._error, Transient | Unreachable):
-                raise self._error
-            raise error
+            if self._outcome is not None:
+                return self._outcome()
+            raise error if self._error is None else self._error
+
+    def _abort_hedges(self) -> None:
+        for hedge in self._hedges:
+            hedge.abort()
 
 
-class _Alarm:
+class Alarm:
+    """A function that is called at its time, unless it is cancelled before."""
+
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
         self.cancelled = False
@@ -104,12 +100,12 @@ class _Alarms:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, _Alarm]] = []
+        self._due: list[tuple[float, int, Alarm]] = []
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
-    def at(self, at_s: float, act: Callable[[], None]) -> _Alarm:
-        alarm = _Alarm(act)
+    def at(self, at_s: float, act: Callable[[], None]) -> Alarm:
+        alarm = Alarm(act)
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="gracepoint: hedges", daemon=True)

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects import several
-from gracepoint.checkpoint.storage.objects.api import ConditionFailed, GoOn, UploadConflict, Uploads
+from gracepoint.checkpoint.storage.objects.api import GoOn, Uploads
 from gracepoint.checkpoint.storage.objects.bodies import ArrayBody
 from gracepoint.checkpoint.storage.objects.persistence import Persistence, wait
+from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, UploadConflict
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ import time
 
 from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation
-from gracepoint.checkpoint.storage.objects.api import ConditionFailed, ObjectApi
+from gracepoint.checkpoint.storage.objects.api import ObjectApi
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, Transient, wait
+from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, wait
+from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, Transient
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 PART_BYTES = 8 << 20

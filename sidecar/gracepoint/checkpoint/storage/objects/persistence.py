@@ -1,10 +1,10 @@
 """Requests that go on until they succeed: repeated after errors that pass, and hedged against a slow connection.
 
-A request that gets no reply for longer than most requests took is **hedged**: a second thread makes the same request on
-another connection, and the first reply counts. The other request is aborted. All requests of this package can be
-made twice: they are conditional, or they have the same result each time.
+A request that gets no reply for longer than most requests took is **hedged**: another thread makes the same request on
+another connection, and the first reply counts. The other request is aborted. If the hedge is slow as well, further ones
+follow. All requests of this package can be made again: they are conditional, or they have the same result each time.
 
-The calling thread makes the first request. A thread for the hedge ("gracepoint: hedged request", a daemon) lives as
+The calling thread makes the first request. A thread for a hedge ("gracepoint: hedged request", a daemon) lives as
 long as its request. ``hedging`` has the thread that starts hedges when they are due.
 """
 
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
 import itertools
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.hedging import ALARMS, Race
-from gracepoint.checkpoint.storage.objects.hedging import Transient as Transient
+from gracepoint.checkpoint.storage.objects.hedging import ALARMS, Alarm, Race
+from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, Transient
 from gracepoint.checkpoint.storage.objects.wire import LOOK_EVERY_S, STALL_S
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ _HEDGE_FIRST_S = 2.0
 _HEDGE_FIRST_BYTES_PER_S = 5e6
 _HEDGE_SOONEST_S = 0.3
 _HEDGES_AT_ONCE = 4
+#: A hedge can meet a slow connection as well. The third is the last: then it is not the connections.
+_HEDGES_OF_ONE = 3
 _REMEMBERED = 128
 _KNOWN_FROM = 16
 _PERCENTILE = 0.95
@@ -176,36 +179,37 @@ class Persistence:
             with first:
                 return act(first)
         race = Race[T](first)
-        alarm = ALARMS.at(time.monotonic() + hedge_after_s, lambda: self._hedge(act, race, go_on))
+        hedging = _Hedging(hedge_after_s, lambda: self._hedge(act, race, go_on))
         try:
             with first:
-                found = act(first)
+                return act(first)
         except (Transient, Unreachable) as error:
-            alarm.cancel()
-            return race.outcome_of_second(error, go_on)
-        except BaseException:
-            alarm.cancel()
+            return race.outcome_of_hedges(error, go_on)
+        finally:
             race.end()
-            raise
-        alarm.cancel()
-        race.end()
-        return found
+            hedging.cancel()
 
-    def _hedge(self, act: Callable[[Exchange], T], race: Race[T], go_on: Callable[[], None]) -> None:
+    def _hedge(self, act: Callable[[Exchange], T], race: Race[T], go_on: Callable[[], None]) -> bool:
+        """Starts a hedge. Returns False if too many requests are hedged at the moment."""
         if not self._slots.acquire(blocking=False):
-            return
-        second = self._new_exchange()
-        second.go_on = go_on
-        if not race.begin_second(second):
+            return False
+        hedge = self._new_exchange()
+        hedge.go_on = go_on
+        if not race.begin(hedge):
             self._slots.release()
-            return
+            return True
 
         def run() -> None:
             try:
-                with second:
-                    race.second_won(act(second))
-            except BaseException as error:  # noqa: BLE001 - raised by the calling thread, if that fails, too
-                race.second_failed(error)
+                with hedge:
+                    value = act(hedge)
+            except ConditionFailed as error:
+                # Another request of the race has changed the object, or somebody else has. The caller finds out which.
+                race.decide(hedge, functools.partial(_raise, error))
+            except BaseException as error:  # noqa: BLE001 - raised by the calling thread, if nothing else helps
+                race.fail(hedge, error)
+            else:
+                race.decide(hedge, lambda: value)
             finally:
                 self._slots.release()
 
@@ -213,7 +217,42 @@ class Persistence:
             threading.Thread(target=run, name="gracepoint: hedged request", daemon=True).start()
         except RuntimeError as error:
             self._slots.release()
-            race.second_failed(error)
+            race.fail(hedge, error)
+        return True
+
+
+class _Hedging:
+    """Starts hedges of one request, the next after twice as long, until it is cancelled.
+
+    Args:
+        after_s: When the first is started, in seconds from now.
+        hedge: Starts one. Returns False if that was not possible.
+    """
+
+    def __init__(self, after_s: float, hedge: Callable[[], bool]) -> None:
+        self._after_s = after_s
+        self._hedge = hedge
+        self._left = _HEDGES_OF_ONE
+        self._lock = threading.Lock()  # the clock's thread sets the next alarm while the caller cancels
+        self._alarm: Alarm | None = ALARMS.at(time.monotonic() + after_s, self._begin)
+
+    def cancel(self) -> None:
+        with self._lock:
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+        self._hedge = _started  # frees what the request would have sent
+
+    def _begin(self) -> None:
+        if self._hedge():
+            self._left -= 1
+            self._after_s *= 2
+            next_s = self._after_s
+        else:
+            next_s = LOOK_EVERY_S
+        with self._lock:
+            if self._alarm is not None and self._left:
+                self._alarm = ALARMS.at(time.monotonic() + next_s, self._begin)
 
 
 class RequestPauses:
@@ -230,6 +269,14 @@ class RequestPauses:
 
 def _nothing() -> None:
     pass
+
+
+def _started() -> bool:
+    return True
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -13,9 +13,8 @@ from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects import api
-from gracepoint.checkpoint.storage.objects.api import UploadConflict
 from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
-from gracepoint.checkpoint.storage.objects.persistence import Transient
+from gracepoint.checkpoint.storage.objects.request_errors import Transient, UploadConflict
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.objects.s3 import S3Api
