@@ -36,6 +36,7 @@ class Engine:
     """Notes what it is told to do."""
 
     commit_key = None
+    save_progress = None
 
     def __init__(self) -> None:
         self.newest_snapshot: NewestSnapshot | None = None
