@@ -30,7 +30,7 @@ from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.host_states import DataIterator, HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
-from gracepoint.session.starting_point import RestoredFrom, newest, start_from
+from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
 from gracepoint.session.sync_points import SyncPoints, checked
 from gracepoint.settings import Settings
 
@@ -181,8 +181,14 @@ class Session:
             self._values.register_iterator(data)
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore", computes=True):
-            restored = newest(self._checkpointer, asked, self._values)
+        with self._coordinator.activities.at("restore", computes=True), asked.telling():
+            restored = self._checkpointer.restorer.restore(
+                asked.like,
+                timeout_s=RESTORE_TIMEOUT_S,
+                restore_args=asked.restore_args,
+                options=asked.options,
+                reshard=self._values.reshard,
+            )
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored
         if start.step is not None:
