@@ -9,8 +9,8 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not gcsfuse and not installs'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not gcsfuse and not installs'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not mounts and not installs'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
@@ -19,7 +19,7 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture mount-tools test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,9 +90,12 @@ test-workloads: parts ## The kinds of jobs that need other controllers: the Kube
 	$(PY) -m tests.testcluster build --parts trainer kueue
 	$(PYTEST) -n 0 -v -m controllers tests/cluster
 
-test-mounts: servers ## A bucket that Cloud Storage FUSE mounts is refused (builds gcsfuse first: some minutes; needs /dev/fuse).
+mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
+	$(PY) -m tests.testcluster install --tools
+
+test-mounts: servers mount-tools ## XFS, Btrfs, power losses, mounted buckets (builds gcsfuse first: some minutes; root).
 	$(PY) -m tests.testcluster build --parts gcsfuse
-	$(PYTEST) -n 0 -v -m gcsfuse tests/unit/checkpoint/storage/test_gcsfuse.py
+	$(PYTEST) -n 0 -v -m mounts tests/unit
 
 test-install: $(STAMP) ## Installs the built wheel into new environments and uses it: each extra brings its own and nothing else (needs an index).
 	$(PYTEST) -n 0 -v -m installs tests/unit/test_installed.py

@@ -80,7 +80,7 @@ def _cluster(flags: argparse.Namespace, say: Narrator) -> Cluster:
     choice = providers.pick(flags.provider)
     say(choice.text)
     if choice.provider == providers.LOCAL:
-        system.install()
+        system.install(system.missing_packages())
     if not flags.keep:
         return testcluster.open(nodes=_NODES, by=choice.provider)
     if not testcluster.running(_KEPT_NAME):

@@ -15,13 +15,26 @@ import pytest
 from tests import accelerators
 from tests.hangs import pytest_timeout_set_timer
 from tests.jax_environment import set_environment
-from tests.object_stores.fixtures import bucket, far, gcs, gs_bucket, object_server, s3, s3_bucket, store_proxy
+from tests.object_stores.fixtures import (
+    bucket,
+    far,
+    gcs,
+    gs_bucket,
+    moto,
+    moto_bucket,
+    object_server,
+    s3,
+    s3_bucket,
+    store_proxy,
+)
 
 __all__ = [
     "bucket",
     "far",
     "gcs",
     "gs_bucket",
+    "moto",
+    "moto_bucket",
     "object_server",
     "pytest_timeout_set_timer",
     "s3",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.object_stores.fault_proxy import FaultProxy
-from tests.object_stores.servers import Bucket, Server, open_gcs, open_s3, why_not
+from tests.object_stores.servers import Bucket, Server, open_gcs, open_moto, open_s3, why_not
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +29,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Another server of ``s3://``, which other people wrote: what both do alike, S3 is likely to do."""
+    with open_moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
 @pytest.fixture
 def gs_bucket(gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A fresh ``gs://`` bucket."""
@@ -39,6 +46,12 @@ def gs_bucket(gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def s3_bucket(s3: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A fresh ``s3://`` bucket."""
     return set_environment(s3.bucket(), monkeypatch)
+
+
+@pytest.fixture
+def moto_bucket(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A fresh ``s3://`` bucket of moto."""
+    return set_environment(moto.bucket(), monkeypatch)
 
 
 @pytest.fixture(params=["gs", "s3"])

@@ -1,7 +1,7 @@
 """Servers that speak the APIs of Google Cloud Storage and of S3.
 
-Processes: one server each, in a process group of its own, from ``open_gcs`` or ``open_s3`` to the end of the ``with``
-statement. Threads: none.
+Processes: one server each, in a process group of its own, from ``open_gcs``, ``open_s3`` or ``open_moto`` to the end of
+the ``with`` statement. Threads: none.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Server:
         scheme: ``gs`` or ``s3``.
         url: Where it listens.
         secrets: The variables with the credentials that it takes.
-        buckets: The folder in which versitygw keeps its buckets; None for fake-gcs-server.
+        buckets: The folder in which versitygw keeps its buckets; None for the others.
     """
 
     def __init__(self, scheme: str, url: str, secrets: Mapping[str, str], buckets: Path | None = None) -> None:
@@ -115,9 +116,12 @@ class Server:
             request.add_header("Content-Type", "application/json")
             with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
                 reply.read()
-        else:
-            assert self.buckets is not None
+        elif self.buckets is not None:
             (self.buckets / name).mkdir()  # what a bucket is to versitygw
+        else:  # moto asks for no credentials
+            request = urllib.request.Request(f"{self.url}/{name}", method="PUT")
+            with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
+                reply.read()
         return Bucket(self.scheme, name, url or self.url, self.environment(url))
 
 
@@ -146,7 +150,8 @@ def open_gcs(folder: Path) -> Iterator[Server]:
         return [*where, "-public-host=127.0.0.1", "-backend=memory", "-data=", "-log-level=error"]
 
     token = {"GOOGLE_AUTH_TOKEN_FOR_TESTING": secrets.token_hex(8)}
-    with _running("fake-gcs-server", arguments, "/_internal/healthcheck", folder, {}) as url:
+    program = [str(parts.program("fake-gcs-server"))]
+    with _running(program, arguments, "/_internal/healthcheck", folder, {}) as url:
         yield Server("gs", url, token)
 
 
@@ -164,21 +169,38 @@ def open_s3(folder: Path) -> Iterator[Server]:
         return [*ours, "posix", f"--sidecar={metadata}", str(buckets)]
 
     root = {"ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
-    with _running("versitygw", arguments, "/health", folder, root) as url:
+    with _running([str(parts.program("versitygw"))], arguments, "/health", folder, root) as url:
         yield Server("s3", url, keys, buckets)
 
 
 @contextlib.contextmanager
+def open_moto(folder: Path) -> Iterator[Server]:
+    """Starts moto's server of S3, which keeps everything in memory. The arguments are those of ``open_gcs``."""
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # it takes any
+
+    def arguments(port: int) -> list[str]:
+        return ["-H", "127.0.0.1", "-p", str(port)]
+
+    with _running([sys.executable, "-m", "moto.server"], arguments, "/moto-api/", folder, {}) as url:
+        yield Server("s3", url, keys)
+
+
+@contextlib.contextmanager
 def _running(
-    program: str, arguments: Callable[[int], list[str]], health: str, folder: Path, variables: Mapping[str, str]
+    program: Sequence[str],
+    arguments: Callable[[int], list[str]],
+    health: str,
+    folder: Path,
+    variables: Mapping[str, str],
 ) -> Iterator[str]:
-    log = folder / f"{program}.log"
+    name = Path(program[-1]).name
+    log = folder / f"{name}.log"
     for start in range(1, _STARTS + 1):
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [parts.program(program), *arguments(port)],
+                [*program, *arguments(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -187,7 +209,7 @@ def _running(
             )
         try:
             wait_until(
-                f"{program} at {url}",
+                f"{name} at {url}",
                 lambda url=url, process=process: process.poll() is not None or _answers(url + health),  # type: ignore[misc]
                 timeout_s=_READY_S,
                 every_s=0.02,
@@ -197,7 +219,7 @@ def _running(
                 yield url
                 return
             if start == _STARTS or "address already in use" not in log.read_text(errors="replace"):
-                raise ClusterError(f"{program} ended with {process.returncode} before it was ready{log_tail(log)}")
+                raise ClusterError(f"{name} ended with {process.returncode} before it was ready{log_tail(log)}")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -86,7 +86,10 @@ def _build(arguments: argparse.Namespace) -> None:
 
 
 def _install(arguments: argparse.Namespace) -> None:
-    system.install()
+    if arguments.tools:
+        system.install(system.missing_mount_tools())
+        return
+    system.install(system.missing_packages())
     reason = system.why_not_local()
     if reason:
         raise ClusterError(reason)
@@ -159,7 +162,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=parts.NAMES,
         help="only these parts",
     )
-    command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
+    install = command("install", _install, "install missing system packages (Debian and Ubuntu, as root)", named=False)
+    install.add_argument("--tools", action="store_true", help="only those that mount file systems for test-mounts")
     command("doctor", _doctor, "say what this machine lacks, and how to get it", named=False)
     pick = command("pick", _pick, "say who would make a cluster here: kind or local", named=False)
     pick.add_argument("wanted", nargs="?", default=providers.AUTO, help="auto, kind or local (%(default)s)")

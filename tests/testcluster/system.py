@@ -50,6 +50,8 @@ _PROGRAMS = (
 )
 _OTHER_TESTS = (Need("strace", "strace"), Need("fusermount3", "fuse3"))
 """What tests without a cluster need; no reason for a cluster not to run."""
+_MOUNT_TESTS = (Need("mkfs.xfs", "xfsprogs"), Need("mkfs.btrfs", "btrfs-progs"), Need("s3fs", "s3fs"))
+"""What ``make test-mounts`` needs besides."""
 _GO_HINT = "install Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version itself"
 
 
@@ -107,13 +109,17 @@ def missing_packages() -> list[str]:
     return sorted(others | {package for finding in examine() for package in finding.packages})
 
 
-def install() -> None:
-    """Install the missing system packages with apt-get.
+def missing_mount_tools() -> list[str]:
+    """The Debian and Ubuntu packages that make and mount the file systems of ``make test-mounts``."""
+    return sorted({need.package for need in _MOUNT_TESTS if not shutil.which(need.program)})
+
+
+def install(packages: Sequence[str]) -> None:
+    """Install system packages with apt-get.
 
     Raises:
         ClusterError: This is no Debian or Ubuntu, or not root; the message names the packages.
     """
-    packages = missing_packages()
     if not packages:
         return
     names = " ".join(packages)

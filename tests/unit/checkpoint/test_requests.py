@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,7 +22,7 @@ IDLE_S = 1.0
 HEDGES = 2
 
 
-def of(exchanges: list[Exchange], kind: str) -> list[str]:
+def of(exchanges: Sequence[Exchange], kind: str) -> list[str]:
     return [unquote(each.asked.target) for each in exchanges if each.asked.kind == kind]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import gracepoint
 from gracepoint.session.starting_point import RestoredFrom
+from tests import loop_mount
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -40,6 +41,17 @@ def test_first_start_has_the_other_runs_newest_state_at_step_0(base: Path, tmp_p
         assert session.restored == RestoredFrom(str(base), 4, own=False)
         session.step(1, state)
     assert listed(base) == before
+
+
+@pytest.mark.mounts
+def test_a_base_that_is_mounted_read_only_is_restored(base: Path, tmp_path: Path) -> None:
+    with loop_mount.read_only(base, tmp_path / "mount") as mounted:
+        with pytest.raises(OSError, match="Read-only file system"):
+            (mounted / "file").touch()
+        with gracepoint.attach(tmp_path / "own") as session:
+            state, step = session.restore(like=state_of(0), from_=mounted)
+            assert (step, float(state["w"][0, 0])) == (0, 4.0)
+            assert session.restored == RestoredFrom(str(mounted), 4, own=False)
 
 
 def test_a_later_start_has_its_own_checkpoint(base: Path, tmp_path: Path) -> None:

@@ -32,10 +32,13 @@ def check_mount(folder: str) -> None:
     """
     kind, source = mounted_at(folder)
     if scheme := _BUCKETS.get(kind):
+        # Some programs give their own name as the source of the mount.
+        tells_bucket = source != kind.removeprefix("fuse.")
         raise OSError(
             errno.ENOTSUP,
-            f"{folder} is the bucket {source}, mounted as {kind}. A crash in a commit there could lose the save, as "
-            f"a folder is not renamed in one step. Use {scheme}://{source}/... in place of the mount",
+            f"{folder} is {f'the bucket {source}' if tells_bucket else 'a bucket'}, mounted as {kind}. A crash in a "
+            f"commit there could lose the save, as a folder is not renamed in one step. Use "
+            f"{f'{scheme}://{source}/...' if tells_bucket else f'its {scheme}:// URI'} in place of the mount",
         )
     _check_renames(Path(folder))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from tests import loop_mount
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
 TMPFS = Path("/dev/shm")
@@ -18,6 +19,8 @@ TMPFS = Path("/dev/shm")
 
 #: The stores whose folders are real and can be renamed.
 RENAMING = ["posix", "posix-tmpfs", "memory", "volatile"]
+#: File systems that are made and mounted for the tests.
+MOUNTED = [pytest.param(kind, marks=pytest.mark.mounts) for kind in ("xfs", "btrfs")]
 
 
 @contextlib.contextmanager
@@ -36,7 +39,10 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             found.make_folder()
             yield found
             found.delete_folder()
-        case "gs" | "s3":
+        case "xfs" | "btrfs":
+            with tempfile.TemporaryDirectory(dir=request.getfixturevalue(f"{store}_top")) as temporary:
+                yield storage_path(temporary)
+        case "gs" | "s3" | "moto":
             bucket = request.getfixturevalue(f"{store}_bucket")
             yield storage_path(f"{bucket.uri}/top")
         case _:
@@ -45,13 +51,32 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             yield found
 
 
-@pytest.fixture(params=[*RENAMING, "gs", "s3"])
+@pytest.fixture(scope="session")
+def xfs_top(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An XFS."""
+    yield from mounted("xfs", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def btrfs_top(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Btrfs."""
+    yield from mounted("btrfs", tmp_path_factory)
+
+
+def mounted(kind: str, folders: pytest.TempPathFactory) -> Iterator[Path]:
+    if reason := loop_mount.why_not(kind):
+        pytest.skip(reason)
+    with loop_mount.mounted(kind, folders.mktemp(kind)) as mount:
+        yield mount.top
+
+
+@pytest.fixture(params=[*RENAMING, "gs", "s3", "moto", *MOUNTED])
 def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
     with opened(request.param, request, tmp_path) as found:
         yield found
 
 
-@pytest.fixture(params=RENAMING)
+@pytest.fixture(params=[*RENAMING, *MOUNTED])
 def renaming(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
     """Returns an empty folder of each store whose folders can be renamed."""
     with opened(request.param, request, tmp_path) as found:

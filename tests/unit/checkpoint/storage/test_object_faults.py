@@ -57,7 +57,7 @@ def test_a_writer_that_won_knows_it_whatever_becomes_of_the_reply(
         (top / "v").create(b"3")
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503])
 def test_an_error_that_passes_is_tried_again(top: StoragePath, store_proxy: FaultProxy, status: int) -> None:
     with store_proxy.rules(Rule(Fault(How.ANSWER, status=status), times=2)):
         (top / "v").create(b"1")

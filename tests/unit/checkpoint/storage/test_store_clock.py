@@ -13,7 +13,7 @@ def date(ahead_s: float) -> str:
     return email.utils.formatdate(time.time() + ahead_s, usegmt=True)
 
 
-def test_the_clock_of_a_store_that_is_ahead_is_known_to_a_second() -> None:
+def test_a_clock_that_is_ahead_is_known_to_a_second() -> None:
     clock = StoreClock()
     assert not clock.is_known
     clock.told(date(100), time.time())
