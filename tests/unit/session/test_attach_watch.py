@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from gracepoint.errors import BarrierError
 from gracepoint.multihost import InMemoryStore, StoreGang, StoreUnavailable
 from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.settings import Settings
@@ -46,19 +47,33 @@ def watch(operator: Operator, action: str = "report", **options: Any) -> AttachW
     return AttachWatch(settings, operator=lambda: operator, slow_s=LIMIT_S / 2, **options)  # type: ignore[arg-type,return-value]
 
 
-def come(gang: StoreGang) -> threading.Thread:
-    """Has a process come to the barrier, in a thread that waits there."""
-    barrier: Callable[[], None] = functools.partial(gang.barrier, KEY, timeout_s=PATIENCE_S)
-    waiting = threading.Thread(target=barrier, daemon=True)
-    waiting.start()
-    until_s = time.monotonic() + PATIENCE_S
-    while not gang.awaited():
-        assert time.monotonic() < until_s, "the process does not wait"
-        time.sleep(0.005)
-    return waiting
+@pytest.fixture
+def come() -> Iterator[Callable[[StoreGang], None]]:
+    """Has a process come to the barrier, in a thread that waits there until the end of the test."""
+    waiting: list[tuple[StoreGang, threading.Thread]] = []
+
+    def wait(gang: StoreGang) -> None:
+        with contextlib.suppress(BarrierError):
+            gang.barrier(KEY, timeout_s=PATIENCE_S)
+
+    def begin(gang: StoreGang) -> None:
+        thread = threading.Thread(target=wait, args=(gang,))
+        thread.start()
+        waiting.append((gang, thread))
+        until_s = time.monotonic() + PATIENCE_S
+        while not gang.awaited():
+            assert time.monotonic() < until_s, "the process does not wait"
+            time.sleep(0.005)
+
+    yield begin
+    for gang, thread in waiting:
+        gang.cancel(KEY, "the test has ended")
+        thread.join(PATIENCE_S)
 
 
-def test_the_processes_that_do_not_come_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_processes_that_do_not_come_are_named(
+    come: Callable[[StoreGang], None], caplog: pytest.LogCaptureFixture
+) -> None:
     first, second, third = gangs(3)
     come(second), come(third)
     operator = Operator()
@@ -76,7 +91,7 @@ def test_the_processes_that_do_not_come_are_named(caplog: pytest.LogCaptureFixtu
     assert over.over
 
 
-def test_one_of_those_that_wait_tells_the_operator() -> None:
+def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreGang], None]) -> None:
     _, second, third = gangs(3)
     come(second), come(third)
     telling, silent = Operator(), Operator()

@@ -117,6 +117,13 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
     assert "buildah: not found (package buildah on Debian and Ubuntu)" in (system.why_not_local() or "")
 
 
+def test_programs_that_mount_are_no_need_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "mkfs.xfs" else which(name))
+    assert "xfsprogs" in system.missing_mount_tools()
+    assert "xfsprogs" not in system.missing_packages()
+
+
 def test_a_cache_where_nodes_have_their_own_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda *names: Path("/var/lib/x", *names))
     assert "set GRACEPOINT_CACHE" in system._cache_place().fix
