@@ -75,7 +75,8 @@ def test_the_processes_that_do_not_come_are_named(
     come: Callable[[StoreGang], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third = gangs(3)
-    come(second), come(third)
+    come(second)
+    come(third)
     operator = Operator()
     with caplog.at_level(logging.WARNING), watch(operator) as watching:
         watching.met(second, ["pod-0", "pod-1", "pod-2"])
@@ -93,7 +94,8 @@ def test_the_processes_that_do_not_come_are_named(
 
 def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreGang], None]) -> None:
     _, second, third = gangs(3)
-    come(second), come(third)
+    come(second)
+    come(third)
     telling, silent = Operator(), Operator()
     with watch(telling) as a, watch(silent) as b:
         a.met(second)
@@ -129,10 +131,11 @@ def test_process_0_is_suspected_if_the_store_does_not_answer() -> None:
 
 def test_a_stage_that_goes_on_in_time_is_not_told() -> None:
     operator = Operator()
-    with watch(operator) as watching:
-        for number in range(20):
+    settings = Settings(stall_after_s=2.0)
+    with AttachWatch(settings, operator=lambda: operator, slow_s=2.0) as watching:  # type: ignore[arg-type,return-value]
+        for number in range(25):  # longer than the limit, all together
             with watching.at(f"stage {number}"):
-                time.sleep(LIMIT_S / 5)
+                time.sleep(0.1)
     assert operator.messages == []
 
 
