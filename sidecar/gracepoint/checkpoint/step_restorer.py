@@ -130,10 +130,8 @@ class StepRestorer:
         self._save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
             self._committed.newest = restored.step
-        if restored is not None:
-            self._committed.mark(restored.passed_over)
-        if tidy:
-            self._committed.tidy(self._committed.newest, self._executor.saves)
+        damaged = {} if restored is None else restored.passed_over
+        self._committed.after_restore(damaged, self._executor.saves, tidies=tidy)
         return restored
 
     def restore_base(

@@ -47,10 +47,13 @@ class CommittedSteps:
         logger.info("step %d is committed already", step)
         return True
 
-    def mark(self, damaged: Mapping[int, str]) -> None:
-        """Marks ``damaged`` steps, and removes the mark of the newest one."""
+    def after_restore(self, damaged: Mapping[int, str], ordinal: int, *, tidies: bool) -> None:
+        """Marks ``damaged`` steps, removes the mark of the newest one, and tidies up; see ``StepCleaner``."""
         if self._gang.process_index == 0:
-            self._cleaner.mark(damaged, self.newest)
+            self._cleaner.after_restore(
+                damaged, self.newest, ordinal=ordinal, tidies=tidies, give_up_old=not self._has_tidied
+            )
+            self._has_tidied |= tidies
 
     def tidy(self, newest_good: int | None, ordinal: int) -> None:
         """Deletes old steps and trash; see ``StepCleaner.tidy``."""

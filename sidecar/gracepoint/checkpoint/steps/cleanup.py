@@ -1,13 +1,14 @@
 """Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
-The caller's thread renames folders to trash. One background thread deletes the trash, and ends when none is left. No
-save waits for that thread. The next start deletes what a process leaves behind.
+The caller's thread renames folders to trash. One background thread deletes the trash, and ends when none is left. In an
+object store, that thread also does all that a restore leaves to do, as each look takes a round trip. No save waits for
+that thread. The next start deletes what a process leaves behind.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout, Temporary
@@ -39,6 +40,38 @@ class StepCleaner:
             ordinal: Ordinal of this attempt's newest save, which is part of the name of the trash.
             give_up_old: Whether old unfinished saves of other attempts are deleted, too.
         """
+        self._discard(newest_good, ordinal, give_up_old=give_up_old)
+        self._sweep()
+
+    def after_restore(
+        self, damaged: Mapping[int, str], restored: int | None, *, ordinal: int, tidies: bool, give_up_old: bool
+    ) -> None:
+        """Does what a restore leaves to do: marks of damaged steps, and what ``tidy`` does. No OSError is raised.
+
+        Args:
+            damaged: The steps that the restore went back from, with the damage.
+            restored: The step that was restored. None if there was none.
+            ordinal: As in ``tidy``.
+            tidies: False if only the marks are to be written.
+            give_up_old: As in ``tidy``.
+        """
+        if damaged:
+            self.mark(damaged, None)
+
+        def work() -> None:
+            if restored is not None:
+                self.mark({}, restored)
+            if tidies:
+                self._discard(restored, ordinal, give_up_old=give_up_old)
+
+        if self._paths.root.backend.renames or self._sweeper.busy:
+            work()
+            if tidies:
+                self._sweep()
+        else:
+            self._sweep(work)
+
+    def _discard(self, newest_good: int | None, ordinal: int, *, give_up_old: bool) -> None:
         try:
             if newest_good is not None:
                 retention.apply(
@@ -48,7 +81,6 @@ class StepCleaner:
                 commit.give_up_old(self._paths, attempt=self._attempt, older_than_s=UNFINISHED_KEPT_S)
         except OSError as error:
             logger.warning("%s was not tidied up: %s", self._paths.root, error)
-        self._sweep()
 
     def mark(self, damaged: Mapping[int, str], good: int | None) -> None:
         """Marks ``damaged`` steps, and removes the mark of the step ``good``. An OSError is logged, not raised."""
@@ -69,11 +101,15 @@ class StepCleaner:
             logger.warning("trash in %s is left to the next start: %s", self._paths.root, error)
         self._tell_error()
 
-    def _sweep(self) -> None:
+    def _sweep(self, first: Callable[[], None] = lambda: None) -> None:
+        def work() -> None:
+            first()
+            commit.empty_trash(self._paths)
+
         if not self._sweeper.busy:  # otherwise the next call deletes the new trash
             self._tell_error()
             try:
-                self._sweeper.start("deletion of trash", lambda: commit.empty_trash(self._paths))
+                self._sweeper.start("deletion of trash", work)
             except RuntimeError as error:  # for example at the end of the interpreter: no reason to fail a save
                 logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
 
