@@ -74,11 +74,12 @@ class TimedChannel(OperatorConnection):
         super().__init__(url, ca_certificate, token_file)
         self._pod = pod
 
-    def post(self, path: str, message: Message, *, timeout_s: float) -> None:
-        super().post(path, message, timeout_s=timeout_s)
+    def post(self, path: str, message: Message, *, timeout_s: float) -> bytes:
+        answer = super().post(path, message, timeout_s=timeout_s)
         if isinstance(message, Acknowledgement):
             say("acknowledged", self._pod, message.preemption, f"{time.time():.6f}")
         self.close()  # as one that idled until then would have been
+        return answer
 
 
 class TimedOperator(Operator):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gracepoint.version import __version__
-from gracepoint_cli.commands import checkpoints, doctor, drill, lint, signals, status, timeline
+from gracepoint_cli.commands import checkpoints, doctor, drill, goodput, lint, signals, status, timeline
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import say
 
@@ -39,6 +39,7 @@ def _options(
 
 
 app.command()(status.status)
+app.command()(goodput.goodput)
 app.command()(drill.drill)
 app.command()(timeline.timeline)
 app.add_typer(checkpoints.app, name="checkpoints")

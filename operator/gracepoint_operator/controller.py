@@ -13,8 +13,7 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 * ``_tick``: once a second, for what depends on time alone: workloads whose next decision is due, preemptions that were
   held back, requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
-* ``ConnectionWriter.run``: counts twice a minute which pods are connected;
-* ``LoopLag.measure``: measures how late this loop is;
+* ``ConnectionWriter.run``: counts twice a minute which pods are connected; ``LoopLag.measure``: how late this loop is;
 * ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
   answer.
 
@@ -180,6 +179,7 @@ class Controller:
             self._request_writer,
             self._preemption_writer,
             clock,
+            self._policy_writer.goodput.observe,
             likely_gangs_per_minute,
             replicas,
         )

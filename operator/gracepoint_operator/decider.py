@@ -17,6 +17,7 @@ from gracepoint_operator.decisions import rate_limit
 from gracepoint_operator.decisions.decide import Check, Wait, decide
 from gracepoint_operator.decisions.next_decision import next_decision_at
 from gracepoint_operator.decisions.request_answers import Answer
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
@@ -36,6 +37,8 @@ class Decider:
         request_writer: Writes answers to requests.
         preemption_writer: Knows which records this replica created.
         clock: Seconds since the epoch.
+        observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
+            event.
         likely_gangs_per_minute: At most so many gangs are told of signals that are not certain; see ``rate_limit``.
         replicas: Number of replicas that share this limit.
 
@@ -52,6 +55,7 @@ class Decider:
         request_writer: RequestWriter,
         preemption_writer: PreemptionWriter,
         clock: Callable[[], float],
+        observe: Callable[[GangSnapshot], float | None],
         likely_gangs_per_minute: int,
         replicas: int,
     ) -> None:
@@ -62,6 +66,7 @@ class Decider:
         self._request_writer = request_writer
         self._preemption_writer = preemption_writer
         self._clock = clock
+        self._observe = observe
         self._likely_gangs_per_minute = likely_gangs_per_minute
         self._replicas = replicas
         self.held_back: set[str] = set()
@@ -91,8 +96,9 @@ class Decider:
             log.warning(
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
+        observe_at = self._observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
-        return next_decision_at(decided, now)
+        return min((at for at in (next_decision_at(decided, now), observe_at) if at is not None), default=None)
 
     def tell_hints(self, uid: str) -> None:
         """Tells new subscribers of a workload the hints that they have missed."""

@@ -44,6 +44,22 @@ def all_cores() -> int:
     return os.cpu_count() or 1
 
 
+def processor(root: Path = Path("/")) -> str:
+    """Returns what identifies the kind of CPU: its architecture, model and features. It is the same on equal machines.
+
+    Args:
+        root: Of the file system that ``proc`` is looked for in.
+    """
+    try:
+        lines = (root / "proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    wanted = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    named = {name.strip(): value.strip() for name, value in found.items()}
+    return "\n".join([os.uname().machine, *(named[name] for name in wanted if name in named)])
+
+
 def available_memory_bytes() -> int:
     """Returns how much memory of the machine is free."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

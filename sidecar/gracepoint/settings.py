@@ -15,6 +15,10 @@ from typing import Any, Self
 
 from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
+    COMPILATION_CACHE_OFF,
+    COMPILATION_CACHE_ON,
+    DEFAULT_COMPILATION_CACHE_BYTES,
+    DEFAULT_COMPILATION_CACHE_DAYS,
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
@@ -23,6 +27,8 @@ from gracepoint.wire.names import (
     ENV_PREFIX,
     METADATA_AUTO,
     METADATA_CLOUDS,
+    SAVE_AUTO,
+    SAVE_FIXED,
     STALL_REPORT,
     STALL_RESTART,
     TOKEN_FILE,
@@ -64,6 +70,7 @@ class Settings:
     directory: str | None = None
     save_every_steps: int = 0  # 0: no periodic saves by number of steps
     save_every_s: float = 0.0  # 0: no periodic saves by time
+    save_interval: str = SAVE_FIXED  # SAVE_AUTO: the operator suggests the seconds, and steps do not count
     keep_last: int = 3
     keep_every_steps: int = 0  # 0: no steps are kept for that reason
     keep_for_s: float = 0.0  # 0: no steps are kept for that reason
@@ -76,6 +83,9 @@ class Settings:
     head_start_s: float = DEFAULT_HEAD_START_S  # a save begins that long before the deadline at the latest
     stall_after_s: float = DEFAULT_STALL_AFTER_S  # 0: nothing is watched
     stall_action: str = STALL_REPORT
+    compilation_cache: str | None = None  # off, on, or the directory of compiled programs; None: off
+    compilation_cache_bytes: int = DEFAULT_COMPILATION_CACHE_BYTES  # of all compiled programs together
+    compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # without use, after which one is deleted
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -202,12 +212,6 @@ def _number(low: float, *, above: bool = False) -> Reader:
     return read
 
 
-def _writer(name: str, value: str) -> str:
-    if value not in ("thread", "worker") and not value.startswith("/"):
-        raise SettingsError(f"{name}: expected thread, worker, or the path of a keeper's socket, found {value!r}")
-    return value
-
-
 def _https_url(name: str, value: str) -> str:
     parts = urllib.parse.urlsplit(value)
     if parts.scheme != "https" or not parts.hostname:
@@ -231,16 +235,25 @@ def _clouds(name: str, value: str) -> tuple[str, ...]:
     return found
 
 
-def _one_of(*words: str) -> Reader:
+def _one_of(*words: str, other: str = "", fits: Callable[[str], bool] = lambda _: False) -> Reader:
+    wanted = f"{', '.join(words)}, or {other}" if other else " or ".join(words)
+
     def read(name: str, value: str) -> str:
-        if value not in words:
-            raise SettingsError(f"{name}: expected {' or '.join(words)}, found {value!r}")
+        if value not in words and not fits(value):
+            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
         return value
 
     return read
 
 
 _exit_code = _integer(3, 125)
+_writer = _one_of("thread", "worker", other="the path of a keeper's socket", fits=lambda value: value.startswith("/"))
+_cache = _one_of(
+    COMPILATION_CACHE_OFF,
+    COMPILATION_CACHE_ON,
+    other="an absolute path or a URI such as gs://bucket/name",
+    fits=lambda value: value.startswith("/") or "://" in value,
+)
 
 #: Environment variable -> (field, function that reads its text).
 _READERS: dict[str, tuple[str, Reader]] = {
@@ -269,6 +282,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.DIRECTORY: ("directory", _text),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
     Env.SAVE_EVERY_S: ("save_every_s", _number(0)),
+    Env.SAVE_INTERVAL: ("save_interval", _one_of(SAVE_FIXED, SAVE_AUTO)),
     Env.KEEP_LAST: ("keep_last", _integer(1)),
     Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
     Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
@@ -281,6 +295,9 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.HEAD_START_S: ("head_start_s", _number(0)),
     Env.STALL_AFTER_S: ("stall_after_s", _number(0)),
     Env.STALL_ACTION: ("stall_action", _one_of(STALL_REPORT, STALL_RESTART)),
+    Env.COMPILATION_CACHE: ("compilation_cache", _cache),
+    Env.COMPILATION_CACHE_BYTES: ("compilation_cache_bytes", _integer(1)),
+    Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

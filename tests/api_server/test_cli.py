@@ -220,3 +220,19 @@ async def test_names_of_jobsets_are_completed(gang: Gang, monkeypatch: pytest.Mo
     for name in ("_GRACEPOINT_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
         monkeypatch.setenv(name, "")  # so that what is set in between is undone
     assert await asyncio.to_thread(words, ["drill", "--namespace", gang.name], "tr") == ["train"]
+
+
+async def test_the_time_of_a_job_is_a_table_or_json(gang: Gang, replica: Replica) -> None:
+    async def shown() -> bool:
+        return bool((await ask(gang, "goodput", "-o", "json")).json)
+
+    await until(shown, "the account of the JobSet")
+    (account,) = (await ask(gang, "goodput", "-o", "json")).json
+    assert (account["name"], account["policy"]) == ("train", "careful")
+    assert sum(account["seconds"].values()) == pytest.approx(account["totalSeconds"])
+    table = await ask(gang, "goodput")
+    assert table.out.splitlines()[0].split()[:3] == ["JOBSET", "GOODPUT", "TOTAL"]
+    whole = await ask(gang, "goodput", "train")
+    assert [line.split()[0] for line in whole.out.splitlines()[2:13]] == list(account["seconds"])
+    nobody = await ask(gang, "goodput", "nobody")
+    assert (nobody.code, "no account of a JobSet 'nobody'" in nobody.err) == (3, True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
+
 import pytest
 
 from demo import nodes
@@ -10,6 +13,7 @@ from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.cluster.machine import end_at_once, paused
 from tests.cluster.operator import restart_abruptly, stopped
+from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -50,6 +54,28 @@ def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     finished(run, undisturbed)
     committed(run.wait_for_phase(Phase.COMMITTED))
     assert [p["spec"]["cause"] for p in run.look().preemptions] == ["PodDeletion"]
+    account = finished_account(run)
+    assert (account["disruptions"], account["losses"]) == (1, 0)
+    seconds = account["seconds"]
+    whole = datetime.fromisoformat(account["until"]) - datetime.fromisoformat(account["since"])
+    assert sum(seconds.values()) <= whole.total_seconds() + 0.001
+    assert {"training", "saving", "leaving", "scheduling", "image", "join", "restore", "compile"} <= seconds.keys()
+    assert not {"recomputation", "unknown"} & seconds.keys()
+
+
+def finished_account(run: TrainingRun) -> Json:
+    """Waits until the policy's status has the account of the finished run; returns it."""
+
+    def found() -> Json | None:
+        answer = run.cluster.kubectl("get", "checkpointpolicies", f"--namespace={run.namespace}", "--output=json")
+        policies = json.loads(answer.stdout)["items"]
+        accounts = [account for policy in policies for account in policy.get("status", {}).get("goodput", [])]
+        return next((item for item in accounts if item["name"] == run.name and "finished" in item), None)
+
+    wait_until("the account of the finished run", lambda: found() is not None, timeout_s=60)
+    account = found()
+    assert account is not None
+    return account
 
 
 def test_sigterm_alone_while_the_operator_is_down(run: TrainingRun, undisturbed: TrainingRun) -> None:

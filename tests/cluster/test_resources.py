@@ -96,6 +96,11 @@ def _record(cluster: Cluster, name: str) -> None:
             ["spec.checkpoint", "only for a directory that is a gs:// or s3:// URI", "found /c"],
             id="endpoint for a path",
         ),
+        pytest.param(
+            {"compilationCache": {"directory": "programs"}},
+            ["spec.compilationCache.directory", "expected an absolute path", "found programs"],
+            id="relative path of programs",
+        ),
         pytest.param({"mode": "enforce"}, ["spec.mode", '"Enforce", "Observe"'], id="unknown mode"),
         pytest.param({"signals": ["Taint"]}, ["spec.signals[0]", "NodeTaint"], id="unknown signal"),
         pytest.param({"deadline": {"margin": 0.5}}, ["spec.deadline.margin", "1"], id="margin below 1"),

@@ -321,11 +321,6 @@ def bound(cluster: Cluster, all_cases: list[Case]) -> Iterator[Api]:
                 timeout_s=90,
                 hint=lambda: str(pods(connection)),
             )
-            # kopf looks for a new kind at each event of its definition. The discovery documents may be older than the
-            # last one. Then only the sweep, minutes later, would find the objects.
-            for definition in CRDS:
-                name = f"crd/{definition['metadata']['name']}"
-                cluster.kubectl("annotate", name, "--overwrite", "gracepoint.test/served=true")
             running = {case.node for case in all_cases if case.runs}
             core = client.CoreV1Api(connection)
             for pod in core.list_namespaced_pod(NAMESPACE).items:

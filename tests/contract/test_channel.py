@@ -28,12 +28,17 @@ from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.frames import Hello, Ping
-from gracepoint.wire.messages import Acknowledgement, Phase
+from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
+from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput.categories import Category
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.save_interval import daly_s
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.workloads import WorkloadIdentity
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -389,3 +394,43 @@ def test_ack_of_an_open_stream_costs_no_token_review(replica: Replica) -> None:
     replica.post("token-1", PATH_ACKNOWLEDGE, other)
     assert reviews() == before + 1
     stream.close()
+
+
+@pytest.mark.parametrize("disruptions", [0, 4], ids=["no disruption yet", "some disruptions"])
+def test_a_forecast_is_answered_with_the_interval_of_saves(
+    start: Callable[..., Replica], api: MemoryApi, disruptions: int
+) -> None:
+    begun_ms = round((objects.NOW - 4000) * 1000)
+    ledger = Ledger(since_ms=begun_ms, settled={Category.TRAINING: 3_600_000}, disruptions=disruptions)
+    entry = stored.written(ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000)
+    api.add(kinds.POLICIES, {**objects.policy(), "status": {"goodput": [entry.to_json()]}})
+    replica = start(api)
+    stream = replica.stream(0)
+    told: list[float] = []
+    sender = Sender(replica.channel("token-0"), time.monotonic)
+    sender.on_interval = told.append
+    try:
+        sender.send(_forecast(saves=10), within_s=WAIT_S)
+        assert sender.flush(WAIT_S)
+    finally:
+        sender.close()
+        stream.close()
+    assert len(told) == bool(disruptions)
+    # Four disruptions in about an hour, of which each loses steps with the probability of one in six.
+    assert told == pytest.approx([daly_s(0.5, 3700 / 4 * 6)] * len(told), rel=0.02)
+
+
+def _forecast(saves: int) -> Forecast:
+    spent = Spent(now_s=100.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saves=saves, saves_s=0.5 * saves)
+    return Forecast(
+        pod_uid="uid-pod-0-0",
+        session="s-0",
+        workload_uid=JOBSET_UID,
+        state_bytes=1,
+        step_s=0.1,
+        drain_s=0.1,
+        save_s=0.5,
+        margin=1.25,
+        spent=spent,
+        takes_interval=True,
+    )

@@ -41,7 +41,7 @@ def test_a_golden_message_is_read_whole(path: Path) -> None:
 
 
 def test_every_message_has_a_golden_file() -> None:
-    parts = {"Message", "Frame", "StageTiming"}  # bases, and what stands inside other messages
+    parts = {"Message", "Frame", "StageTiming", "Spent"}  # bases, and what stands inside other messages
     names = {
         name
         for name, value in NAMES.items()

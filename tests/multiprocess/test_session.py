@@ -124,6 +124,18 @@ def test_notice_to_one_process_stops_all_and_reports_every_phase(
     assert forecasts[-1].state_bytes == STATE_BYTES
     assert forecasts[-1].save_s > 0
 
+    spent = last.spent
+    assert spent is not None
+    assert spent.restored_s is not None
+    assert spent.trained_s is not None
+    assert spent.left_s is not None
+    assert 0 < spent.joined_s < spent.restored_s < spent.trained_s < spent.left_s <= spent.now_s
+    assert spent.saves >= 1
+    assert 0 < spent.saves_s < spent.saving_s
+    # What is known of the saved step is all that was trained.
+    trained_s = spent.left_s - spent.trained_s - spent.saving_s
+    assert (spent.passed or {})[str(end[1])] == pytest.approx(trained_s, abs=0.001)
+
 
 def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: OperatorServer, tmp_path: Path) -> None:
     processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)], steps=60)
@@ -206,6 +218,12 @@ def test_loop_saving_with_orbax_stops_at_one_step_in_all_processes(operator: Ope
         assert f"orbax has {end[1]}" in results[0].output
     last = operator.messages(Report)[-1]
     assert (last.phase, last.step) == (Phase.COMMITTED, end[1])
+    (resumption,) = operator.messages(Resumption)
+    assert (resumption.restored_step, resumption.training) == (None, True)
+    assert last.spent is not None
+    assert last.spent.trained_s is not None
+    assert last.spent.first_step == 0
+    assert last.spent.left_s is not None
 
 
 def test_uncaught_error_ends_its_process_though_peers_are_stuck(start: Start) -> None:

@@ -23,8 +23,16 @@ from tests.testcluster.shell import say
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status."""
     arguments = _parser().parse_args(argv)
-    if arguments.command != "guard":
-        signal.signal(signal.SIGTERM, _interrupt)
+    if arguments.command == "guard":
+        return _run(arguments)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)  # for callers that live on
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         return int(arguments.run(arguments) or 0)
     except ClusterError as error:

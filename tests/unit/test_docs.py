@@ -20,7 +20,8 @@ from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_PREFIX, LABEL_POLICY, Env
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.resources.policy import Checkpoint, CheckpointPolicySpec
+from gracepoint_operator.resources.policy import CheckpointPolicySpec
+from gracepoint_operator.resources.policy_checkpoint import Checkpoint
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 
 ROOT = Path(__file__).parents[2]

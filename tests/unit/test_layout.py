@@ -16,6 +16,7 @@ WORDS_LIMIT = 12
 PACKAGES = {
     "checkpoint": "sidecar/gracepoint/checkpoint",
     "cli": "operator/gracepoint_cli",
+    "compile_cache": "sidecar/gracepoint/compile_cache",
     "multihost": "sidecar/gracepoint/multihost",
     "operator": "operator/gracepoint_operator",
     "preemption": "sidecar/gracepoint/preemption",

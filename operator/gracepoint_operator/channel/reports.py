@@ -13,7 +13,17 @@ from collections.abc import Callable
 
 import tenacity
 
-from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Phase, Report, Resumption, Stall
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Mode,
+    Phase,
+    Report,
+    Resumption,
+    SaveEvery,
+    Stall,
+    Subscription,
+)
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.fresh_looks import look_afresh
@@ -81,12 +91,16 @@ class ReportHandler:
         self._metrics = metrics
         self._clock = clock
 
-    async def take(self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall) -> None:
-        """Handles a message of a running pod.
+    async def take(
+        self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall
+    ) -> SaveEvery | None:
+        """Handles a message of a running pod. Returns the answer, if there is one.
 
         Raises:
             UnknownPreemption: It names a preemption that does not exist.
         """
+        if not isinstance(message, Acknowledgement | Stall):
+            self._policy_writer.goodput.hear(pod, message.session, message.spent)
         match message:
             case Acknowledgement():
                 self._acknowledged(pod, await self._find(pod, message.preemption))
@@ -94,10 +108,16 @@ class ReportHandler:
                 await self._report(pod, message)
             case Forecast():
                 self._policy_writer.forecast(message)
+                return self._policy_writer.goodput.answer(message)
             case Resumption():
                 self._resumed(pod, message)
             case Stall():
                 self._stalls.take(pod, message)
+        return None
+
+    def subscribed(self, pod: Pod, hello: Subscription) -> None:
+        """A process of a running pod has connected."""
+        self._policy_writer.goodput.hear(pod, hello.session, hello.spent)
 
     def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
         now = self._clock()

@@ -27,7 +27,7 @@ from gracepoint.errors import WireError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, json_key
 from gracepoint.wire.frames import Frame, Hello
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Stall, Subscription
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.loop_calls import LoopCalls
@@ -179,7 +179,7 @@ class Channel:
         """Handles a message of a session that has subscribed before."""
         try:
             message = await _read(request, kind)
-            await self._on_core(self._take_in(_authorization(request), message))
+            answer = await self._on_core(self._take_in(_authorization(request), message))
         except UnknownPreemption as error:
             return self._refuse(request, RequestRefused(404, AuthenticationFailure.UNKNOWN_PREEMPTION, str(error)))
         except client.KubeError as error:
@@ -188,9 +188,9 @@ class Channel:
             return self._refuse(request, RequestRefused(400, AuthenticationFailure.BAD_MESSAGE, str(error)))
         except RequestRefused as refusal:
             return self._refuse(request, refusal)
-        return web.Response(status=204)
+        return web.Response(status=204) if answer is None else web.Response(text=answer.to_json())
 
-    async def _take_in(self, authorization: str, message: _FromSession) -> None:
+    async def _take_in(self, authorization: str, message: _FromSession) -> SaveEvery | None:
         """On the controller's loop."""
         if isinstance(message, Acknowledgement) and self._subscribers.is_connected(message.pod_uid, message.session):
             # A gang's acknowledgements come all at once, too many to review each token. Only the two ends of an open
@@ -200,7 +200,7 @@ class Channel:
             pod = await self._admit(authorization, message.pod_uid, message.session)
         if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
             raise _mismatch(json_key("workload_uid"), message.workload_uid, pod.workload_uid)
-        await self._reports.take(pod, message)
+        return await self._reports.take(pod, message)
 
     async def _admit_subscriber(self, authorization: str, subscriber: Subscriber) -> None:
         """On the controller's loop: connects the subscriber if its message matches its pod."""
@@ -218,6 +218,7 @@ class Channel:
             if found != expected:
                 raise _mismatch(field, found, expected)
         self._subscribers.connect(subscriber)
+        self._reports.subscribed(pod, hello)
         self._metrics.subscriptions.set(len(self._subscribers))
 
     def _leave(self, subscriber: Subscriber) -> None:
@@ -253,8 +254,7 @@ class Channel:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         pod = await self._authenticator.admit(authorization, pod_uid)
         known = self._subscribers
-        stopped = known.is_stopped(pod_uid, session)
-        if stopped or not (subscribes or known.speaks_for(pod_uid, session)):
+        if known.is_stopped(pod_uid, session) or not (subscribes or known.speaks_for(pod_uid, session)):
             message = f"session: found {session!r}, which is not the pod's newest; it stopped, or never began"
             raise RequestRefused(403, AuthenticationFailure.STOPPED_SESSION, message)
         return pod

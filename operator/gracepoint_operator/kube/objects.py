@@ -7,7 +7,7 @@ Decisions use these records, so that no rule depends on the shape of API objects
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire import names
@@ -103,6 +103,8 @@ class Pod:
         deletion_grace_s: The grace period of that deletion. None if it is not being deleted.
         phase: As in the status: Pending, Running, Succeeded or Failed.
         ready: Whether its condition Ready is True.
+        started_at: When the last of its containers was started. None while one was not.
+        ended_at: When the last of its containers ended. None while one has not.
         membership: The workload to which it belongs.
     """
 
@@ -119,6 +121,8 @@ class Pod:
     deletion_grace_s: float | None
     phase: str
     ready: bool
+    started_at: float | None
+    ended_at: float | None
     membership: Membership
 
     @property
@@ -197,6 +201,7 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
     with reading("a pod"):
         meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
         conditions, labels = true_conditions(status), read_labels(meta)
+        containers = [entry.get("state") or {} for entry in status.get("containerStatuses") or ()]
         scheduled = conditions.get("PodScheduled")
         return Pod(
             namespace=shared(text(meta["namespace"])),
@@ -223,5 +228,18 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             deletion_grace_s=optional_number(meta.get("deletionGracePeriodSeconds"), None),
             phase=shared(text(status.get("phase") or "Pending")),
             ready="Ready" in conditions,
+            started_at=_last([_time_of(state, "startedAt", "running", "terminated") for state in containers]),
+            ended_at=_last([_time_of(state, "finishedAt", "terminated") for state in containers]),
             membership=shared(membership_of(labels)),
         )
+
+
+def _time_of(state: Mapping[str, Any], field: str, *names_of_states: str) -> float | None:
+    """Returns a time in the state of a container, which has one entry. None if it is in another state."""
+    return next((parse_time(state[name].get(field)) for name in names_of_states if state.get(name)), None)
+
+
+def _last(times: Sequence[float | None]) -> float | None:
+    """Returns the latest time. None if there are none, or one of them has not come."""
+    known = [at for at in times if at is not None]
+    return max(known) if known and len(known) == len(times) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import prometheus_client as prometheus
 
 _LONG_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
@@ -11,10 +13,15 @@ _FAST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 class Metrics:
-    """All metrics of one operator process, in a registry of their own."""
+    """All metrics of one operator process, in a registry of their own.
+
+    Attributes:
+        before_text: Called before the metrics are read, for what grows with the time.
+    """
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
+        self.before_text: Callable[[], None] = lambda: None
         self.signal_to_notice_s = prometheus.Histogram(
             "gracepoint_signal_to_notice_seconds",
             "From first observing a signal to having written a notice to a subscriber's stream.",
@@ -107,6 +114,12 @@ class Metrics:
         self.steps_lost = prometheus.Counter(
             "gracepoint_steps_lost",
             "Completed training steps that the committed checkpoints lack.",
+            registry=self.registry,
+        )
+        self.goodput_s = prometheus.Gauge(
+            "gracepoint_goodput_seconds",
+            "Where the time of a workload went since its account began. Each replica shows all workloads.",
+            ["namespace", "workload", "category"],
             registry=self.registry,
         )
         self.false_alarms = prometheus.Counter(
@@ -224,4 +237,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition format."""
+        self.before_text()
         return prometheus.generate_latest(self.registry)

@@ -17,6 +17,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
@@ -25,6 +26,7 @@ from gracepoint_operator.resources import (
     WorkloadForecast,
 )
 from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads import Workload
 
 
 class PolicyWriter:
@@ -37,6 +39,9 @@ class PolicyWriter:
         clock: Seconds since the epoch.
         replica: This replica's name.
         interval_s: Seconds between two writes of one policy.
+
+    Attributes:
+        goodput: Keeps the accounts of the workloads' time, which are in the statuses.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
+        self.goodput = GoodputRecorder(cache, self.touch, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -119,6 +125,7 @@ class PolicyWriter:
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
+        self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -133,13 +140,15 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes = self._unreadable(body, str(error))
+            changes, workloads = self._unreadable(body, str(error)), []
         else:
-            changes = self._status(policy).changes_since(policy.status)
+            workloads = self._workloads(key)
+            changes = self._status(policy, workloads).changes_since(policy.status)
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
+        self.goodput.written(workloads)
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
 
@@ -159,13 +168,13 @@ class PolicyWriter:
         wanted = {"observedGeneration": generation, "conditions": conditions}
         return {name: value for name, value in wanted.items() if value != status.get(name)}
 
-    def _status(self, policy: CheckpointPolicy) -> CheckpointPolicyStatus:
-        now = self._clock()
-        key, objects = (policy.namespace, policy.name), self._cache.objects
-        workloads = sorted(
-            (objects.workloads[uid] for uid in objects.workloads_with_policy(key)),
-            key=lambda item: item.name,
-        )
+    def _workloads(self, key: Key) -> list[Workload]:
+        objects = self._cache.objects
+        found = (objects.workloads[uid] for uid in objects.workloads_with_policy(key))
+        return sorted(found, key=lambda item: item.name)
+
+    def _status(self, policy: CheckpointPolicy, workloads: Sequence[Workload]) -> CheckpointPolicyStatus:
+        now, key = self._clock(), (policy.namespace, policy.name)
         forecasts = policy_status.newest_forecasts(
             self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in workloads}
         )
@@ -211,6 +220,7 @@ class PolicyWriter:
             workloads=PolicyWorkloads(count=len(workloads), names=[item.name for item in workloads[:50]]),
             conditions=policy_status.joined_conditions(conditions, before),
             forecasts=forecasts,
+            goodput=self.goodput.entries(policy, workloads, forecasts),
             last_save=policy_status.last_save(epochs, policy.status.last_save),
             replicas=None if policy.status.replicas is None else connectivity.living(policy.status.replicas, now),
         )

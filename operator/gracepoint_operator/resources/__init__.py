@@ -5,9 +5,15 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
+from gracepoint_operator.resources.goodput import (
+    GangLife,
+    PassedStep,
+    SaveSuggestion,
+    SecondsByCategory,
+    WorkloadGoodput,
+)
 from gracepoint_operator.resources.policy import (
     AfterSave,
-    Checkpoint,
     CheckpointPolicy,
     CheckpointPolicySpec,
     DeadlinePolicy,
@@ -15,6 +21,7 @@ from gracepoint_operator.resources.policy import (
     SignalKind,
     Training,
 )
+from gracepoint_operator.resources.policy_checkpoint import Checkpoint
 from gracepoint_operator.resources.policy_status import (
     CheckpointPolicyStatus,
     LastSave,
@@ -50,9 +57,11 @@ __all__ = [
     "Condition",
     "ConditionStatus",
     "DeadlinePolicy",
+    "GangLife",
     "Laggard",
     "Lags",
     "LastSave",
+    "PassedStep",
     "PolicyCopy",
     "PolicyInForce",
     "PolicyReplica",
@@ -66,10 +75,13 @@ __all__ = [
     "RequestReference",
     "RequestSpec",
     "RequestStatus",
+    "SaveSuggestion",
+    "SecondsByCategory",
     "SignalKind",
     "StageTime",
     "Training",
     "WorkloadConnections",
     "WorkloadForecast",
+    "WorkloadGoodput",
     "WorkloadReference",
 ]

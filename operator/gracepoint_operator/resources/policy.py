@@ -7,7 +7,6 @@ writes them into the JobSet when it is created, and they stay for its life.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
@@ -22,19 +21,9 @@ from gracepoint.wire.names import (
     DEFAULT_UNSAVED_EXIT_CODE,
 )
 from gracepoint_operator.resources.base import LIST_SET, LabelName, Model, Resource, cel, rules
+from gracepoint_operator.resources.policy_checkpoint import Checkpoint, CompilationCache
 from gracepoint_operator.resources.policy_status import CheckpointPolicyStatus
 
-_CHARACTERS = r"([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*"
-_BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
-_DIRECTORY = rf"^((file://)?/{_CHARACTERS}|(gs|s3)://{_BUCKET}(/{_CHARACTERS})?)$"
-_DIRECTORY_MESSAGE = (
-    "expected an absolute path, or a file://, gs:// or s3:// URI (with a bucket), of letters, digits and ._~@%+=,:/- "
-    "in which only the placeholders {namespace} and {jobset} stand in braces"
-)
-_ENDPOINT = r"^(https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?$"
-_ENDPOINT_MESSAGE = "expected http:// or https:// with a host and, if need be, a port"
-_ENDPOINT_PLACE_MESSAGE = "objectStore.endpoint is only for a directory that is a gs:// or s3:// URI"
-_REGION_PLACE_MESSAGE = "objectStore.region is only for a directory that is an s3:// URI"
 _AUTO_MESSAGE = "Auto must stand alone: it finds out which of the others this is"
 _CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the two outcomes apart"
 
@@ -64,14 +53,6 @@ class CloudMetadata(StrEnum):
     AUTO = "Auto"
 
 
-class SaveWriter(StrEnum):
-    """Who writes the saves of a training process."""
-
-    THREAD = "Thread"
-    WORKER = "Worker"
-    KEEPER = "Keeper"
-
-
 class Training(Model):
     """Which part of the JobSet trains."""
 
@@ -82,92 +63,6 @@ class Training(Model):
     """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Port of the JAX coordination service in process 0's pod."""
-
-
-class ObjectStore(Model):
-    """How the pods reach the object store of a gs:// or s3:// directory. Credentials are the pod's own: a service
-    account with workload identity, IRSA or pod identity, or variables from a Secret."""
-
-    endpoint: Annotated[
-        str,
-        Field(max_length=300, json_schema_extra=rules(cel(f"self.matches(r'{_ENDPOINT}')", _ENDPOINT_MESSAGE, "self"))),
-    ] = ""
-    """URL of the store, for one that is compatible with S3 or Google Cloud Storage. Empty: the provider's own. The
-    training container gets it as AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL unless it sets that variable."""
-    region: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
-    """Region of the bucket, for s3://. Empty: the pod's own. The training container gets it as AWS_REGION unless it
-    sets that variable."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _endpoint_is_a_url(cls, value: str) -> str:
-        if not re.fullmatch(_ENDPOINT, value):
-            raise ValueError(f"{_ENDPOINT_MESSAGE}; found {value!r}")
-        return value
-
-
-class Checkpoint(Model):
-    """Where checkpoints go and when they are made."""
-
-    directory: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=1024,
-            json_schema_extra=rules(cel(f"self.matches(r'{_DIRECTORY}')", _DIRECTORY_MESSAGE, "self")),
-        ),
-    ]
-    """Directory in which the checkpoints of a JobSet are stored: an absolute path or a file:// URI, which every pod of
-    the gang must have mounted, or a gs:// or s3:// URI with a bucket and a prefix, which needs no volume. {namespace}
-    and {jobset} are replaced by the namespace and the name of the JobSet. Without {jobset}, all JobSets of the policy
-    share one directory, which is only correct if one runs at a time."""
-    object_store: ObjectStore = ObjectStore()
-    """How the pods reach the object store of a gs:// or s3:// directory, if it is not the provider's own."""
-    every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
-    """Number of training steps between periodic saves. 0: the number of steps starts no save."""
-    every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Seconds between the last save and the next periodic one. 0: time starts no save. If everySteps is 0 as well, only
-    emergency saves are made."""
-    keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Number of complete checkpoints to keep. Older ones are deleted when a newer one is complete."""
-    keep_every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
-    keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
-    writer: SaveWriter = SaveWriter.THREAD
-    """Who writes saves: threads of the training process (Thread), a second process in the training container, which
-    finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
-    whole training container is killed (Keeper)."""
-
-    @field_validator("directory")
-    @classmethod
-    def _directory_is_absolute(cls, value: str) -> str:
-        if not re.fullmatch(_DIRECTORY, value):
-            raise ValueError(f"{_DIRECTORY_MESSAGE}; found {value!r}")
-        return value
-
-    @model_validator(mode="after")
-    def _store_fits_the_directory(self) -> Checkpoint:
-        if self.object_store.endpoint and not self.directory.startswith(("gs://", "s3://")):
-            raise ValueError(f"{_ENDPOINT_PLACE_MESSAGE}; found {self.directory!r}")
-        if self.object_store.region and not self.directory.startswith("s3://"):
-            raise ValueError(f"{_REGION_PLACE_MESSAGE}; found {self.directory!r}")
-        return self
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "self.objectStore.endpoint == '' || self.directory.matches(r'^(gs|s3)://')",
-                _ENDPOINT_PLACE_MESSAGE,
-                "self.directory",
-            ),
-            cel(
-                "self.objectStore.region == '' || self.directory.startsWith('s3://')",
-                _REGION_PLACE_MESSAGE,
-                "self.directory",
-            ),
-        )
-    )
 
 
 class DeadlinePolicy(Model):
@@ -284,6 +179,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """Clouds whose metadata server each pod watches, so that it learns of the end of its machine even while the
     operator is down. Auto, alone: the pod detects the cloud. Empty: none. An edit applies to JobSets created
     afterwards."""
+    compilation_cache: CompilationCache = CompilationCache()
+    """Whether compiled programs are kept. An edit applies to JobSets created afterwards."""
     deadline: DeadlinePolicy = DeadlinePolicy()
     """How early an emergency save starts. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()

@@ -17,6 +17,7 @@ from gracepoint_operator.resources.base import (
     Uid,
     list_map,
 )
+from gracepoint_operator.resources.goodput import WorkloadGoodput
 
 
 class PolicyWorkloads(Model):
@@ -102,6 +103,8 @@ class CheckpointPolicyStatus(Model):
     others. Absent: no JobSet has stalled. Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
+    goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
+    """Where the time of each JobSet went; at most 50 JobSets. Those that have finished make room for others."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

@@ -19,7 +19,7 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.resources.policy import SaveWriter
+from gracepoint_operator.resources.policy_checkpoint import SaveWriter
 from gracepoint_operator.webhooks.keeper_sidecar import inject_keeper
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
@@ -42,6 +42,9 @@ YIELDING = frozenset(
         Env.STALL_ACTION,
         Env.METADATA,
         Env.WRITER,
+        Env.COMPILATION_CACHE,
+        Env.COMPILATION_CACHE_BYTES,
+        Env.COMPILATION_CACHE_DAYS,
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
         names.ENV_GCS_ENDPOINT,
@@ -159,10 +162,6 @@ def _installation(settings: AdmissionSettings) -> dict[str, str]:
 
 
 def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
-    # As variables, because a JobSet with generateName has no name yet.
-    directory = policy.checkpoint.directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace(
-        "{jobset}", f"$({Env.JOBSET_NAME})"
-    )
     # Only if they are set: a library that is older than these settings refuses variables that it does not know.
     later = {
         Env.METADATA: ",".join(policy.cloud_metadata).lower(),
@@ -173,11 +172,12 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
     }
     unless_default = {
         Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
+        Env.SAVE_INTERVAL: (policy.checkpoint.interval.lower(), names.SAVE_FIXED),
         Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
         Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
     }
     return {
-        Env.DIRECTORY: directory,
+        Env.DIRECTORY: _filled_in(policy.checkpoint.directory),
         Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,
         Env.KEEP_LAST: policy.checkpoint.keep_last,
         Env.SAVED_EXIT_CODE: policy.after_save.saved_exit_code,
@@ -186,7 +186,28 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
         **{name: value for name, (value, default) in unless_default.items() if value != default},
+        **_cache_of(policy),
         **_store_of(policy),
+    }
+
+
+def _filled_in(directory: str) -> str:
+    # With variables, because a JobSet with generateName has no name yet.
+    return directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace("{jobset}", f"$({Env.JOBSET_NAME})")
+
+
+def _cache_of(policy: CheckpointPolicySpec) -> dict[str, object]:
+    """Returns the settings of the compilation cache. None if it is off, as the library has it off by default."""
+    cache = policy.compilation_cache
+    if not cache.enabled:
+        return {}
+    unless_default = {
+        Env.COMPILATION_CACHE_BYTES: (cache.max_bytes, names.DEFAULT_COMPILATION_CACHE_BYTES),
+        Env.COMPILATION_CACHE_DAYS: (cache.unused_days, names.DEFAULT_COMPILATION_CACHE_DAYS),
+    }
+    return {
+        Env.COMPILATION_CACHE: _filled_in(cache.directory) or names.COMPILATION_CACHE_ON,
+        **{name: value for name, (value, default) in unless_default.items() if value != default},
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator.kube.fields import owner_uid, read_labels, text
+from gracepoint_operator.kube.fields import owner_uid, parse_time, read_labels, text
 from gracepoint_operator.kube.kinds import JOBS, Kind
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID, Membership
 from gracepoint_operator.unreadable import reading
@@ -43,6 +43,7 @@ class JobType:
                 finished=job.finished,
                 injected=names.LABEL_POLICY in read_labels(pod_template.get("metadata") or {}),
                 owner_uid=owner_uid(meta),
+                created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
                 job=job,
             )
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator.kube.fields import label_number, optional_number, owner_uid, read_labels, text, true_conditions
+from gracepoint_operator.kube.fields import (
+    label_number,
+    optional_number,
+    owner_uid,
+    parse_time,
+    read_labels,
+    text,
+    true_conditions,
+)
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.unreadable import reading
@@ -40,6 +48,7 @@ class JobSetType:
                 finished=bool(_FINISHED & true_conditions(status).keys()) or bool(status.get("terminalState")),
                 injected=any(names.LABEL_POLICY in labels for labels in _pod_labels(replicated_jobs)),
                 owner_uid=owner_uid(meta),
+                created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:

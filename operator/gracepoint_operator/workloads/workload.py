@@ -44,6 +44,7 @@ class Workload(WorkloadIdentity):
         injected: Whether the webhook changed it when it was created, so that its pods know the operator.
         owner_uid: UID of the object that controls it, such as a TrainJob. Empty if there is none.
         job: The Job that the workload itself is. None if it makes Jobs.
+        created_at: When it was created, in seconds since the epoch. 0 if the object does not say.
     """
 
     policy: str
@@ -53,6 +54,7 @@ class Workload(WorkloadIdentity):
     injected: bool
     owner_uid: str = ""
     job: Job | None = None
+    created_at: float = 0.0
 
     @property
     def queued_as(self) -> tuple[str, ...]:

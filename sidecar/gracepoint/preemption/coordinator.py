@@ -29,6 +29,7 @@ from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import Stalled
 from gracepoint.preemption.stall_watch import StallWatch
 from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings
@@ -68,11 +69,13 @@ class Coordinator:
         hints: Takes the hints that receivers bring.
         clock: Returns monotonic seconds.
         receiver: Brings notices from one more source. None if there is none.
+        time_spent: What the time of this process goes into.
 
     Attributes:
         step: The step that training has reached. The session sets it; all threads read it.
         arrive: Passes the next sync point, as ``Agreement.arrive``. It is that method itself: a quiet sync point costs
             one call.
+        reporter: Sends reports. The session reports what is not about a preemption.
         activities: What the process does, for the watch for stalls. The session names the stages.
     """
 
@@ -86,6 +89,7 @@ class Coordinator:
         hints: Hints,
         *,
         clock: Callable[[], float],
+        time_spent: TimeSpent,
         receiver: Receiver | None = None,
     ) -> None:
         group = meeting.gang
@@ -94,7 +98,7 @@ class Coordinator:
         self._forecaster = forecaster
         self._mailbox = mailbox = Mailbox(clock)
         self._receivers = ReceiverSet(settings, mailbox, hints, clock, receiver)
-        self._reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox)
+        self.reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
         self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
         self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
         self._outcome = Outcome(
@@ -147,7 +151,7 @@ class Coordinator:
                 clock=clock,
             )
         try:
-            self._receivers.listen(session, group, tell_jax)
+            self._receivers.listen(session, group, tell_jax, time_spent.spent)
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise
@@ -239,22 +243,18 @@ class Coordinator:
 
     # Reports that are not about a preemption.
 
-    def report_resumption(self, restored_step: int | None, *, training: bool) -> None:
-        """Reports that the state is restored, or that training goes on from it."""
-        self._reporter.resumption(restored_step, training=training)
-
     def report_forecast(self, figures: Figures) -> None:
         """Reports what an emergency save would take now."""
-        self._reporter.forecast(figures, self._forecaster.margin)
+        self.reporter.forecast(figures, self._forecaster.margin, self.step)
 
     # Stalls. Called by threads of the stall watch.
 
     def _stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
         stage, message = stalled.activity.stage, suspicion.why
-        self._reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
+        self.reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
 
     def _goes_on(self, part: str) -> None:
-        self._reporter.stall_over(part, self.step)
+        self.reporter.stall_over(part, self.step)
 
     def _restart_if_asked(self, why: str) -> None:
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided:
@@ -303,7 +303,7 @@ class Coordinator:
         exits = self._exit.decided
         if not exits:
             self._exit.cancel()
-        self._reporter.flush(_FLUSH_S)
+        self.reporter.flush(_FLUSH_S)
         self._receivers.close()
         all_done = well or (self._alone and not exits)
         if all_done:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gracepoint.deadline_plan import Plan
+from gracepoint.deadline_plan import Choice, Plan
 from gracepoint.preemption.reporter import Progress, Reporter
 from gracepoint.receivers import Mailbox
 from gracepoint.wire.messages import Phase, StageTiming
@@ -114,8 +114,20 @@ class EpochProgress:
         known = {"stages": self.stages.own(), "message": self.doubt, **changes}
         self.progress = dataclasses.replace(self.progress, **known)
         self._phase = phase
+        self._account(phase)
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
         self._reporter.report(phase, self.progress, about)
+
+    def _account(self, phase: Phase) -> None:
+        """Notes when the save stops the training, and when it is over. A failure may be reported by any thread."""
+        time_spent, step = self._reporter.time_spent, self.progress.step
+        promotes = self.plan is not None and self.plan.choice is Choice.PROMOTE
+        if phase is Phase.DRAINED or (phase is Phase.AGREED and promotes):
+            time_spent.stops(step)
+        elif phase.ended and self.drill:
+            time_spent.goes_on()
+        elif phase.ended:
+            time_spent.left()
 
     def chose(self, plan: Plan) -> None:
         """Notes what all processes have chosen to do. The next report says so."""

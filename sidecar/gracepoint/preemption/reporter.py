@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gracepoint.preemption.forecast import Figures
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming, Stall
+from gracepoint.wire.names import SAVE_AUTO
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,20 @@ class Reporter:
         session: The session's nonce.
         gang: The processes that train together. Process 0 is the primary process.
         mailbox: Says how long a report is worth sending.
+        time_spent: What the time of this process goes into. It is part of each message but stalls.
+
+    Attributes:
+        time_spent: As given.
     """
 
     def __init__(
-        self, sender: Sender | None, settings: Settings, session: str, gang: ProcessGroup, mailbox: Mailbox
+        self,
+        sender: Sender | None,
+        settings: Settings,
+        session: str,
+        gang: ProcessGroup,
+        mailbox: Mailbox,
+        time_spent: TimeSpent,
     ) -> None:
         self._sender = sender
         self._is_primary = gang.process_index == 0
@@ -66,6 +78,7 @@ class Reporter:
         self._session = session
         self._gang = gang
         self._mailbox = mailbox
+        self.time_spent = time_spent
 
     def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
         """Reports that the preemption has reached a phase.
@@ -112,12 +125,14 @@ class Reporter:
             message=progress.message,
             choice=progress.choice,
             choice_reason=progress.choice_reason,
+            spent=self.time_spent.spent(),
         )
         left_s = remaining_s + _AFTER_DEADLINE_S if math.isfinite(remaining_s) else _UNHURRIED_S
         self._sender.send(message, within_s=left_s)
 
-    def forecast(self, figures: Figures, margin: float) -> None:
-        """Reports what an emergency save would take now."""
+    def forecast(self, figures: Figures, margin: float, step: int) -> None:
+        """Reports what an emergency save would take now, at this step."""
+        self.time_spent.passed(step)
         log.info(
             "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
             figures.state_bytes,
@@ -135,11 +150,22 @@ class Reporter:
                 drain_s=figures.drain_s,
                 save_s=figures.save_s,
                 margin=margin,
+                spent=self.time_spent.spent(),
+                takes_interval=self._settings.save_interval == SAVE_AUTO,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
 
+    def follow_interval(self, follow: Callable[[float], None]) -> None:
+        """``follow`` is called by another thread with the seconds between two saves that the operator suggests."""
+        if self._sender is not None:
+            self._sender.on_interval = follow
+
     def resumption(self, restored_step: int | None, *, training: bool) -> None:
         """Reports that the state is restored, or that training goes on from it."""
+        if training:
+            self.time_spent.trains()
+        else:
+            self.time_spent.restored(restored_step)
         log.info("resumed restored_step=%s training=%s", restored_step, training)
         if self._sender is not None and self._is_primary:
             message = Resumption(
@@ -150,8 +176,14 @@ class Reporter:
                 restored_step=restored_step,
                 training=training,
                 age_s=0.0,
+                spent=self.time_spent.spent(),
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
+
+    def own_loop(self, step: int) -> None:
+        """Reports that a loop trains that saves by its own means. ``step`` is the first one that it has passed."""
+        self.time_spent.trains(step)
+        self.resumption(None, training=True)
 
     def stall(self, stage: str, step: int, for_s: float, suspects: Sequence[int], message: str, stack: str) -> None:
         """Reports that the processes make no progress, by whichever process finds that out.

@@ -49,8 +49,10 @@ class OperatorConnection:
         self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
 
-    def post(self, path: str, message: Message, *, timeout_s: float) -> None:
+    def post(self, path: str, message: Message, *, timeout_s: float) -> bytes:
         """Sends a message and waits until the operator has taken it. Keeps the connection for the next message.
+
+        Returns what the operator answers; mostly nothing.
 
         Raises:
             ChannelError: The operator was not reached, or did not take the message.
@@ -71,6 +73,7 @@ class OperatorConnection:
         if response.will_close:
             self.close()
         self._check(path, response.status, text)
+        return text
 
     def stream(self, path: str, message: Message) -> http.client.HTTPResponse:
         """Sends a message and returns the response, whose body is an open stream.

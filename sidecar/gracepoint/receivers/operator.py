@@ -13,7 +13,7 @@ from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import trust_digest
-from gracepoint.wire.messages import Subscription
+from gracepoint.wire.messages import Spent, Subscription
 from gracepoint.wire.names import Env
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,24 @@ class Operator:
         return cls(settings, clock)
 
     def subscribe(
-        self, session: str, gang: ProcessGroup, mailbox: Mailbox, library_version: str, hints: Hints | None = None
+        self,
+        session: str,
+        gang: ProcessGroup,
+        mailbox: Mailbox,
+        library_version: str,
+        hints: Hints | None = None,
+        spent: Callable[[], Spent] | None = None,
     ) -> None:
-        """Starts to listen."""
+        """Starts to listen.
+
+        Args:
+            session: The session's nonce.
+            gang: The processes that train together.
+            mailbox: Where notices go.
+            library_version: The library's version.
+            hints: Where hints go. None: none are wanted.
+            spent: Returns what the time went into so far. None: it is not told.
+        """
         settings = self._settings
         who = Subscription(
             namespace=settings.namespace or "",
@@ -80,6 +95,7 @@ class Operator:
             ),
             hints,
             None if settings.ca_certificate is None else self._trust,
+            spent if gang.process_index == 0 else None,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:

@@ -12,6 +12,7 @@ from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Hints, Mailbox, MetadataWatchers, Operator, Receiver, Sender, SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
+from gracepoint.wire.messages import Spent
 
 
 class ReceiverSet:
@@ -46,19 +47,22 @@ class ReceiverSet:
         """Sends messages to the operator. None if there is no operator."""
         return None if self._operator is None else self._operator.sender
 
-    def listen(self, session: str, gang: ProcessGroup, on_sigterm: Callable[[], None]) -> None:
+    def listen(
+        self, session: str, gang: ProcessGroup, on_sigterm: Callable[[], None], spent: Callable[[], Spent]
+    ) -> None:
         """Starts to listen.
 
         Args:
             session: The session's nonce.
             gang: The processes that train together.
             on_sigterm: Called once, in the thread that reads SIGTERM.
+            spent: Returns what the time went into so far.
         """
         self._sigterm = SigtermReceiver(self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm)
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
-            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints)
+            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints, spent)
         if self._receiver is not None:
             self._receiver.start(self._mailbox)
 

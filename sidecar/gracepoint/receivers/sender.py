@@ -15,10 +15,11 @@ import logging
 import threading
 from collections.abc import Callable
 
+from gracepoint.errors import WireError
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, Stall
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_STALL
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,12 @@ class _Item:
 
     def as_of(self, now_s: float) -> Message:
         """Returns the message with its ages as of now."""
-        if isinstance(self.message, Resumption):
-            return dataclasses.replace(self.message, age_s=self.message.age_s + now_s - self.queued_at_s)
-        return self.message
+        message, waited_s = self.message, now_s - self.queued_at_s
+        if isinstance(message, Forecast | Report | Resumption) and (spent := message.spent) is not None:
+            message = dataclasses.replace(message, spent=dataclasses.replace(spent, now_s=spent.now_s + waited_s))
+        if isinstance(message, Resumption):
+            message = dataclasses.replace(message, age_s=message.age_s + waited_s)
+        return message
 
 
 class Sender:
@@ -67,11 +71,16 @@ class Sender:
     Args:
         channel: The connection, used by the sender's thread alone.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        on_interval: Called by the sender's thread with the seconds between two saves that the operator suggests. Set
+            it before a ``Forecast`` that takes them is sent.
     """
 
     def __init__(self, channel: OperatorConnection, clock: Callable[[], float]) -> None:
         self._channel = channel
         self._clock = clock
+        self.on_interval: Callable[[float], None] = lambda every_s: None
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Item] = collections.deque()
         self._busy = False
@@ -139,7 +148,8 @@ class Sender:
         backoff = Backoff(first_s=0.1, most_s=2.0)
         while not self._closed:
             try:
-                return self._channel.post(path, item.as_of(self._clock()), timeout_s=_POST_TIMEOUT_S)
+                answer = self._channel.post(path, item.as_of(self._clock()), timeout_s=_POST_TIMEOUT_S)
+                return self._take_answer(item.message, answer)
             except ChannelError as error:
                 pause_s = backoff.next_s()
                 if error.status in _FINAL or self._clock() + pause_s > item.until_s:
@@ -148,6 +158,17 @@ class Sender:
                 log.info("trying again message=%s error=%s", _named(item.message), error)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
+
+    def _take_answer(self, message: Message, answer: bytes) -> None:
+        if not (answer and isinstance(message, Forecast) and message.takes_interval):
+            return
+        try:
+            every_s = SaveEvery.from_json(answer).every_s
+        except WireError as error:
+            log.error("ignored an answer that cannot be read message=%s error=%s", _named(message), error)
+            return
+        log.info("the operator suggests an interval between saves seconds=%.1f", every_s)
+        self.on_interval(every_s)
 
 
 def _named(message: Message) -> str:

@@ -30,7 +30,7 @@ from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.receivers.hints import Hints
 from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction, Trust, trust_digest
-from gracepoint.wire.messages import Acknowledgement, Mode, Subscription
+from gracepoint.wire.messages import Acknowledgement, Mode, Spent, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class OperatorSubscriber:
         hints: Where hints go. None if ``who`` does not take hints.
         trust: Called with the PEM certificates that the operator says are to be trusted. None if ``who`` has no
             ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
+        spent: Returns what the time went into so far, for each first message. None: it is not told.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class OperatorSubscriber:
         acknowledge: Callable[[Acknowledgement], None],
         hints: Hints | None = None,
         trust: Callable[[str], None] | None = None,
+        spent: Callable[[], Spent] | None = None,
     ) -> None:
         self._channel = channel
         self._who = who
         self._mailbox = mailbox
         self._hints = hints
         self._trust = trust
+        self._spent = spent
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -107,7 +110,8 @@ class OperatorSubscriber:
             self._closed.wait(backoff.next_s())
 
     def _read_stream(self, backoff: Backoff) -> None:
-        response = self._channel.stream(PATH_SUBSCRIBE, self._who)
+        who = self._who if self._spent is None else dataclasses.replace(self._who, spent=self._spent())
+        response = self._channel.stream(PATH_SUBSCRIBE, who)
         self._greeted(response)
         unreadable = 0
         while not self._closed.is_set():

@@ -5,6 +5,7 @@ No state. The only threads are those of the ``AttachWatch``, which end with ``at
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -19,7 +20,7 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
@@ -36,6 +37,7 @@ def attach(
     *,
     save_every_steps: int | None = None,
     save_every_s: float | None = None,
+    save_interval: str | None = None,
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
     keep_for_s: float | None = None,
@@ -50,6 +52,9 @@ def attach(
     writer: str | None = None,
     stall_after_s: float | None = None,
     stall_action: str | None = None,
+    compilation_cache: str | None = None,
+    compilation_cache_bytes: int | None = None,
+    compilation_cache_days: int | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -64,6 +69,9 @@ def attach(
         save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
             0: no saves by number of steps.
         save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
+        save_interval: ``fixed``: the two arguments above say when saves are due. ``auto``: the operator says after how
+            many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does not count then,
+            and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
         keep_last: How many committed steps are kept.
         keep_every_steps: Multiples of this number of steps are kept, too. 0: no steps are kept for that reason.
         keep_for_s: Steps that are younger than this are kept, too. 0: no steps are kept for that reason.
@@ -87,6 +95,11 @@ def attach(
             evaluation without a sync point. 0: nothing is watched.
         stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
             all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
+        compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
+            ``off``; ``on``: beside the checkpoints; or a path or URI of a directory for them, which several jobs may
+            share. JAX runs what is in it, so only those who may run code in these processes may write to it.
+        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted.
+        compilation_cache_days: Days without use after which a compiled program is deleted.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -99,12 +112,14 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
+    began_s = time.monotonic()
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
     settings = Settings.from_environment(os.environ).override(
         directory=None if directory is None else os.fspath(directory),
         save_every_steps=save_every_steps,
         save_every_s=save_every_s,
+        save_interval=save_interval,
         keep_last=keep_last,
         keep_every_steps=keep_every_steps,
         keep_for_s=keep_for_s,
@@ -119,13 +134,20 @@ def attach(
         writer=writer,
         stall_after_s=stall_after_s,
         stall_action=stall_action,
+        compilation_cache=compilation_cache,
+        compilation_cache_bytes=compilation_cache_bytes,
+        compilation_cache_days=compilation_cache_days,
     )
     with AttachWatch(settings) as watch:
-        return _opened(settings, watch, write_options, receiver)
+        return _opened(settings, watch, write_options, receiver, began_s)
 
 
 def _opened(
-    settings: Settings, watch: AttachWatch, write_options: WriteOptions | None, receiver: Receiver | None
+    settings: Settings,
+    watch: AttachWatch,
+    write_options: WriteOptions | None,
+    receiver: Receiver | None,
+    began_s: float,
 ) -> Session:
     with watch.at("joining of the JAX cluster"):
         join(settings)
@@ -133,40 +155,58 @@ def _opened(
         meeting = meet(settings, watch.met)
     watch.met(meeting.gang, PodNames(meeting.members))
     where = _directory(settings, meeting.gang.process_count)
+    is_auto = settings.save_interval == SAVE_AUTO
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+    from gracepoint.compile_cache.opening import open_compile_cache
 
-    checkpointer = StepCheckpointer(
-        where,
-        gang=meeting.gang,
-        attempt=meeting.attempt,
-        save_every_steps=settings.save_every_steps,
-        save_every_s=settings.save_every_s,
-        keep_last=settings.keep_last,
-        keep_every_steps=settings.keep_every_steps,
-        keep_for_s=settings.keep_for_s,
-        host_memory_limit_bytes=settings.host_memory_limit_bytes,
-        remember_throughput=True,
-        hastens=settings.operator_url is not None,
-        options=_options(settings, write_options),
-        clock=time.monotonic,
-    )
-    job = settings.jobset_uid or meeting.attempt
-    with watch.at("check of the directory"):
-        checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-    with watch.at("claim of the directory"):
-        checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
-    log.info(
-        "attached process=%d of=%d attempt=%s directory=%s",
-        meeting.gang.process_index,
-        meeting.gang.process_count,
-        meeting.attempt,
-        where,
-    )
-    try:
-        return Session(settings, meeting, checkpointer, where, clock=time.monotonic, receiver=receiver)
-    except BaseException as error:
-        checkpointer.abandon(str(error), timeout_s=0.0)
-        raise
+    # First, as it reads in the background what the restore and the first steps need.
+    compile_cache = open_compile_cache(settings, meeting, where)
+    with contextlib.ExitStack() as if_it_fails:
+        if compile_cache is not None:
+            if_it_fails.callback(compile_cache.close, well=False)
+        checkpointer = StepCheckpointer(
+            where,
+            gang=meeting.gang,
+            attempt=meeting.attempt,
+            save_every_steps=0 if is_auto else settings.save_every_steps,
+            save_every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
+            keep_last=settings.keep_last,
+            keep_every_steps=settings.keep_every_steps,
+            keep_for_s=settings.keep_for_s,
+            host_memory_limit_bytes=settings.host_memory_limit_bytes,
+            remember_throughput=True,
+            hastens=settings.operator_url is not None,
+            options=_options(settings, write_options),
+            clock=time.monotonic,
+        )
+        job = settings.jobset_uid or meeting.attempt
+        with watch.at("check of the directory"):
+            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+        with watch.at("claim of the directory"):
+            checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+        log.info(
+            "attached process=%d of=%d attempt=%s directory=%s",
+            meeting.gang.process_index,
+            meeting.gang.process_count,
+            meeting.attempt,
+            where,
+        )
+        try:
+            session = Session(
+                settings,
+                meeting,
+                checkpointer,
+                where,
+                clock=time.monotonic,
+                began_s=began_s,
+                receiver=receiver,
+                compile_cache=compile_cache,
+            )
+        except BaseException as error:
+            checkpointer.abandon(str(error), timeout_s=0.0)
+            raise
+        if_it_fails.pop_all()
+        return session
 
 
 def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:

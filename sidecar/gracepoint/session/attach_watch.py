@@ -27,6 +27,7 @@ from gracepoint.multihost.naming import named
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.receivers import Mailbox, Operator
 from gracepoint.settings import Settings
@@ -197,7 +198,8 @@ class AttachWatch:
         """Has a reporter of this moment say something: the session, which has the connection, is not open yet."""
         operator = self._operator()
         sender = None if operator is None else operator.sender
-        say(Reporter(sender, self._settings, self._session, SingleProcess(), Mailbox(self._clock)))
+        mailbox, time_spent = Mailbox(self._clock), TimeSpent(self._clock)
+        say(Reporter(sender, self._settings, self._session, SingleProcess(), mailbox, time_spent))
         if operator is not None:
             operator.sender.flush(_TOLD_S)
             operator.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gracepoint.errors import CheckpointError, SaveFailed
@@ -34,6 +36,7 @@ class PeriodicSaves:
         self._coordinator = coordinator
         self.restored_step: int | None = None
         self.own_step: int | None = None
+        coordinator.reporter.follow_interval(checkpointer.save_interval.follow)
 
     def check_that_nothing_newer_is_there(self, step: int) -> None:
         """To be called at a first step before which nothing was restored.
@@ -54,6 +57,8 @@ class PeriodicSaves:
     def begins(self, step: int) -> bool:
         """Returns whether the save of this step begins now. All processes get the same answer.
 
+        If it does, the caller makes it within ``stopped``.
+
         Raises:
             CheckpointError: The previous save failed.
             AgreementError: Another process is at another step; names both.
@@ -61,6 +66,27 @@ class PeriodicSaves:
         """
         if not self._checkpointer.save_interval.is_due(step):
             return False
+        time_spent, begun = self._coordinator.reporter.time_spent, False
+        time_spent.stops(step)
+        try:
+            begun = self._begins(step)
+        finally:
+            if not begun:
+                time_spent.goes_on()
+        return begun
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The block begins a periodic save, for which ``begins`` has stopped the training. It goes on afterwards."""
+        begun = False
+        try:
+            with self._coordinator.activities.at("periodic save"):
+                yield
+            begun = True
+        finally:
+            self._coordinator.reporter.time_spent.goes_on(periodic=begun)
+
+    def _begins(self, step: int) -> bool:
         over = self._is_the_save_before_over()
         if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
@@ -96,8 +122,13 @@ class PeriodicSaves:
                 stopped = True
         return True
 
-    def steps_at_risk(self, step: int) -> int | None:
+    def steps_at_risk(self) -> int | None:
         """Returns the steps since the last committed one. None if no step is known to be committed."""
         last = self._checkpointer.executor.last_save
         saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
-        return None if saved is None else step - saved
+        return None if saved is None else self._coordinator.step - saved
+
+    def saved_by_the_loop(self, step: int) -> None:
+        """Notes that the training loop has saved this step by its own means."""
+        self.own_step = step
+        self._coordinator.reporter.time_spent.passed(step)

@@ -25,11 +25,12 @@ from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.host_states import DataIterator, HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.run_ahead import RunAhead
-from gracepoint.session.starting_point import RestoredFrom, newest, start_from
+from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
 from gracepoint.session.sync_points import SyncPoints, checked
 from gracepoint.settings import Settings
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
+    from gracepoint.compile_cache.opening import CompileCache
 
 log = logging.getLogger(__name__)
 
@@ -68,30 +70,32 @@ class Session:
         directory: str,
         *,
         clock: Callable[[], float],
+        began_s: float | None = None,
         receiver: Receiver | None = None,
+        compile_cache: CompileCache | None = None,
     ) -> None:
         global _open
         self._checkpointer = checkpointer
         self._values = HostStates()
-        self._began = False  # restore or a sync point was called
+        self._began = self._own_loop = False  # restore or a sync point was called; reached_preemption was
         self._run_ahead = RunAhead()
         self._hints = Hints(clock)
-        throughput = checkpointer.throughput
-        self._forecaster = Forecaster(meeting.gang.process_count, throughput, settings.margin, clock)
+        self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
+        self._compile_cache = compile_cache
+        who = (settings, meeting, self.nonce)
         self._coordinator = Coordinator(
-            settings,
-            meeting,
-            self.nonce,
+            *who,
             checkpointer,
             self._forecaster,
             self._hints,
             clock=clock,
+            time_spent=TimeSpent(clock, began_s),
             receiver=receiver,
         )
         self._saves = PeriodicSaves(checkpointer, directory, self._coordinator)
-        self._points = SyncPoints(self._coordinator, self._steps_at_risk, self.own_save_took, clock)
+        self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         atexit.register(self._at_exit)
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
@@ -177,13 +181,19 @@ class Session:
             self._values.register_iterator(data)
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore", computes=True):
-            restored = newest(self._checkpointer, asked, self._values)
+        with self._coordinator.activities.at("restore", computes=True), asked.telling():
+            restored = self._checkpointer.restorer.restore(
+                asked.like,
+                timeout_s=RESTORE_TIMEOUT_S,
+                restore_args=asked.restore_args,
+                options=asked.options,
+                reshard=self._values.reshard,
+            )
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step
-        self._coordinator.report_resumption(start.step, training=False)
+        self._coordinator.reporter.resumption(start.step, training=False)
         return start.state, start.step or 0
 
     def step(self, step: int, state: Any) -> None:
@@ -215,11 +225,11 @@ class Session:
         if not self._forecaster.prepared:
             total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.save_interval.periodic)
             self._forecaster.prepare(total_bytes)
-            self._coordinator.report_resumption(self._saves.restored_step, training=True)
+            self._coordinator.reporter.resumption(self._saves.restored_step, training=True)
         if self._hints.due():
             self._checkpointer.hasten()
         if self._saves.begins(number):
-            with self._coordinator.activities.at("periodic save"):
+            with self._saves.stopped():
                 self._checkpointer.save_in_background(number, state, self._values.get())
         if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures)
@@ -255,7 +265,9 @@ class Session:
         if self._points.asked is not None and self._points.asked == step:
             return True
         number = self._points.begin(step)
-        self._began = True
+        if not self._own_loop:
+            self._own_loop = self._began = True
+            self._coordinator.reporter.own_loop(number)
         if number != self._coordinator.step:
             self._forecaster.passed()
         self._coordinator.step = number
@@ -276,7 +288,7 @@ class Session:
         """
         if not 0 < duration_s < math.inf:
             raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
-        self._saves.own_step = checked(step)
+        self._saves.saved_by_the_loop(checked(step))
         self._forecaster.own_save_took(duration_s)
 
     def saved(self, step: int) -> None:
@@ -345,9 +357,6 @@ class Session:
             self._run_ahead.forget()
             self._points.save(state, self._values.get)
 
-    def _steps_at_risk(self) -> int | None:
-        return self._saves.steps_at_risk(self._coordinator.step)
-
     # The end of the session.
 
     def _break_off(self, reason: str) -> None:
@@ -358,7 +367,7 @@ class Session:
         error = None
         if self._points.asked is not None:  # the process exits for a preemption
             error = AgreementError(f"{reason}, without saved({self._points.asked})")
-        self._coordinator.abandon(reason, error, self._steps_at_risk())
+        self._coordinator.abandon(reason, error, self._saves.steps_at_risk())
         self._checkpointer.abandon(reason, timeout_s=_ABANDON_TIMEOUT_S)
         self._end_threads(well=False)
 
@@ -369,6 +378,8 @@ class Session:
         self._run_ahead.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)
+        if self._compile_cache is not None:
+            self._compile_cache.close(well=well)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:

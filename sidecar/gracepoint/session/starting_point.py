@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RESTORE_TIMEOUT_S = 3600.0
+RESTORE_TIMEOUT_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,30 +49,6 @@ class Start:
     restored: RestoredFrom | None
 
 
-def newest(checkpointer: StepCheckpointer, asked: Asked, values: HostStates) -> Restored | None:
-    """Restores the newest step of this job. Collective.
-
-    Args:
-        checkpointer: The checkpoint engine of this job.
-        asked: The arguments of ``Session.restore``.
-        values: The host states; they convert values of another number of processes.
-
-    Returns:
-        None if this job has no step yet.
-
-    Raises:
-        As ``Session.restore``.
-    """
-    with asked.telling():
-        return checkpointer.restorer.restore(
-            asked.like,
-            timeout_s=_RESTORE_TIMEOUT_S,
-            restore_args=asked.restore_args,
-            options=asked.options,
-            reshard=values.reshard,
-        )
-
-
 def start_from(
     restored: Restored | None,
     checkpointer: StepCheckpointer,
@@ -103,7 +79,7 @@ def start_from(
             found = checkpointer.restorer.restore_base(
                 base,
                 asked.like,
-                timeout_s=_RESTORE_TIMEOUT_S,
+                timeout_s=RESTORE_TIMEOUT_S,
                 restore_args=asked.restore_args,
                 options=asked.options,
             )

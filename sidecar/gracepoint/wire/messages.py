@@ -70,6 +70,40 @@ _ENDED = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.RETRACTED, Phase.EXPI
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Spent(Message):
+    """Part of what the primary process writes: what its time went into so far, by its own clock. Read by the operator.
+
+    All values are totals, so a message that is lost leaves no gap. Times (``now_s``, ``joined_s``, ``restored_s``,
+    ``trained_s``, ``left_s``) are in seconds since ``attach`` was called.
+
+    Attributes:
+        now_s: When this is sent.
+        joined_s: When all processes had joined.
+        restored_s: When the state was restored, or made if there was no checkpoint. None: not yet, or ``restore`` is
+            not used.
+        first_step: The step from which it trains: the one that was restored. 0 if there was none.
+        trained_s: When the first step was done. None: not yet.
+        left_s: When training had ended because of a preemption, after the save. None: not yet.
+        saving_s: Seconds for which saves of all kinds stopped the training.
+        saves: Number of periodic saves.
+        saves_s: Seconds for which periodic saves stopped the training. They are part of ``saving_s``.
+        passed: For how many seconds this process had trained when it passed some steps, without the time of saves. By
+            the number of the step; the newest of those at which saves began or a message was sent. None: none is known.
+    """
+
+    now_s: float
+    joined_s: float
+    restored_s: float | None = None
+    first_step: int = 0
+    trained_s: float | None = None
+    left_s: float | None = None
+    saving_s: float = 0.0
+    saves: int = 0
+    saves_s: float = 0.0
+    passed: dict[str, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Subscription(Message):
     """Written by every process, read by the operator. Opens the stream: says which process of which job listens.
 
@@ -86,6 +120,7 @@ class Subscription(Message):
         takes_hints: True if the library understands ``Hint``. Absent: an older library, which is sent none.
         trust: ``trust_digest`` of the authorities that the process trusts. It is sent a ``Trust`` if the operator has
             others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
+        spent: What the time went into so far. Absent: an older library, or not the primary process.
     """
 
     namespace: str
@@ -99,6 +134,7 @@ class Subscription(Message):
     library_version: str
     takes_hints: bool = False
     trust: str | None = None
+    spent: Spent | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,6 +194,7 @@ class Report(Message):
             as later versions may have more choices. None or absent before the agreed sync point, and in older
             libraries.
         choice_reason: Why, with the figures, in one sentence. Empty or absent if there is no ``choice``.
+        spent: What the time went into so far. Absent: an older library, or not the primary process.
     """
 
     pod_uid: str
@@ -177,6 +214,7 @@ class Report(Message):
     message: str
     choice: str | None = None
     choice_reason: str = ""
+    spent: Spent | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,6 +233,8 @@ class Forecast(Message):
         drain_s: Seconds for the steps in flight.
         save_s: Seconds from drained to committed, by the throughput of the saves so far.
         margin: Factor by which the library multiplies its predictions.
+        spent: What the time went into so far. Absent: an older library.
+        takes_interval: True if the operator is to answer with a ``SaveEvery``. Absent: it answers with nothing.
     """
 
     pod_uid: str
@@ -205,6 +245,21 @@ class Forecast(Message):
     drain_s: float
     save_s: float
     margin: float
+    spent: Spent | None = None
+    takes_interval: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveEvery(Message):
+    """Written by the operator in answer to a ``Forecast`` that ``takes_interval``, and read by the primary process.
+
+    There is none while nothing can be suggested, and from an older operator.
+
+    Attributes:
+        every_s: Seconds between two periodic saves, by what saves cost and how often steps are lost.
+    """
+
+    every_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,6 +274,7 @@ class Resumption(Message):
         restored_step: The step that was restored. None if there was no checkpoint, so that training began at step 0.
         training: False after the restore, True after the first step after it.
         age_s: Seconds from that moment to the sending of this message, as the operator may be out of reach for a while.
+        spent: What the time went into so far. Absent: an older library.
     """
 
     pod_uid: str
@@ -228,6 +284,7 @@ class Resumption(Message):
     restored_step: int | None
     training: bool
     age_s: float
+    spent: Spent | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

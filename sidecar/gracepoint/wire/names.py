@@ -35,11 +35,18 @@ DEFAULT_STALL_AFTER_S = 900.0
 STALL_REPORT = "report"
 STALL_RESTART = "restart"
 
+#: Whether compiled programs are kept. "on": beside the checkpoints. Any other value is the directory that they are in.
+COMPILATION_CACHE_OFF = "off"
+COMPILATION_CACHE_ON = "on"
+#: How much is kept, if the policy says nothing: bytes of all programs, and days after the last use.
+DEFAULT_COMPILATION_CACHE_BYTES = 10 << 30
+DEFAULT_COMPILATION_CACHE_DAYS = 30
+
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out
 PATH_ACKNOWLEDGE = "/v1/acknowledgements"  # Acknowledgement in; 204 out
 PATH_REPORT = "/v1/reports"  # Report in; 204 out
-PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out
+PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out, or a SaveEvery if it takes one
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
 PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 
@@ -93,6 +100,7 @@ class Env:
     DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
     SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves by number of steps
     SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # seconds; 0 or absent: no periodic saves by time
+    SAVE_INTERVAL = "GRACEPOINT_SAVE_INTERVAL"  # SAVE_FIXED or SAVE_AUTO; absent: SAVE_FIXED
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
     KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
     KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
@@ -105,7 +113,16 @@ class Env:
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
     STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
     STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
+    COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
+    COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
+    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
 
+
+#: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.
+SAVE_FIXED = "fixed"
+SAVE_AUTO = "auto"
+#: Seconds between two periodic saves with SAVE_AUTO while nothing is known, if no other number is set.
+DEFAULT_AUTO_S = 600.0
 
 #: Clouds whose metadata server the library can watch from within the pod.
 METADATA_CLOUDS = ("gce", "aws", "azure")

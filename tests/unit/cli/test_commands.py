@@ -14,7 +14,7 @@ from gracepoint_cli.completion import words
 from gracepoint_operator.signals import BUILT_IN
 from tests.command_line import command
 
-COMMANDS = ["status", "drill", "timeline", "checkpoints", "lint", "signals", "doctor"]
+COMMANDS = ["status", "goodput", "drill", "timeline", "checkpoints", "lint", "signals", "doctor"]
 
 
 @pytest.fixture(autouse=True)

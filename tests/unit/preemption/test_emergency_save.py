@@ -26,6 +26,7 @@ from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
@@ -66,7 +67,7 @@ class Process:
         group, settings, clock = gangs(count, store)[index], Settings(), time.monotonic
         self.engine = Engine()
         self.mailbox = Mailbox(clock)
-        reporter = Reporter(None, settings, "session", group, self.mailbox)
+        reporter = Reporter(None, settings, "session", group, self.mailbox, TimeSpent(clock))
         budget = TimeBudget(self.mailbox, settings, lambda: None, clock)
         process_exit = ProcessExit(store, index, count, clock=clock)
         self.outcome = Outcome(

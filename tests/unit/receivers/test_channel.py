@@ -12,13 +12,14 @@ import trustme
 
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Ping, Retraction
-from gracepoint.wire.messages import Acknowledgement, Mode, Resumption, Subscription
-from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_RESUMPTION, PATH_SUBSCRIBE
+from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Resumption, SaveEvery, Spent, Subscription
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_RESUMPTION, PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import OperatorServer, notice
 
@@ -315,6 +316,53 @@ def test_pauses_grow_to_a_limit_and_are_spread() -> None:
     assert backoff.next_s() <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("takes", "answer", "expected"),
+    [
+        pytest.param(True, SaveEvery(every_s=42.5).to_json(), [42.5], id="taken"),
+        pytest.param(False, SaveEvery(every_s=42.5).to_json(), [], id="not asked for"),
+        pytest.param(True, "", [], id="nothing to suggest"),
+        pytest.param(True, '{"version":1}', [], id="unreadable"),
+    ],
+)
+def test_the_answer_to_a_forecast_is_the_interval_of_saves(
+    sender: Sender, server: OperatorServer, takes: bool, answer: str, expected: list[float]
+) -> None:
+    server.answers[PATH_FORECAST] = answer.encode()
+    found: list[float] = []
+    sender.on_interval = found.append
+    sender.send(_forecast(takes_interval=takes), within_s=30)
+    assert sender.flush(30)
+    assert found == expected
+
+
+def test_a_message_that_waited_says_its_time_as_of_its_sending(sender: Sender, server: OperatorServer) -> None:
+    server.refuse[PATH_FORECAST] = 503
+    sender.send(_forecast(spent=Spent(now_s=10.0, joined_s=1.0)), within_s=60)
+    server.wait_until(lambda: len(server.refused) >= 2)
+    server.refuse.clear()
+    assert sender.flush(30)
+    (taken,) = server.messages(Forecast)
+    assert taken.spent is not None
+    assert taken.spent.now_s > 10.0
+    assert taken.spent.joined_s == 1.0
+
+
+def _forecast(*, takes_interval: bool = False, spent: Spent | None = None) -> Forecast:
+    return Forecast(
+        pod_uid="pod-uid-0",
+        session="session-0",
+        workload_uid="jobset-uid",
+        state_bytes=1,
+        step_s=0.1,
+        drain_s=0.1,
+        save_s=0.5,
+        margin=1.25,
+        spent=spent,
+        takes_interval=takes_interval,
+    )
+
+
 def _resumption(step: int) -> Resumption:
     return Resumption(
         pod_uid="pod-uid-0",
@@ -361,7 +409,7 @@ def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender:
 
 def test_leaving_process_sends_its_acknowledgement_at_once(server: OperatorServer, sender: Sender) -> None:
     gang = StoreGang(InMemoryStore(), 1, 2)
-    reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic))
+    reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic), TimeSpent(time.monotonic))
     sender.send(RECEIPT, within_s=7200, after_s=3600)
     reporter.flush(10)
     assert server.messages(Acknowledgement) == [RECEIPT]

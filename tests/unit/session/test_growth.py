@@ -26,6 +26,7 @@ from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracte
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
 from tests.unit.checkpoint.fakes.engine import engine
+from tests.unit.preemption.fakes.reporters import without_operator
 
 COUNT = 2
 LONG_S = 3600
@@ -94,6 +95,9 @@ class Quiet:
 
     noticed = in_epoch = False
     sync_point = 1
+
+    def __init__(self) -> None:
+        self.reporter = without_operator()
 
 
 def in_each(clients: list[Any], function: Callable[[ProcessGroup], Any]) -> list[Any]:

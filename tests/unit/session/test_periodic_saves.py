@@ -23,6 +23,7 @@ from tests.unit.checkpoint.fakes.engine import (
     save,
     small_state,
 )
+from tests.unit.preemption.fakes.reporters import without_operator
 
 
 class Preempted:
@@ -33,6 +34,7 @@ class Preempted:
 
     def __init__(self, *, in_epoch: bool) -> None:
         self.in_epoch = in_epoch
+        self.reporter = without_operator()
 
     def time_left_s(self) -> float:
         return 10.0
@@ -99,6 +101,7 @@ class AtSyncPoint:
 
     def __init__(self, sync_point: int) -> None:
         self.sync_point = sync_point
+        self.reporter = without_operator()
 
 
 @pytest.mark.parametrize(

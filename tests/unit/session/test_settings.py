@@ -125,8 +125,10 @@ def _is_typed(name: str) -> bool:
         Env.OPERATOR_URL,
         Env.CA_CERTIFICATE,
         Env.METADATA,
+        Env.SAVE_INTERVAL,
         Env.STALL_ACTION,
         Env.WRITER,
+        Env.COMPILATION_CACHE,
     )
 
 

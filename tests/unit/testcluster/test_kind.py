@@ -6,6 +6,7 @@ Programs that note their calls take the places of kind and of the engine, as nei
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -119,7 +120,9 @@ def test_the_local_cluster_is_picked_without_a_look_at_engines(tools: Tools) -> 
 
 def test_the_command_line_prints_the_provider_alone(tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
     tools.have("podman", "kind", "kubectl", "helm")
+    handler = signal.getsignal(signal.SIGTERM)
     assert cli.main(["pick"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is handler
     said = capsys.readouterr()
     assert said.out == "kind\n"
     assert "podman" in said.err

@@ -18,7 +18,9 @@ A save may also be brought forward (``hasten``). This needs communication, too. 
 in steps also uses blocks, which last at most ``1 / _BLOCKS`` of ``_HASTENED_S``. So the save comes some seconds after
 the call.
 
-The training thread calls all methods. This module has no threads of its own.
+The interval in seconds may be changed while training runs (``follow``). The next plan is made with the new one.
+
+The training thread calls all methods but ``follow``. This module has no threads of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class SaveInterval:
         self._every_steps = every_steps
         self._every_s = every_s or math.inf
         self._by_blocks = every_s > 0 or (hastens and every_steps > 0)
-        self._pace_s = min(self._every_s, _HASTENED_S) if hastens else every_s
+        self._hastens = hastens
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
         self._multiples: int | None = None  # number of multiples of every_steps up to the last step; None: not known
@@ -94,6 +96,7 @@ class SaveInterval:
         self._entered_s: float | None = None
         self._due_s = 0.0
         self._hastened = False
+        self._told_s: float | None = None
 
     @property
     def periodic(self) -> bool:
@@ -115,6 +118,17 @@ class SaveInterval:
     def hasten(self) -> None:
         """Brings the next save forward to the block after this one. Has an effect only in process 0."""
         self._hastened = True
+
+    def follow(self, every_s: float) -> None:
+        """Changes the interval in seconds, from the next block on. Has an effect only in process 0.
+
+        Any thread may call it. Ignored without an interval in seconds: the processes would not ask process 0.
+
+        Args:
+            every_s: Seconds after the last save.
+        """
+        if 0 < every_s < math.inf and self._every_s < math.inf:
+            self._told_s = every_s
 
     def saved(self) -> None:
         """Records that the state was saved just now, for any reason. The interval in seconds begins again."""
@@ -150,6 +164,7 @@ class SaveInterval:
 
     def _plan_next(self, block: _Block, calls_before: int) -> _Block:
         """Plans the block after ``block``, which process 0 enters now."""
+        self._take_told()
         now_s = self._clock()
         entered_s, self._entered_s = self._entered_s, now_s
         if entered_s is None:
@@ -162,11 +177,18 @@ class SaveInterval:
             self._due_s = now_s
         self._hastened = False
         begins_s = now_s + block.calls * call_s
-        calls = min(max(1, round(self._pace_s / _BLOCKS / call_s)), 2 * block.calls)
+        pace_s = min(self._every_s, _HASTENED_S) if self._hastens else self._every_s
+        calls = min(max(1, round(pace_s / _BLOCKS / call_s)), 2 * block.calls)
         if self._due_s == math.inf:
             return _Block(calls, 0)
         save = max(1, 1 + math.ceil((self._due_s - begins_s) / call_s))
         return _Block(calls, save if save <= calls else 0)
+
+    def _take_told(self) -> None:
+        told_s, self._told_s = self._told_s, None
+        if told_s is not None:
+            self._due_s += told_s - self._every_s
+            self._every_s = told_s
 
 
 def _to_text(block: _Block) -> str:

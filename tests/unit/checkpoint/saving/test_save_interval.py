@@ -277,3 +277,27 @@ def test_early_save_is_at_one_step_though_only_process_0_decides() -> None:
     found = in_gang(3, train)
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 1
+
+
+def test_another_interval_holds_from_the_next_block_on() -> None:
+    clock = Clock()
+    due = made(every_s=600, clock=clock)
+    assert gaps(run(due, clock, 2000, 1.0)) == pytest.approx([600, 600], abs=1)
+    due.follow(100.0)
+    times = run(due, clock, 1000, 1.0, first=2001)
+    assert gaps(times)[1:] == pytest.approx([100] * (len(times) - 2), abs=6)
+    assert len(times) >= 8
+
+
+@pytest.mark.parametrize("every_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_interval_that_is_none_is_not_taken(every_s: float) -> None:
+    clock = Clock()
+    due = made(every_s=100, clock=clock)
+    due.follow(every_s)
+    assert gaps(run(due, clock, 500, 1.0)) == pytest.approx([100] * 3, abs=6)
+
+
+def test_without_an_interval_in_seconds_none_is_taken() -> None:
+    due = made(every_steps=100)
+    due.follow(10.0)
+    assert due_steps(due, range(1, 301)) == [100, 200, 300]

@@ -54,6 +54,8 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
     [
         pytest.param({"checkpoint": {}}, "checkpoint.directory", id="no directory"),
         pytest.param({"checkpoint": {"directory": "relative"}}, "checkpoint.directory", id="relative path"),
+        pytest.param({"compilationCache": {"directory": "relative"}}, "compilationCache.directory", id="programs"),
+        pytest.param({"compilationCache": {"maxBytes": 0}}, "compilationCache.maxBytes", id="a cache of nothing"),
         pytest.param({"checkpoint": {"directory": "/c/{job}"}}, "checkpoint.directory", id="unknown placeholder"),
         pytest.param({"checkpoint": {"directory": "/c/$(HOME)"}}, "checkpoint.directory", id="a variable"),
         pytest.param({"checkpoint": {"directory": "/c\n"}}, "checkpoint.directory", id="a line break"),
@@ -164,6 +166,7 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
         "objectStore": {"endpoint": "", "region": ""},
         "everySteps": 100,
         "everySeconds": 0,
+        "interval": "Fixed",
         "keepLast": 3,
         "keepEverySteps": 0,
         "keepForSeconds": 0,

@@ -42,12 +42,14 @@ def test_every_variable_of_the_wire_is_set() -> None:
         checkpoint={
             "directory": "/c",
             "everySeconds": 600,
+            "interval": "Auto",
             "keepEverySteps": 10,
             "keepForSeconds": 60,
             "writer": "Worker",
         },
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
+        compilationCache={"enabled": True, "maxBytes": 1 << 30, "unusedDays": 7},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 
@@ -133,6 +135,25 @@ def test_stalls_are_told_only_where_the_policy_differs() -> None:
     assert (told[Env.STALL_AFTER_S], told[Env.STALL_ACTION]) == ("120.0", "restart")
     untold = environment(pod_of(injected(body))["containers"][0])
     assert not {Env.STALL_AFTER_S, Env.STALL_ACTION} & untold.keys()
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        pytest.param({}, [None, None, None], id="off by default"),
+        pytest.param({"directory": "/p", "maxBytes": 1 << 20}, [None, None, None], id="off"),
+        pytest.param({"enabled": True}, ["on", None, None], id="beside the checkpoints"),
+        pytest.param(
+            {"enabled": True, "directory": "s3://bucket/{namespace}", "maxBytes": 1 << 20, "unusedDays": 7},
+            ["s3://bucket/$(GRACEPOINT_NAMESPACE)", "1048576", "7"],
+            id="a directory of its own",
+        ),
+    ],
+)
+def test_the_compilation_cache_is_told_only_where_it_is_on(cache: Json, told: list[str | None]) -> None:
+    env = environment(pod_of(injected(jobset(), policy_spec(compilationCache=cache)))["containers"][0])
+    found = [env.get(n) for n in (Env.COMPILATION_CACHE, Env.COMPILATION_CACHE_BYTES, Env.COMPILATION_CACHE_DAYS)]
+    assert found == told
 
 
 def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:

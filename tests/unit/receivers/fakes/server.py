@@ -60,6 +60,7 @@ class OperatorServer:
         received: All messages but subscriptions, with the token, in the order in which they came.
         streams: All subscriptions there ever were.
         refuse: Status by path, given in place of taking the message.
+        answers: What is answered to a message that is taken, by path.
         heartbeat_s: Said in the hello; nothing is sent in between unless a test does.
     """
 
@@ -69,6 +70,7 @@ class OperatorServer:
         self.streams: list[Stream] = []
         self.refuse: dict[str, int] = {}
         self.refused: list[str] = []
+        self.answers: dict[str, bytes] = {}
         self.heartbeat_s = 100.0
         authority = trustme.CA()
         self.ca_certificate = authority.cert_pem.bytes().decode()
@@ -178,7 +180,8 @@ def _handler(server: OperatorServer) -> type[http.server.BaseHTTPRequestHandler]
             with server.changed:
                 server.received.append((token, message))
                 server.changed.notify_all()
-            self._answer(204, b"")
+            answer = server.answers.get(self.path, b"")
+            self._answer(200 if answer else 204, answer)
 
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)

@@ -1,0 +1,114 @@
+"""``goodput``: where the time of each job went, and how often it should save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.errors import CommandError
+from gracepoint_cli.output import Format, put, put_json, put_table
+
+if TYPE_CHECKING:
+    from gracepoint_cli.accounts import Account
+
+
+def goodput(
+    jobset: Annotated[
+        str | None, typer.Argument(help="Name of a JobSet. Default: all.", autocompletion=jobset_names)
+    ] = None,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    output: Output = Format.TABLE,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Shows where the time of each job went: training, saves, lost steps, restarts, waiting."""
+    from gracepoint_cli import accounts
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_operator.kube.kinds import POLICIES
+
+    with Cluster(kubeconfig, context) as cluster:
+        where = None if all_namespaces else namespace or cluster.namespace
+        found = accounts.accounts(cluster.list(POLICIES, where), time.time())
+    if jobset is not None:
+        found = [account for account in found if account.name == jobset]
+        if not found:
+            place = "in the cluster" if where is None else f"in the namespace {where!r}"
+            raise CommandError(
+                f"found no account of a JobSet {jobset!r} {place}",
+                "The operator begins one when it sees the JobSet under a policy. Run: kubectl gracepoint status",
+            )
+    if output is Format.JSON:
+        put_json([account.to_json() for account in found])
+    elif not found:
+        put("There are no accounts. The operator begins one for each JobSet under a policy.")
+    elif jobset is not None:
+        for account in found:
+            _put_one(account)
+    else:
+        _put_all(found, all_namespaces)
+
+
+def _put_all(found: Sequence[Account], with_namespace: bool) -> None:
+    from gracepoint_operator.goodput.categories import Category
+
+    columns = ["JOBSET", "GOODPUT", "TOTAL", "TRAINING", "SAVING", "LOST", "RESTARTS", "WAITING", "NOW"]
+    columns += ["DISRUPTIONS", "LOSSES", "SAVE EVERY"]
+    rows = []
+    for account in found:
+        row: list[object] = [
+            account.name,
+            _percent(account.goodput),
+            _duration(account.total_s),
+            _duration(account.seconds(Category.TRAINING)),
+            _duration(account.seconds(Category.SAVING)),
+            _duration(account.seconds(Category.RECOMPUTATION)),
+            _duration(account.restart_s),
+            _duration(account.seconds(Category.WAITING)),
+            account.state or "finished",
+            account.disruptions,
+            account.losses,
+            "-" if account.suggestion is None else f"{account.suggestion.every_seconds:.0f} s",
+        ]
+        rows.append([account.namespace, *row] if with_namespace else row)
+    put_table(["NAMESPACE", *columns] if with_namespace else columns, rows)
+
+
+def _put_one(account: Account) -> None:
+    from gracepoint_operator.goodput.categories import Category
+
+    total = account.total_s or 1.0
+    rows = [
+        [category.value, f"{account.seconds(category):.1f} s", _percent(account.seconds(category) / total)]
+        for category in Category
+    ]
+    put(f"{account.kind} {account.name}, since {account.since}, now {account.state or 'finished'}")
+    put_table(["TIME WENT INTO", "SECONDS", "SHARE"], [*rows, ["total", f"{account.total_s:.1f} s", ""]])
+    put(f"{account.disruptions} disruptions, of which {account.losses} are known to have lost steps")
+    if (found := account.suggestion) is not None:
+        put(
+            f"A periodic save costs {found.save_seconds:.3f} s, and steps are lost about every "
+            f"{_duration(found.seconds_between_losses)} of running: save every {found.every_seconds:.0f} s."
+        )
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.1f}%"
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration as people write it: 12.3 s, 4m05s, 3h02m, 5d06h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02d}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours:02d}h"

@@ -1,0 +1,260 @@
+"""The account of one workload: lives that are settled, lives that may still change, and what happened to them. Pure.
+
+The ledger changes by sightings (what the operator sees of the pods) and tidings (what a process says). To take one a
+second time changes nothing, and a late one is taken as long as its life is not settled. So it does not matter which
+replica of the operator learns of something, or whether both do.
+
+A life is settled when its successor has restored a step, and thereby shown which steps of it were lost, and has trained
+and ended itself. A life that has never trained has nothing to lose, and is settled as soon as the next one begins. So
+at most two lives are open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gracepoint_operator.goodput.categories import RUNNING, Category, Spent, added, total_ms
+from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """See the module.
+
+    Attributes:
+        since_ms: When the account begins.
+        settled: The time of the lives that are settled, from ``since_ms`` on.
+        lives: The open lives, oldest first. The last one is the current one.
+        finished_ms: When the workload had finished. None while it goes on.
+        disruptions: How often a life ended and the workload went on.
+        losses: How many of the settled disruptions lost steps.
+        saves: Number of periodic saves in the settled lives.
+        saves_ms: For how long they stopped the training.
+    """
+
+    since_ms: int
+    settled: Spent = dataclasses.field(default_factory=dict)
+    lives: tuple[Life, ...] = ()
+    finished_ms: int | None = None
+    disruptions: int = 0
+    losses: int = 0
+    saves: int = 0
+    saves_ms: int = 0
+
+    @property
+    def current(self) -> Life | None:
+        """The newest life. None before the first pod was created."""
+        return self.lives[-1] if self.lives else None
+
+    def spent(self, now_ms: int) -> Spent:
+        """Returns where the time went, from ``since_ms`` until now, or until the workload had finished."""
+        now_ms = max(self.since_ms, now_ms if self.finished_ms is None else self.finished_ms)
+        if self.current is None:
+            return {Category.WAITING: now_ms - self.since_ms} if now_ms > self.since_ms else {}
+        spent = self.settled
+        for number, life in enumerate(self.lives):
+            spent = added(spent, self._spent_by(number, life, now_ms))
+        gone = self.current.gone_ms
+        return spent if gone is None or gone >= now_ms else added(spent, {Category.WAITING: now_ms - gone})
+
+    def state(self) -> Category | None:
+        """Returns what the time goes into now. None if the workload has finished."""
+        if self.finished_ms is not None:
+            return None
+        return Category.WAITING if self.current is None else self.current.state()
+
+    @property
+    def all_losses(self) -> int:
+        """How many disruptions lost steps, as far as that is known."""
+        return self.losses + (len(self.lives) == 2 and self._lost_ms(self.lives[0], self.lives[1]) > 0)
+
+    @property
+    def all_saves(self) -> tuple[int, int]:
+        """Number of all periodic saves, and for how many milliseconds they stopped the training."""
+        return (
+            self.saves + sum(life.saves for life in self.lives),
+            self.saves_ms + sum(life.saves_ms for life in self.lives),
+        )
+
+    def running_ms(self, now_ms: int) -> int:
+        """Returns for how long processes ran."""
+        return total_ms(self.spent(now_ms), RUNNING)
+
+    # Changes.
+
+    def saw(self, seen: Sighting) -> Ledger:
+        """Returns the ledger after a sighting."""
+        if self.finished_ms is not None:
+            return self
+        life = self.current
+        if life is None or _is_next(life, seen):
+            return self._beginning(seen.attempt, seen.created)._seen(seen)  # noqa: SLF001 - another one of this class
+        return self._seen(seen) if seen.created.stamp_ms >= _second(life.created_ms) else self
+
+    def heard(self, told: Tiding) -> Ledger:
+        """Returns the ledger after a tiding."""
+        number = self._number_of(told)
+        if number is None or self.finished_ms is not None:
+            return self
+        life = self.lives[number]
+        if life.session and life.session != told.session:
+            if number != len(self.lives) - 1 or life.stopped_ms is not None or told.attached_ms <= life.created_ms:
+                return self  # of a process before
+            # The containers were started again, in the same pods.
+            again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
+            ledger = self._beginning(life.attempt, again)
+            return ledger._with(len(ledger.lives) - 1, _joined(ledger.lives[-1], told))  # noqa: SLF001
+        return self._with(number, _joined(life, told))
+
+    def ended(self, now_ms: int) -> Ledger:
+        """Returns the ledger of a workload that has finished by itself."""
+        if self.finished_ms is not None:
+            return self
+        life = self.current
+        return dataclasses.replace(self, finished_ms=now_ms if life is None or life.gone_ms is None else life.gone_ms)
+
+    def _beginning(self, attempt: int, created: Moment) -> Ledger:
+        """Returns the ledger with a new life, of which nothing else is known."""
+        before = self.current
+        if before is None:
+            life = Life(began_ms=self.since_ms, attempt=attempt, created_ms=max(self.since_ms, created.at_ms))
+            return dataclasses.replace(self, lives=(life,))
+        # The pods of the life before may still end. From now on, the time is the new life's.
+        gone = max(before.began_ms, min(created.at_ms, created.at_ms if before.gone_ms is None else before.gone_ms))
+        ended = dataclasses.replace(before, gone_ms=gone)
+        life = Life(began_ms=gone, attempt=attempt, created_ms=max(gone, created.at_ms))
+        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], ended), disruptions=self.disruptions + 1)
+        kept = ledger._settle()  # noqa: SLF001 - another one of this class
+        return dataclasses.replace(kept, lives=(*kept.lives, life))
+
+    def _settle(self) -> Ledger:
+        """Settles all that the current life, which has ended, leaves no doubt about."""
+        *earlier, ended = self.lives
+        if not ended.has_trained:  # what it lost of an earlier life, the next one will show
+            return self._settled(ended, lost_ms=None, lives=tuple(earlier))
+        ledger = self
+        for life in earlier:
+            ledger = ledger._settled(life, lost_ms=self._lost_ms(life, ended), lives=(ended,))
+        return ledger
+
+    def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> Ledger:
+        return dataclasses.replace(
+            self,
+            settled=added(self.settled, _moved(life.spent(life.began_ms), lost_ms or 0)),
+            lives=lives,
+            losses=self.losses + bool(lost_ms),
+            saves=self.saves + life.saves,
+            saves_ms=self.saves_ms + life.saves_ms,
+        )
+
+    def _spent_by(self, number: int, life: Life, now_ms: int) -> Spent:
+        spent = life.spent(now_ms)
+        if number + 1 == len(self.lives):
+            return spent
+        return _moved(spent, self._lost_ms(life, self.lives[number + 1]))
+
+    @staticmethod
+    def _lost_ms(life: Life, after: Life) -> int:
+        """For how long a life computed what the next one computes again. 0 while that is not known."""
+        if not life.has_trained or (after.restored_ms is None and not after.has_trained):
+            return 0
+        return life.lost_ms(after.first_step, life.began_ms)
+
+    def _number_of(self, told: Tiding) -> int | None:
+        """The place of the life that a tiding is about. None if it is settled, or not seen yet."""
+        for number in reversed(range(len(self.lives))):
+            if self.lives[number].session == told.session:
+                return number
+        for number in reversed(range(len(self.lives))):
+            life = self.lives[number]
+            if life.attempt == told.attempt and _second(life.created_ms) <= told.created_ms:
+                return number
+        return None
+
+    def _with(self, number: int, life: Life) -> Ledger:
+        if life == self.lives[number]:
+            return self
+        return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
+
+    def _seen(self, seen: Sighting) -> Ledger:
+        life = self.lives[-1]
+        gone = life.gone_ms if seen.gone_ms is None or life.gone_ms is not None else max(life.created_ms, seen.gone_ms)
+        changed = dataclasses.replace(
+            life,
+            attempt=max(life.attempt, seen.attempt),
+            # Once all processes have joined, a pod that is made anew does not delay their start any more.
+            bound_ms=life.bound_ms if life.joined_ms is not None else _last(life.bound_ms, seen.bound),
+            started_ms=life.started_ms if life.joined_ms is not None else _last(life.started_ms, seen.started),
+            broke_ms=seen.broke_ms if life.broke_ms is None else life.broke_ms,
+            gone_ms=gone,
+        )
+        return self._with(len(self.lives) - 1, changed)
+
+
+def is_later(life: Life, created_ms: int) -> bool:
+    """True if a pod of the same attempt, which was created in that second, is of a later life.
+
+    All pods of a life are created before the last of its containers is started, and before one of them ends.
+    """
+    if created_ms <= life.created_ms:
+        return False
+    ended = min((at for at in (life.broke_ms, life.gone_ms) if at is not None), default=None)
+    if ended is not None and created_ms >= _second(ended):
+        return True
+    return life.started_ms is not None and created_ms > life.started_ms
+
+
+def _is_next(life: Life, seen: Sighting) -> bool:
+    """True if the pods are of a later life."""
+    return seen.attempt > life.attempt or (seen.attempt == life.attempt and is_later(life, seen.created.stamp_ms))
+
+
+def _joined(life: Life, told: Tiding) -> Life:
+    """Returns the life with what its process says. What is known already stays, but for what adds up.
+
+    Messages take different times to arrive. So all of a process's times count from the first of them.
+    """
+    attached = told.attached_ms if life.attached_ms is None else life.attached_ms
+    late = told.attached_ms - attached
+    first_step = told.first_step
+    if life.restored_ms is not None or life.trained_ms is not None:
+        first_step = life.first_step
+    started = life.started_ms
+    return dataclasses.replace(
+        life,
+        session=told.session,
+        attached_ms=attached,
+        started_ms=attached if started is None and life.bound_ms is not None else started,
+        joined_ms=_known(life.joined_ms, told.joined_ms, late),
+        restored_ms=_known(life.restored_ms, told.restored_ms, late),
+        first_step=first_step,
+        trained_ms=_known(life.trained_ms, told.trained_ms, late),
+        left_ms=_known(life.left_ms, told.left_ms, late),
+        saving_ms=max(life.saving_ms, told.saving_ms),
+        saves=max(life.saves, told.saves),
+        saves_ms=max(life.saves_ms, told.saves_ms),
+        marks=life.with_marks(told.marks),
+    )
+
+
+def _moved(spent: Spent, lost_ms: int) -> Spent:
+    """Moves what was lost from the training to the recomputation."""
+    lost_ms = min(lost_ms, spent.get(Category.TRAINING, 0))
+    return added(spent, {Category.TRAINING: -lost_ms, Category.RECOMPUTATION: lost_ms}) if lost_ms > 0 else spent
+
+
+def _known(first: int | None, told: int | None, late: int) -> int | None:
+    return first if first is not None or told is None else told - late
+
+
+def _last(known: int | None, seen: Moment | None) -> int | None:
+    """The later of two moments, as it was guessed first."""
+    if seen is None or (known is not None and seen.stamp_ms <= known):
+        return known
+    return seen.at_ms
+
+
+def _second(moment_ms: int) -> int:
+    """The beginning of its second: as the API server writes it."""
+    return moment_ms // 1000 * 1000

@@ -1,0 +1,177 @@
+"""One life of a gang: from the creation of its first pod until its last process has ended. Immutable values. Pure.
+
+A life keeps the times at which its stages were reached. Its account is computed from these, so a time that becomes
+known late only moves time from one category to another: the categories of a life always add up to its length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from gracepoint_operator.goodput.categories import Category, Spent
+
+#: At most so many marks are kept: a restart restores one of the newest checkpoints.
+MARKS = 8
+#: Less than this is not lost: all times are rounded.
+_LEAST_MS = 10
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Mark:
+    """A step that was passed.
+
+    Attributes:
+        step: Number of the step.
+        trained_ms: For how long this life had trained when it passed that step, without the time of saves.
+    """
+
+    step: int
+    trained_ms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Life:
+    """See the module. A time that is not known, or has not come yet, is None.
+
+    Attributes:
+        began_ms: When the life before ended. For the first life, when the workload was created.
+        attempt: Number of the workload's restarts before this life.
+        created_ms: When its first pod was created.
+        bound_ms: When its last pod was bound to a node.
+        started_ms: When the last of its containers was started.
+        session: Session of the process that tells of this life. Empty if none has.
+        attached_ms: When that process began to join the others. What it tells counts from there.
+        joined_ms: When all processes had joined.
+        restored_ms: When the state was restored.
+        first_step: The step from which it trained: the one that it restored. 0 if it restored none.
+        trained_ms: When the first step was done.
+        left_ms: When training ended for good, after the emergency save, as the processes say.
+        broke_ms: When its first process ended.
+        gone_ms: When its last process had ended. None while one runs.
+        saving_ms: For how long saves stopped the training.
+        saves: Number of periodic saves.
+        saves_ms: For how long periodic saves stopped the training.
+        marks: Steps that it has passed, in their order: the newest at which saves began, or of which it told.
+    """
+
+    began_ms: int
+    attempt: int
+    created_ms: int
+    bound_ms: int | None = None
+    started_ms: int | None = None
+    session: str = ""
+    attached_ms: int | None = None
+    joined_ms: int | None = None
+    restored_ms: int | None = None
+    first_step: int = 0
+    trained_ms: int | None = None
+    left_ms: int | None = None
+    broke_ms: int | None = None
+    gone_ms: int | None = None
+    saving_ms: int = 0
+    saves: int = 0
+    saves_ms: int = 0
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def has_trained(self) -> bool:
+        """True if it is known to have done a step."""
+        return self.trained_ms is not None
+
+    @property
+    def stopped_ms(self) -> int | None:
+        """When it stopped to train, or to prepare for that. None while it goes on."""
+        return min((at for at in (self.left_ms, self.broke_ms, self.gone_ms) if at is not None), default=None)
+
+    def spent(self, now_ms: int) -> Spent:
+        """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
+
+        Steps count as kept; see ``lost_ms``.
+        """
+        end = max(self.began_ms, now_ms if self.gone_ms is None else self.gone_ms)
+        stop = end if self.stopped_ms is None else min(end, max(self.began_ms, self.stopped_ms))
+        spent: dict[Category, int] = {}
+        at = self.began_ms
+
+        def until(moment: int, category: Category) -> None:
+            nonlocal at
+            later = min(max(at, moment), stop)
+            if later > at:
+                spent[category] = spent.get(category, 0) + later - at
+            at = later
+
+        stages = (
+            (self.created_ms, Category.WAITING),
+            (self.bound_ms, Category.SCHEDULING),
+            (self.started_ms, Category.IMAGE),
+            (self.joined_ms, Category.JOIN),
+            (self.restored_ms, Category.RESTORE),
+            (self.trained_ms, Category.COMPILE),
+        )
+        known = max((number for number, (moment, _) in enumerate(stages) if moment is not None), default=-1)
+        for moment, category in stages[: known + 1]:
+            if moment is not None:
+                until(moment, category)
+        if self.has_trained:
+            saving = min(self.saving_ms, stop - at)
+            if saving:
+                spent[Category.SAVING] = saving
+            if stop - at > saving:
+                spent[Category.TRAINING] = stop - at - saving
+        elif stop > at:
+            category = self._next(known)
+            spent[category] = spent.get(category, 0) + stop - at
+        if end > stop:
+            spent[Category.LEAVING] = end - stop
+        return spent
+
+    def state(self) -> Category:
+        """Returns what the time goes into now."""
+        if self.gone_ms is not None:
+            return Category.WAITING
+        if self.stopped_ms is not None:
+            return Category.LEAVING
+        if self.has_trained:
+            return Category.TRAINING
+        stages = (self.created_ms, self.bound_ms, self.started_ms, self.joined_ms, self.restored_ms)
+        return self._next(max(number for number, moment in enumerate(stages) if moment is not None))
+
+    def lost_ms(self, step: int, now_ms: int) -> int:
+        """Returns for how long it trained after it had passed ``step``: what is lost if that step is restored.
+
+        Between two steps whose times are known, each step counts alike.
+        """
+        trained = self.spent(now_ms).get(Category.TRAINING, 0)
+        lost = trained - self._trained_until_ms(step)
+        return lost if lost > _LEAST_MS else 0
+
+    def _trained_until_ms(self, step: int) -> int:
+        """For how long it had trained when it passed ``step``."""
+        if step <= self.first_step:
+            return 0
+        before, after = Mark(self.first_step, 0), None
+        for mark in self.marks:
+            if mark.step <= step:
+                before = max(before, mark)
+            else:
+                after = mark
+                break
+        if after is None:  # later than the newest mark, at the pace until then
+            steps = before.step - self.first_step
+            if steps == 0:  # of no step it is known when it was passed; so nothing is known to be lost
+                return self.spent(self.began_ms).get(Category.TRAINING, 0)
+            pace = before.trained_ms / steps
+        else:
+            pace = (after.trained_ms - before.trained_ms) / (after.step - before.step)
+        return before.trained_ms + round(pace * (step - before.step))
+
+    def with_marks(self, marks: Iterable[Mark]) -> tuple[Mark, ...]:
+        """Returns its marks and ``marks``; of two for one step the first that was known."""
+        joined = {mark.step: mark for mark in (*marks, *self.marks)}
+        return tuple(sorted(joined.values()))[-MARKS:]
+
+    def _next(self, known: int) -> Category:
+        """What comes after the last stage that is known."""
+        following = (Category.SCHEDULING, Category.IMAGE, Category.UNKNOWN, Category.RESTORE, Category.COMPILE)
+        return Category.WAITING if known < 0 else following[known]

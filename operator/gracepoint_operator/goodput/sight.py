@@ -1,0 +1,172 @@
+"""What happened to a gang, as its pods show it. Pure.
+
+The API server and the kubelet write times in whole seconds. If the operator sees a change in the same second, the
+moment at which it sees it is the better guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from gracepoint_operator.goodput.ledger import Ledger, is_later
+from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.news import Moment, Sighting
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+
+_SECOND_MS = 1000
+#: See ``look``. Watches of one replica are rarely further apart.
+_DOUBT_MS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a replica knows of the newest life from looks before.
+
+    Attributes:
+        attempt: Number of the workload's restarts before it.
+        created_ms: The second in which its first pod was created.
+        pods: UIDs of its pods at the last look. Empty if this replica has seen none.
+        absent_ms: Since when it was seen to have no pods, if this replica has never seen any.
+    """
+
+    attempt: int
+    created_ms: int
+    pods: frozenset[str] = frozenset()
+    absent_ms: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One look at the pods of a gang.
+
+    Attributes:
+        sightings: What was seen of the life that was known, and of a later one.
+        known: For the next look. None if there never were any pods.
+        again_ms: When to look again even if nothing changes. None: there is no need to.
+    """
+
+    sightings: tuple[Sighting, ...]
+    known: Known | None
+    again_ms: int | None = None
+
+
+def begun(gang: GangSnapshot, now_ms: int) -> Ledger:
+    """Returns the ledger of a workload that has none yet. Of its earlier attempts, nothing is known."""
+    workload = gang.workload
+    if workload is not None and workload.restarts == 0 and workload.created_at > 0:
+        return Ledger(since_ms=min(now_ms, _ms(workload.created_at)))
+    newest = max((pod.restart_attempt for pod in gang.pods), default=0)
+    created = [_ms(pod.created_at) for pod in gang.pods if pod.restart_attempt == newest]
+    return Ledger(since_ms=min([now_ms, *created]))
+
+
+def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int) -> Look:
+    """Looks at the pods of a gang.
+
+    The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
+    this one. So a life of which this replica has never seen a pod has ended only if none comes for ``_DOUBT_MS``.
+
+    Args:
+        gang: The gang.
+        life: Its newest life that is known. None if there is none.
+        known: What the look before returned. None if there was none.
+        now_ms: The time.
+    """
+    pods = [pod for pod in gang.pods if pod.policy and pod.restart_attempt >= 0]
+    newer = pods if life is None else [pod for pod in pods if _is_newer(life, pod)]
+    if newer:
+        attempt = max(pod.restart_attempt for pod in newer)
+        newer = [pod for pod in newer if pod.restart_attempt == attempt]
+        created = _moment(min(pod.created_at for pod in newer), now_ms)
+        sighting = _sighting(newer, attempt, created, now_ms, ended=[], ran=False)
+        after = Look((sighting,), Known(attempt, created.stamp_ms, frozenset(pod.uid for pod in newer)))
+    else:
+        after = Look((), known)
+    if life is None:
+        return after
+    second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
+    if known is None or (known.attempt, known.created_ms) != (life.attempt, second_ms):
+        known = Known(life.attempt, second_ms)
+    of_life = [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
+    created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
+    # What fails before all containers run is made anew, and does not end the life.
+    ran = life.started_ms is not None
+    if of_life or known.pods:
+        vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
+        sighting = _sighting(of_life, life.attempt, created, now_ms, ended=vanished, ran=ran)
+        now_known = dataclasses.replace(known, pods=frozenset(pod.uid for pod in of_life), absent_ms=None)
+    else:
+        absent_ms = now_ms if known.absent_ms is None else known.absent_ms
+        now_known = dataclasses.replace(known, absent_ms=absent_ms)
+        if newer or life.gone_ms is not None:
+            return after if newer else Look((), now_known)
+        if now_ms - absent_ms < _DOUBT_MS:
+            return Look((), now_known, absent_ms + _DOUBT_MS)
+        sighting = _sighting([], life.attempt, created, now_ms, ended=[absent_ms], ran=ran)
+    return Look((sighting, *after.sightings), after.known if newer else now_known)
+
+
+def _is_newer(life: Life, pod: Pod) -> bool:
+    if pod.restart_attempt != life.attempt:
+        return pod.restart_attempt > life.attempt
+    return is_later(life, _ms(pod.created_at))
+
+
+def _is_older(life: Life, pod: Pod) -> bool:
+    """True for a pod of an earlier life. A Job keeps its pods that have failed."""
+    if pod.restart_attempt != life.attempt:
+        return pod.restart_attempt < life.attempt
+    second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
+    ended_at = pod.created_at if pod.ended_at is None else pod.ended_at
+    # The pods of a life whose containers were started again are older than that life, and end later.
+    return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
+
+
+def _sighting(
+    pods: Sequence[Pod], attempt: int, created: Moment, now_ms: int, *, ended: Sequence[int], ran: bool
+) -> Sighting:
+    """Returns what is seen of a life with these pods.
+
+    Args:
+        pods: Its pods.
+        attempt: Number of the workload's restarts before it.
+        created: When its first pod was created.
+        now_ms: The time.
+        ended: When pods ended that are not there any more.
+        ran: True if all its containers were started once.
+    """
+    living = [pod for pod in pods if not pod.finished]
+    finished = [pod for pod in pods if pod.finished]
+    ended = [*ended, *(now_ms if pod.ended_at is None else _moment(pod.ended_at, now_ms).at_ms for pod in finished)]
+    return Sighting(
+        attempt=attempt,
+        created=created,
+        bound=_last([pod.bound_at if pod.node else None for pod in living], now_ms),
+        started=_last([pod.started_at for pod in living], now_ms),
+        broke_ms=min(ended) if ended and (ran or not living) else None,
+        gone_ms=None if living else max(ended, default=now_ms),
+    )
+
+
+def _last(times: Sequence[float | None], now_ms: int) -> Moment | None:
+    """The latest of the times. None if one of them has not come, or there are none."""
+    known = [at for at in times if at is not None]
+    return _moment(max(known), now_ms) if known and len(known) == len(times) else None
+
+
+def _moment(stamp: float, now_ms: int) -> Moment:
+    """Guesses when something happened of which the API server has written the second."""
+    stamp_ms = _ms(stamp)
+    if stamp_ms <= now_ms < stamp_ms + _SECOND_MS:
+        at_ms = now_ms
+    elif now_ms < stamp_ms + 2 * _SECOND_MS:  # seen shortly after the end of that second; or our clock is behind
+        at_ms = stamp_ms + (_SECOND_MS - 1 if now_ms >= stamp_ms else 0)
+    else:
+        at_ms = stamp_ms + _SECOND_MS // 2
+    return Moment(stamp_ms=stamp_ms, at_ms=at_ms)
+
+
+def _ms(at: float) -> int:
+    return round(at * 1000)

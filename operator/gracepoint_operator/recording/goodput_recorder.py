@@ -1,0 +1,257 @@
+"""Keeps the accounts of where the time of each workload goes.
+
+Everything here runs on the controller's event loop, and nothing waits. ``observe`` is called whenever a workload is
+decided about, ``hear`` with what a process says. What changes an account is kept as a list of changes. The policy
+writer puts them into the policy's status (``entries``), where the account is, and says when that is written
+(``written``). Both replicas do so: to take a change a second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from gracepoint.wire.messages import Forecast, SaveEvery, Spent
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.goodput import sight, stored
+from gracepoint_operator.goodput.categories import Category
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.news import Sighting, Tiding
+from gracepoint_operator.goodput.save_interval import suggested
+from gracepoint_operator.goodput.sight import Known
+from gracepoint_operator.goodput.told import tiding
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast, WorkloadGoodput
+from gracepoint_operator.workloads import Workload
+
+log = logging.getLogger(__name__)
+
+#: Workloads in a policy's status; the limit in its schema.
+_ENTRIES = 50
+#: Changes of one account that wait to be written. While the API server is out of reach, more are dropped.
+_WAITING = 1000
+#: A large gang is looked at less often: after so many seconds for each of its pods. While it starts, each of its pods
+#: changes several times, and each time the gang is decided about.
+_PER_POD_S = 0.0005
+#: If that is less than this, it is looked at every time.
+_AT_ONCE_S = 0.01
+#: An entry in which nothing has changed is written again after so many seconds, if the status is written anyway.
+_OLD_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """The workload has finished."""
+
+    at_ms: int
+
+
+_Change = Sighting | Tiding | _End
+
+
+@dataclasses.dataclass
+class _Account:
+    """What is known here of one workload beside the policy's status.
+
+    Attributes:
+        begun: The ledger as it began here. Used if there is no entry.
+        newest: The newest entry that this replica has written. None if it has written none.
+        base: The entry that was read last, and what it says.
+        waiting: The changes that are not written, oldest first.
+        handed: How many of these are being written.
+        known: What was seen of the current life.
+        looked_at: When they were looked at last.
+    """
+
+    begun: Ledger
+    newest: WorkloadGoodput | None = None
+    base: tuple[WorkloadGoodput, Ledger] | None = None
+    waiting: list[_Change] = dataclasses.field(default_factory=list)
+    handed: int = 0
+    known: Known | None = None
+    looked_at: float = 0.0
+
+    def read(self, entry: WorkloadGoodput | None) -> Ledger:
+        """Returns what an entry says together with the changes that wait."""
+        if entry is None:
+            ledger = self.begun
+        elif self.base is not None and self.base[0] is entry:
+            ledger = self.base[1]
+        else:
+            ledger = stored.read(entry)
+            self.base = (entry, ledger)
+        return _changed(ledger, self.waiting)
+
+
+class GoodputRecorder:
+    """See the module.
+
+    Args:
+        cache: What is known of the cluster, with the statuses of the policies.
+        touch: Called with namespace and name of a policy whose status is to be written.
+        metrics: Shows the accounts.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self, cache: ClusterCache, touch: Callable[[str, str], None], metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._touch = touch
+        self._metrics = metrics
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}  # by the workload's UID
+        metrics.before_text = self._show
+
+    def observe(self, gang: GangSnapshot) -> float | None:
+        """Looks at the pods of a gang. Returns when to look again even if nothing changes. None: there is no need."""
+        workload = gang.workload
+        if workload is None or gang.policy is None or not workload.injected or workload.deleted:
+            return None
+        now_ms = self._now_ms()
+        account = self._accounts.get(workload.uid)
+        if account is None:
+            account = self._accounts[workload.uid] = _Account(sight.begun(gang, now_ms))
+        pause_s = len(gang.pods) * _PER_POD_S
+        if pause_s > _AT_ONCE_S and now_ms / 1000 < account.looked_at + pause_s:
+            return account.looked_at + pause_s
+        return self._look(gang, workload, gang.policy, account)
+
+    def _look(
+        self, gang: GangSnapshot, workload: Workload, policy: CheckpointPolicy, account: _Account
+    ) -> float | None:
+        now_ms = self._now_ms()
+        account.looked_at = now_ms / 1000
+        ledger = self._ledger(account, policy, workload.uid)
+        seen = sight.look(gang, ledger.current, account.known, now_ms)
+        account.known = seen.known
+        for sighting in seen.sightings:
+            ledger = self._change(account, workload, ledger, sighting)
+        if workload.finished:
+            self._change(account, workload, ledger, _End(now_ms))
+        return None if seen.again_ms is None else seen.again_ms / 1000
+
+    def hear(self, pod: Pod, session: str, spent: Spent | None) -> None:
+        """Takes what a process of a pod says. None: it says nothing, as older libraries."""
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
+        account = self._accounts.get(pod.workload_uid)
+        policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
+        if spent is None or workload is None or account is None or policy is None:
+            return
+        said = tiding(spent, session, pod, self._clock())
+        if said is None:
+            log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(spent)))
+            return
+        # The pod may be of a life that was not seen yet.
+        self._look(self._cache.gang(workload.uid), workload, policy, account)
+        self._change(account, workload, self._ledger(account, policy, workload.uid), said)
+
+    def answer(self, message: Forecast) -> SaveEvery | None:
+        """Returns how often a gang should save. None if it does not want to know, or if that is not known."""
+        workload = self._cache.objects.workloads.get(message.workload_uid)
+        account = self._accounts.get(message.workload_uid)
+        policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
+        if not message.takes_interval or account is None or policy is None:
+            return None
+        ledger = self._ledger(account, policy, message.workload_uid)
+        found = suggested(ledger, self._now_ms(), at_least_s=max(0.0, message.save_s))
+        return None if found is None else SaveEvery(every_s=round(found.interval_s, 1))
+
+    def forget(self, workload_uid: str) -> None:
+        """The workload is gone."""
+        self._accounts.pop(workload_uid, None)
+
+    def entries(
+        self,
+        policy: CheckpointPolicy,
+        workloads: Sequence[Workload],
+        forecasts: Iterable[WorkloadForecast],
+    ) -> list[WorkloadGoodput] | None:
+        """Returns the accounts for the status of a policy as it was just read. None if there are none.
+
+        A status has room for ``_ENTRIES``. If there are more workloads, those that have finished make room for others.
+        """
+        now_ms = self._now_ms()
+        save_s = {forecast.uid: forecast.save_seconds for forecast in forecasts}
+        by_uid = {workload.uid: workload for workload in workloads}
+        found = {entry.uid: entry for entry in policy.status.goodput or () if entry.uid in by_uid}
+        new = [uid for uid in by_uid.keys() - found.keys() if uid in self._accounts and self._accounts[uid].waiting]
+        finished = sorted((entry for entry in found.values() if entry.finished), key=lambda entry: entry.until)
+        too_many = len(found) + len(new) - _ENTRIES
+        for gone in finished[: max(0, too_many)]:
+            del found[gone.uid]
+        for uid in [*found, *sorted(new)[: max(0, _ENTRIES - len(found))]]:
+            entry: WorkloadGoodput | None = found.get(uid)
+            account = self._accounts.get(uid)
+            if account is None or not (account.waiting or (entry is not None and _is_old(entry, now_ms))):
+                continue
+            account.handed = len(account.waiting)
+            known = account.newest if entry is None else entry
+            ledger = account.read(known)
+            if known is None or stored.read(known) != ledger or _is_old(known, now_ms):
+                known = stored.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
+                account.newest = known
+            found[uid] = known
+        if not found and policy.status.goodput is None:
+            return None
+        return sorted(found.values(), key=lambda entry: entry.name)
+
+    def written(self, workloads: Iterable[Workload]) -> None:
+        """The entries of these workloads are in the status."""
+        for workload in workloads:
+            if (account := self._accounts.get(workload.uid)) is not None:
+                del account.waiting[: account.handed]
+                account.handed = 0
+
+    def _ledger(self, account: _Account, policy: CheckpointPolicy, uid: str) -> Ledger:
+        """The account with everything that is known here."""
+        entry = next((entry for entry in policy.status.goodput or () if entry.uid == uid), None)
+        if account.newest is not None and (entry is None or entry.until < account.newest.until):
+            entry = account.newest  # the watch has not brought it yet
+        return account.read(entry)
+
+    def _change(self, account: _Account, workload: Workload, ledger: Ledger, change: _Change) -> Ledger:
+        after = _changed(ledger, [change])
+        if after != ledger:
+            account.waiting.append(change)
+            if len(account.waiting) > _WAITING:
+                del account.waiting[0]
+                account.handed = max(0, account.handed - 1)
+            self._touch(workload.namespace, workload.policy)
+        return after
+
+    def _show(self) -> None:
+        """Sets the metrics, right before they are read."""
+        now_ms = self._now_ms()
+        self._metrics.goodput_s.clear()
+        for policy in self._cache.policies.values():
+            for entry in policy.status.goodput or ():
+                if (account := self._accounts.get(entry.uid)) is None:
+                    continue
+                spent = self._ledger(account, policy, entry.uid).spent(now_ms)
+                for category in Category:
+                    labels = self._metrics.goodput_s.labels(policy.namespace, entry.name, category.value)
+                    labels.set(spent.get(category, 0) / 1000)
+
+    def _now_ms(self) -> int:
+        return round(self._clock() * 1000)
+
+
+def _changed(ledger: Ledger, changes: Iterable[_Change]) -> Ledger:
+    for change in changes:
+        match change:
+            case Sighting():
+                ledger = ledger.saw(change)
+            case Tiding():
+                ledger = ledger.heard(change)
+            case _End():
+                ledger = ledger.ended(change.at_ms)
+    return ledger
+
+
+def _is_old(entry: WorkloadGoodput, now_ms: int) -> bool:
+    return entry.finished is None and now_ms / 1000 - entry.until.timestamp() > _OLD_S

@@ -1,0 +1,137 @@
+"""Writes compiled programs to the store in the background.
+
+Any thread calls ``add``. Up to ``_THREADS`` daemon threads ("gracepoint: keeps programs") write, and end when nothing
+is left to write; ``add`` starts one again. ``_changed`` guards all state. ``close`` waits for them, up to its timeout,
+and refuses what is added later. A store that hangs keeps no process from ending.
+
+Each file appears in the store as a whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+
+log = logging.getLogger(__name__)
+
+_THREADS = 4
+#: Bytes that may wait for the store. A program that comes when so many wait is not kept.
+_WAITING_BYTES = 1 << 30
+#: So many files that cannot be written one after the other end all writing.
+_FAILURES = 3
+
+
+class ProgramUploads:
+    """See the module.
+
+    Args:
+        on_idle: Called in one of the threads when nothing is left to write, with the number of bytes that were written
+            since its last call. It must not raise.
+
+    Attributes:
+        written: Number of files that were written.
+    """
+
+    def __init__(self, on_idle: Callable[[int], None]) -> None:
+        self._on_idle = on_idle
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[StoragePath, int, Callable[[], bytes]]] = collections.deque()
+        self._waiting_bytes = 0
+        self._threads = 0
+        self._failures = 0  # one after the other
+        self._bytes = 0  # written since the last call of on_idle
+        self._closed = False
+        self._full = False
+        self.written = 0
+
+    def add(self, path: StoragePath, size_bytes: int, contents: Callable[[], bytes]) -> None:
+        """Writes a file soon, in place of one that has the name already.
+
+        Args:
+            path: The file.
+            size_bytes: About the size of the file.
+            contents: Returns the bytes of the file. Called in the background.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            if self._waiting_bytes + size_bytes > _WAITING_BYTES:
+                if not self._full:
+                    log.warning(
+                        "some compiled programs are not kept: the store takes them too slowly at %s", path.parent
+                    )
+                self._full = True
+                return
+            self._waiting.append((path, size_bytes, contents))
+            self._waiting_bytes += size_bytes
+            if self._threads == _THREADS:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._run, name="gracepoint: keeps programs", daemon=True).start()
+        except RuntimeError as error:  # no more threads, or the interpreter ends
+            log.debug("compiled programs are not kept: %s", error)
+            with self._changed:
+                self._threads -= 1
+
+    def close(self, timeout_s: float) -> None:
+        """Waits until everything is written. Nothing is added afterwards. Never raises."""
+        with self._changed:
+            self._closed = True
+            if not self._changed.wait_for(lambda: not self._waiting and not self._threads, timeout_s):
+                log.info("compiled programs not written in time count=%d", len(self._waiting) + self._threads)
+            self._waiting.clear()
+
+    def _run(self) -> None:
+        while (item := self._take()) is not None:
+            path, size_bytes, contents = item
+            try:
+                self._write(path, contents())
+            except Exception as error:  # noqa: BLE001 - the training goes on without
+                self._note_failure(path, error)
+            finally:
+                with self._changed:
+                    self._waiting_bytes -= size_bytes
+
+    def _take(self) -> tuple[StoragePath, int, Callable[[], bytes]] | None:
+        """Returns what to write next. None if the thread is to end. The last one calls ``on_idle`` before that."""
+        while True:
+            with self._changed:
+                if self._waiting:
+                    return self._waiting.popleft()
+                if self._threads > 1 or not self._bytes:
+                    self._threads -= 1
+                    self._changed.notify_all()
+                    return None
+                written_bytes, self._bytes = self._bytes, 0
+            self._on_idle(written_bytes)
+
+    def _write(self, path: StoragePath, data: bytes) -> None:
+        started_s = time.monotonic()
+        try:
+            path.put(data)
+        except FileNotFoundError:
+            path.parent.make_folder()
+            path.put(data)
+        log.debug("compiled program kept path=%s bytes=%d took_s=%.2f", path, len(data), time.monotonic() - started_s)
+        with self._changed:
+            self._failures = 0
+            self._bytes += len(data)
+            self.written += 1
+
+    def _note_failure(self, path: StoragePath, error: Exception) -> None:
+        with self._changed:
+            self._failures += 1
+            failures = self._failures
+            if failures == _FAILURES:
+                self._closed = True
+                self._waiting.clear()
+        if failures == 1:
+            log.warning("a compiled program is not kept, and the next start compiles it again: %s: %s", path, error)
+        elif failures == _FAILURES:
+            log.warning("compiled programs are no longer kept in this run, as the store does not take them: %s", error)

@@ -1,0 +1,111 @@
+"""What the time of this process goes into: joining, restoring, compiling, training, saving. It is told to the operator.
+
+The training thread calls ``restored``, ``trains`` and ``stops``. A thread that ends an epoch may call ``goes_on`` and
+``left``. Any thread may call ``spent``. Between two saves nothing is called, so that a step costs nothing. Each value
+is replaced as a whole; there is no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gracepoint.wire.messages import Spent
+
+#: Of how many steps it is told when they were passed. A restart restores one of the newest.
+_STEPS = 8
+
+
+class TimeSpent:
+    """See the module. Its time begins when it is made: all processes have joined.
+
+    Args:
+        clock: Returns monotonic seconds.
+        began_s: When ``attach`` was called, on the clock. None: now.
+    """
+
+    def __init__(self, clock: Callable[[], float], began_s: float | None = None) -> None:
+        self._clock = clock
+        self._joined_s = clock()
+        self._began_s = self._joined_s if began_s is None else began_s
+        self._restored_s: float | None = None
+        self._first_step = 0
+        self._trained_s: float | None = None
+        self._left_s: float | None = None
+        self._stopped_s: float | None = None  # since when a save stops the training
+        self._saving_s = 0.0
+        self._periodic = (0, 0.0)  # number of periodic saves, and their seconds
+        self._passed: dict[int, float] = {}  # step -> seconds of training when it was passed
+
+    def restored(self, step: int | None) -> None:
+        """Notes that the state of this step is restored. None: there was no checkpoint."""
+        if self._restored_s is None:
+            self._restored_s, self._first_step = self._clock(), step or 0
+
+    def trains(self, step: int | None = None) -> None:
+        """Notes that the first step is done.
+
+        Args:
+            step: Its number, if it is not known what was restored.
+        """
+        if self._trained_s is None:
+            if self._restored_s is None and step is not None:
+                self._first_step = max(0, step - 1)
+            self._trained_s = self._clock()
+
+    def stops(self, step: int | None) -> None:
+        """Notes that a save stops the training at this step. None: its number is not known."""
+        if self._stopped_s is None:
+            self._stopped_s = self._clock()
+        if step is not None:
+            self._pass(step, self._stopped_s)
+
+    def goes_on(self, *, periodic: bool = False) -> None:
+        """Notes that training goes on after a save.
+
+        Args:
+            periodic: True after a periodic save that was begun.
+        """
+        stopped_s, self._stopped_s = self._stopped_s, None
+        if stopped_s is not None:
+            took_s = self._clock() - stopped_s
+            self._saving_s += took_s
+            if periodic:
+                self._periodic = (self._periodic[0] + 1, self._periodic[1] + took_s)
+
+    def passed(self, step: int) -> None:
+        """Notes that this step was passed, and training went on."""
+        self._pass(step, self._clock())
+
+    def left(self) -> None:
+        """Notes that training has ended for a preemption."""
+        self.goes_on()
+        if self._left_s is None:
+            self._left_s = self._clock()
+
+    def spent(self) -> Spent:
+        """Returns what the operator is told."""
+        now_s = self._clock()
+        stopped_s, saving_s = self._stopped_s, self._saving_s
+        if stopped_s is not None:
+            saving_s += now_s - stopped_s
+        return Spent(
+            now_s=now_s - self._began_s,
+            joined_s=self._joined_s - self._began_s,
+            restored_s=self._since_began(self._restored_s),
+            first_step=self._first_step,
+            trained_s=self._since_began(self._trained_s),
+            left_s=self._since_began(self._left_s),
+            saving_s=saving_s,
+            saves=self._periodic[0],
+            saves_s=self._periodic[1],
+            passed={str(step): seconds for step, seconds in self._passed.items()},
+        )
+
+    def _pass(self, step: int, now_s: float) -> None:
+        if self._trained_s is not None:
+            newest = dict(list(self._passed.items())[1 - _STEPS :])
+            newest[step] = max(0.0, now_s - self._trained_s - self._saving_s)
+            self._passed = newest
+
+    def _since_began(self, at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - self._began_s

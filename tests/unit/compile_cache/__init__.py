@@ -1,0 +1,1 @@
+"""Unit tests of ``gracepoint.compile_cache``."""

@@ -1,0 +1,170 @@
+"""What changes the account of a workload, and what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from gracepoint_operator.goodput.categories import Category, total_ms
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.life import Mark
+from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
+
+NEW = Ledger(since_ms=0)
+
+
+def moment(at_ms: int) -> Moment:
+    return Moment(stamp_ms=at_ms // 1000 * 1000, at_ms=at_ms)
+
+
+def pods(attempt: int, created: int, **seen: int | None) -> Sighting:
+    """Pods that are created, bound two seconds later, and started three seconds after that."""
+    return Sighting(
+        attempt=attempt,
+        created=moment(created),
+        bound=moment(created + 2000),
+        started=moment(created + 5000),
+        broke_ms=seen.get("broke"),
+        gone_ms=seen.get("gone"),
+    )
+
+
+def says(session: str, attached: int, **said: int | None) -> Tiding:
+    """A process that joins within a second, restores in two and compiles in four."""
+    return Tiding(
+        session=session,
+        attempt=said.get("attempt") or 0,
+        created_ms=attached // 1000 * 1000,
+        attached_ms=attached,
+        joined_ms=attached + 1000,
+        restored_ms=attached + 3000,
+        first_step=said.get("first_step") or 0,
+        trained_ms=attached + 7000,
+        left_ms=said.get("left"),
+        saving_ms=said.get("saving") or 0,
+        saves=said.get("saves") or 0,
+        saves_ms=said.get("saves_ms") or 0,
+    )
+
+
+#: Begins to train at 20 s, is at step 100 after 10 s of training, leaves at 35 s after a save of a second.
+FIRST = (
+    pods(0, 2000),
+    dataclasses.replace(
+        says("a", 13_000, left=36_000, saving=1000), created_ms=2000, marks=(Mark(100, 10_000), Mark(150, 15_000))
+    ),
+    pods(0, 2000, broke=37_000, gone=38_000),
+)
+
+
+def ledger_of(*changes: Sighting | Tiding) -> Ledger:
+    ledger = NEW
+    for change in changes:
+        ledger = ledger.saw(change) if isinstance(change, Sighting) else ledger.heard(change)
+    return ledger
+
+
+def second(first_step: int) -> tuple[Sighting, Tiding]:
+    told = dataclasses.replace(says("b", 50_000, first_step=first_step, attempt=1), created_ms=40_000)
+    return pods(1, 40_000), told
+
+
+def test_each_second_of_a_life_is_in_one_category() -> None:
+    assert ledger_of(*FIRST).spent(40_000) == {
+        Category.WAITING: 2000 + 2000,
+        Category.SCHEDULING: 2000,
+        Category.IMAGE: 3000,
+        Category.JOIN: 7000,
+        Category.RESTORE: 2000,
+        Category.COMPILE: 4000,
+        Category.TRAINING: 15_000,
+        Category.SAVING: 1000,
+        Category.LEAVING: 2000,
+    }
+
+
+def test_no_step_is_lost_if_the_newest_one_is_restored() -> None:
+    ledger = ledger_of(*FIRST, *second(150))
+    assert Category.RECOMPUTATION not in ledger.spent(60_000)
+    assert (ledger.disruptions, ledger.all_losses) == (1, 0)
+
+
+def test_what_was_trained_after_the_restored_step_is_recomputation() -> None:
+    spent = ledger_of(*FIRST, *second(100)).spent(60_000)
+    assert spent[Category.RECOMPUTATION] == 5000
+    assert spent[Category.TRAINING] == 10_000 + 3000
+    assert total_ms(spent) == 60_000
+
+
+def test_a_step_between_two_known_ones_counts_in_proportion() -> None:
+    assert ledger_of(*FIRST, *second(120)).spent(60_000)[Category.RECOMPUTATION] == 3000
+
+
+def test_without_a_checkpoint_everything_is_lost() -> None:
+    ledger = ledger_of(*FIRST, *second(0))
+    assert ledger.spent(60_000)[Category.RECOMPUTATION] == 15_000
+    assert ledger.all_losses == 1
+
+
+def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
+    killed = (
+        pods(0, 2000),
+        dataclasses.replace(says("a", 13_000), created_ms=2000, marks=(Mark(100, 10_000),)),
+        pods(0, 2000, broke=50_000, gone=50_000),
+    )
+    again = (pods(1, 60_000), dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000))
+    assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
+
+
+def test_losses_wait_until_a_later_life_restores() -> None:
+    died = pods(1, 40_000, broke=47_000, gone=47_000)
+    third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
+    before = ledger_of(*FIRST, died)
+    assert Category.RECOMPUTATION not in before.spent(49_000)
+    after = ledger_of(*FIRST, died, *third)
+    assert after.spent(80_000)[Category.RECOMPUTATION] == 5000
+    assert (after.disruptions, after.all_losses, len(after.lives)) == (2, 1, 2)
+
+
+def test_the_order_in_which_one_life_becomes_known_does_not_matter() -> None:
+    expected = ledger_of(*FIRST)
+    told_late = ledger_of(FIRST[0], FIRST[2], FIRST[1])
+    assert told_late.spent(40_000) == expected.spent(40_000)
+
+
+def test_what_is_known_twice_changes_nothing() -> None:
+    changes: list[Sighting | Tiding] = [*FIRST, *second(100)]
+    once = ledger_of(*changes)
+    assert ledger_of(*(change for change in changes for _ in range(2))) == once
+    assert ledger_of(*changes, *random.Random(1).sample(changes, len(changes))) == once
+
+
+def test_containers_that_start_again_in_their_pods_are_a_new_life() -> None:
+    again = dataclasses.replace(says("b", 60_000, first_step=100), created_ms=2000)
+    ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None), again)
+    assert ledger.disruptions == 1
+    assert ledger.state() is Category.TRAINING
+    assert total_ms(ledger.spent(70_000)) == 70_000
+
+
+def test_containers_about_which_nobody_tells_are_unknown_time() -> None:
+    ledger = ledger_of(pods(0, 2000))
+    assert ledger.state() is Category.UNKNOWN
+    assert ledger.spent(100_000)[Category.UNKNOWN] == 100_000 - 7000
+
+
+def test_nothing_counts_after_the_workload_has_finished() -> None:
+    ledger = ledger_of(*FIRST).ended(39_000)
+    assert total_ms(ledger.spent(10**9)) == 38_000
+    assert ledger.state() is None
+    assert ledger.saw(pods(1, 100_000)) == ledger
+
+
+def test_a_pod_made_anew_while_training_delays_no_start() -> None:
+    late = dataclasses.replace(pods(0, 2000), bound=moment(30_000), started=moment(31_000))
+    assert ledger_of(*FIRST[:2], late).spent(33_000)[Category.SCHEDULING] == 2000
+
+
+def test_a_process_of_an_attempt_that_was_not_seen_changes_nothing() -> None:
+    ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None))
+    assert ledger.heard(says("b", 60_000, attempt=1)) == ledger

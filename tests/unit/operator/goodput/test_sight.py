@@ -1,0 +1,123 @@
+"""What the operator sees of a gang's lives in its pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.news import Sighting
+from gracepoint_operator.goodput.sight import Known, look
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
+from tests.unit.operator.fakes.scene import Scene
+
+NOW_MS = round(NOW * 1000)
+CREATED_MS = NOW_MS - 100_000
+
+
+def started(body: Body, at: float = NOW - 90, *, ended: float | None = None) -> Body:
+    state: Body = {"running": {"startedAt": objects.stamp(at)}}
+    if ended is not None:
+        state = {"terminated": {"startedAt": objects.stamp(at), "finishedAt": objects.stamp(ended)}}
+        body["status"]["phase"] = "Failed"
+    body["status"]["containerStatuses"] = [{"state": state}]
+    return body
+
+
+def life(attempt: int = 0, created_ms: int = CREATED_MS) -> Life:
+    return Life(began_ms=0, attempt=attempt, created_ms=created_ms, bound_ms=created_ms, started_ms=created_ms + 10_000)
+
+
+def seen(scene: Scene, known_life: Life | None = None, known: Known | None = None) -> tuple[Sighting, ...]:
+    return look(scene.cache.gang(JOBSET_UID), known_life, known, round(scene.clock() * 1000)).sightings
+
+
+def known_pods(attempt: int = 0) -> Known:
+    return Known(attempt, CREATED_MS, frozenset({f"uid-pod-{index}-{attempt}" for index in range(2)}))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    made = Scene()
+    for index in range(2):
+        made.seen(kinds.PODS, started(objects.pod(index)))
+    return made
+
+
+def test_running_pods_are_created_bound_and_started(scene: Scene) -> None:
+    (found,) = seen(scene)
+    assert found.bound is not None
+    assert found.started is not None
+    assert [moment.stamp_ms - NOW_MS for moment in (found.created, found.bound, found.started)] == [
+        -100_000,
+        -99_000,
+        -90_000,
+    ]
+    assert (found.broke_ms, found.gone_ms) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seen_after_s", "guess_ms"),
+    [
+        pytest.param(0.2, 200, id="at once"),
+        pytest.param(1.1, 999, id="after the second"),
+        pytest.param(30, 500, id="late"),
+        pytest.param(-0.5, 0, id="by a clock that is behind"),
+    ],
+)
+def test_a_time_in_whole_seconds_is_guessed(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
+    scene.seen(kinds.PODS, started(objects.pod(0), NOW))
+    scene.clock.move(seen_after_s)
+    (found,) = seen(scene)
+    assert found.started is not None
+    assert found.started.at_ms == NOW_MS + guess_ms
+
+
+def test_a_life_is_broken_when_one_process_ends_and_gone_with_all(scene: Scene) -> None:
+    scene.clock.move(20)
+    scene.seen(kinds.PODS, started(objects.pod(0), ended=NOW + 1))
+    (found,) = seen(scene, life())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 1500, None)
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 4))
+    (found,) = seen(scene, life())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 1500, NOW_MS + 4500)
+
+
+def test_a_pod_that_vanishes_has_ended(scene: Scene) -> None:
+    scene.gone(objects.pod(0))
+    (found,) = seen(scene, life(), known_pods())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS, None)
+    scene.gone(objects.pod(1))
+    (found,) = seen(scene, life(), known_pods())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS, NOW_MS)
+
+
+def test_pods_of_the_next_attempt_are_a_new_life(scene: Scene) -> None:
+    scene.seen(JOBSETS, objects.jobset(restarts=1))
+    scene.seen(kinds.PODS, objects.pod(0, attempt=1, created_at=NOW, phase="Pending", on=""))
+    old, new = seen(scene, life(), known_pods())
+    assert (old.attempt, old.gone_ms) == (0, None)
+    assert (new.attempt, new.created.stamp_ms, new.bound) == (1, NOW_MS, None)
+
+
+def test_an_account_ahead_of_the_pods_ends_no_life(scene: Scene) -> None:
+    ahead = life(attempt=1, created_ms=NOW_MS)
+    gang = scene.cache.gang(JOBSET_UID)
+    first = look(gang, ahead, known_pods(), NOW_MS)
+    assert first.sightings == ()
+    assert first.again_ms == NOW_MS + 10_000
+    assert look(gang, ahead, first.known, NOW_MS + 9000).sightings == ()
+    (found,) = look(gang, ahead, first.known, NOW_MS + 10_000).sightings
+    assert (found.attempt, found.gone_ms) == (1, NOW_MS)
+
+
+def test_a_replica_that_begins_after_the_end_sees_it_at_last() -> None:
+    scene = Scene()
+    for index in range(2):
+        scene.gone(objects.pod(index))
+    first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 15_000).sightings
+    assert Ledger(since_ms=0, lives=(life(),)).saw(found).lives[0].gone_ms == NOW_MS

@@ -1,0 +1,83 @@
+"""The ledger against the account that a simulated job keeps of itself: 100 disruptions on a virtual clock."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gracepoint_operator.goodput import sight, stored
+from gracepoint_operator.goodput.categories import Category, total_ms
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.sight import Known
+from gracepoint_operator.goodput.told import tiding
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.resources import WorkloadGoodput
+from gracepoint_operator.workloads import Workload
+from tests.unit.operator.fakes.simulated_job import SimulatedJob, Told
+
+DISRUPTIONS = 100
+
+
+class TwoReplicas:
+    """Two replicas that keep one account in one status. Both see the pods; a message comes to one of them."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._known: list[Known | None] = [None, None]
+        self.entry: WorkloadGoodput | None = None
+        self._workload: Workload | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self.entry is not None
+        return stored.read(self.entry)
+
+    def see(self, gang: GangSnapshot, now: float) -> None:
+        self._workload = gang.workload
+        for number in range(2):
+            now_ms = round(now * 1000) + number
+            ledger = sight.begun(gang, now_ms) if self.entry is None else self.ledger
+            if self._random.random() < 0.02:
+                self._known[number] = None  # the replica begins anew
+            seen = sight.look(gang, ledger.current, self._known[number], now_ms)
+            self._known[number] = seen.known
+            for sighting in seen.sightings:
+                ledger = ledger.saw(sighting)
+            self._write(ledger, now_ms)
+
+    def hear(self, told: Told, now: float) -> None:
+        said = tiding(told.spent, told.session, told.pod, now)
+        assert said is not None
+        self._write(self.ledger.heard(said), round(now * 1000))
+
+    def _write(self, ledger: Ledger, now_ms: int) -> None:
+        assert self._workload is not None
+        if self.entry is not None and ledger == self.ledger:
+            return
+        written = stored.written(ledger, self._workload, now_ms).to_json()
+        self.entry = WorkloadGoodput.model_validate(written)
+
+
+@pytest.mark.parametrize("restarts_whole", [True, False], ids=["jobset", "lone-job"])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=4, deadline=None)
+def test_the_ledger_agrees_with_the_job_within_one_percent(restarts_whole: bool, seed: int) -> None:
+    random = Random(seed)
+    replicas = TwoReplicas(random)
+    job = SimulatedJob(random, restarts_whole=restarts_whole, on_pods=replicas.see, on_message=replicas.hear)
+    for _ in range(DISRUPTIONS):
+        job.live()
+    job.live(last=True)
+    now_ms = round(job.now * 1000)
+    spent = replicas.ledger.spent(now_ms)
+    assert total_ms(spent) == now_ms - replicas.ledger.since_ms
+    for category in Category:
+        truth = job.account[category.value] * 1000
+        # A category of a few seconds cannot be known to one percent from times in whole seconds.
+        allowed = pytest.approx(truth, rel=0.01, abs=0.0003 * total_ms(spent))
+        assert spent.get(category, 0) == allowed, (category, job.account)
+    assert replicas.ledger.disruptions == job.disruptions == DISRUPTIONS
+    assert replicas.ledger.all_losses == job.losses

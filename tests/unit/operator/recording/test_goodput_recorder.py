@@ -1,0 +1,169 @@
+"""The accounts of a workload's time in the policy's status and in the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from gracepoint.wire.messages import Forecast, Spent
+from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput.categories import Category
+from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
+from gracepoint_operator.resources import CheckpointPolicy, WorkloadGoodput
+from gracepoint_operator.workloads import Workload
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.scene import Scene
+
+SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api(clock: Clock) -> MemoryApi:
+    made = MemoryApi(clock)
+    cluster(made)
+    return made
+
+
+def forecast(spent: Spent | None = SPENT, *, attempt: int = 0) -> Forecast:
+    return Forecast(
+        pod_uid=f"uid-pod-0-{attempt}",
+        session=f"s-{attempt}",
+        workload_uid=JOBSET_UID,
+        state_bytes=1,
+        step_s=0.1,
+        drain_s=0.1,
+        save_s=0.5,
+        margin=1.25,
+        spent=spent,
+    )
+
+
+async def tell(replica: Replica, message: Forecast) -> None:
+    await replica.core.reports.take(replica.core.cache.objects.pods[message.pod_uid], message)
+
+
+def account(api: MemoryApi) -> WorkloadGoodput | None:
+    (body,) = api.of(kinds.POLICIES)
+    found = CheckpointPolicy.of(body).status.goodput
+    return found[0] if found else None
+
+
+def newest(api: MemoryApi) -> WorkloadGoodput:
+    found = account(api)
+    assert found is not None
+    return found
+
+
+def trains(api: MemoryApi) -> bool:
+    found = account(api)
+    return found is not None and found.state == "training"
+
+
+async def test_what_a_process_says_is_in_the_policys_status(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+        found = account(api)
+        assert found is not None
+        assert (found.name, found.seconds.training, found.seconds.saving) == ("train", 41.0, 1.0)
+        (life,) = stored.read(found).lives
+        assert life.joined_ms == round((objects.NOW - 48) * 1000)
+
+
+async def test_another_replica_goes_on_with_the_account(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+    clock.move(30)
+    async with running(api, clock, "replica-b") as replica:
+        await tell(replica, forecast(dataclasses.replace(SPENT, now_s=80.0, saves=3, saves_s=2.0, saving_s=2.0)))
+        await until(lambda: stored.read(newest(api)).all_saves == (3, 2000), "the account")
+        assert stored.read(newest(api)).spent(round(clock() * 1000))[Category.TRAINING] == 70_000
+
+
+async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+        clock.move(10)
+        for index in range(2):
+            replica.drop(kinds.PODS, objects.pod(index))
+        await until(lambda: newest(api).state == "waiting", "the end of the first life")
+        clock.move(5)
+        for index in range(2):
+            replica.see(kinds.PODS, objects.pod(index, attempt=1, created_at=clock(), phase="Pending", on=""))
+        await until(lambda: newest(api).state == "scheduling", "the second life")
+        ledger = stored.read(newest(api))
+        assert ledger.disruptions == 1
+        assert ledger.spent(round(clock() * 1000))[Category.TRAINING] == 51_000
+
+
+async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+        replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
+        await asyncio.sleep(0)
+        clock.move(100)
+        line = (
+            f'gracepoint_goodput_seconds{{category="training",namespace="{objects.NAMESPACE}",workload="train"}} 141.0'
+        )
+        assert line in replica.metrics.text().decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [pytest.param(None, id="an older library"), pytest.param(dataclasses.replace(SPENT, now_s=0.0), id="impossible")],
+)
+async def test_time_of_which_nobody_tells_is_unknown(api: MemoryApi, clock: Clock, spent: Spent | None) -> None:
+    for index in range(2):
+        body = objects.pod(index)
+        body["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": objects.stamp(clock())}}}]
+        api.add(kinds.PODS, body)
+    async with running(api, clock) as replica:
+        await tell(replica, forecast(spent))
+        await until(lambda: account(api), "the account")
+        assert newest(api).state == "unknown"
+
+
+def test_a_large_gang_is_looked_at_less_often() -> None:
+    scene, touched = Scene(), list[str]()
+    for index in range(100):
+        scene.seen(kinds.PODS, objects.pod(index))
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name: touched.append(name), Metrics(), scene.clock)
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) == pytest.approx(scene.clock() + 0.05)
+    scene.clock.move(0.06)
+    assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
+    assert set(touched) == {"careful"}
+
+
+def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> None:
+    scene = Scene()
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
+    (workload,) = scene.cache.objects.workloads.values()
+    recorder.observe(scene.cache.gang(JOBSET_UID))
+    others = [dataclasses.replace(workload, name=f"other-{number}", uid=f"uid-{number}") for number in range(50)]
+    now_ms = round(scene.clock() * 1000)
+    full = [stored.written(Ledger(since_ms=0), other, now_ms) for other in others]
+    assert names(recorder, [workload, *others], full) == {other.name for other in others}
+    full[7] = stored.written(Ledger(since_ms=0).ended(5), others[7], now_ms)
+    assert names(recorder, [workload, *others], full) == {other.name for other in others} - {"other-7"} | {"train"}
+
+
+def names(recorder: GoodputRecorder, workloads: list[Workload], entries: list[WorkloadGoodput]) -> set[str]:
+    policy = CheckpointPolicy.of({**objects.policy(), "status": {"goodput": [entry.to_json() for entry in entries]}})
+    return {entry.name for entry in recorder.entries(policy, workloads, []) or ()}
