@@ -75,7 +75,8 @@ def test_the_processes_that_do_not_come_are_named(
     come: Callable[[StoreGang], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third = gangs(3)
-    come(second), come(third)
+    come(second)
+    come(third)
     operator = Operator()
     with caplog.at_level(logging.WARNING), watch(operator) as watching:
         watching.met(second, ["pod-0", "pod-1", "pod-2"])
@@ -93,7 +94,8 @@ def test_the_processes_that_do_not_come_are_named(
 
 def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreGang], None]) -> None:
     _, second, third = gangs(3)
-    come(second), come(third)
+    come(second)
+    come(third)
     telling, silent = Operator(), Operator()
     with watch(telling) as a, watch(silent) as b:
         a.met(second)
