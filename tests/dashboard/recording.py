@@ -28,6 +28,15 @@ END_S = BEGIN_S + HOURS * 3600
 
 _PODS = 480
 _CERTIFICATE_S = 42 * 86_400
+#: Where the time of the recorded job goes.
+_TIME_SHARES = {
+    "training": 0.94,
+    "saving": 0.01,
+    "recomputation": 0.01,
+    "waiting": 0.02,
+    "restore": 0.01,
+    "compile": 0.01,
+}
 
 
 class _Disruption(NamedTuple):
@@ -81,6 +90,9 @@ class _Replica:
         metrics.canary_age_s.set(chance.uniform(0, 15))
         metrics.canary_s.observe(chance.uniform(0.001, 0.02))
         metrics.stalled.set(1 if _hour(at_s, 5.0, 5.2) else 0)
+        for category, share in _TIME_SHARES.items():
+            spent = metrics.goodput_s.labels(namespace="research", workload="llm", category=category)
+            spent.set((at_s - BEGIN_S) * share)
         for loop in ("controller", "channel"):
             for _ in range(60):
                 metrics.loop_lag_s.labels(loop=loop).observe(chance.expovariate(200))

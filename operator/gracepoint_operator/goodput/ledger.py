@@ -19,7 +19,7 @@ from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ledger:
+class GoodputLedger:
     """See the module.
 
     Attributes:
@@ -83,7 +83,7 @@ class Ledger:
 
     # Changes.
 
-    def saw(self, seen: Sighting) -> Ledger:
+    def saw(self, seen: Sighting) -> GoodputLedger:
         """Returns the ledger after a sighting."""
         if self.finished_ms is not None:
             return self
@@ -92,7 +92,7 @@ class Ledger:
             return self._beginning(seen.attempt, seen.created)._seen(seen)  # noqa: SLF001 - another one of this class
         return self._seen(seen) if seen.created.stamp_ms >= _second(life.created_ms) else self
 
-    def heard(self, told: Tiding) -> Ledger:
+    def heard(self, told: Tiding) -> GoodputLedger:
         """Returns the ledger after a tiding."""
         number = self._number_of(told)
         if number is None or self.finished_ms is not None:
@@ -107,14 +107,14 @@ class Ledger:
             return ledger._with(len(ledger.lives) - 1, _joined(ledger.lives[-1], told))  # noqa: SLF001
         return self._with(number, _joined(life, told))
 
-    def ended(self, now_ms: int) -> Ledger:
+    def ended(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
         if self.finished_ms is not None:
             return self
         life = self.current
         return dataclasses.replace(self, finished_ms=now_ms if life is None or life.gone_ms is None else life.gone_ms)
 
-    def _beginning(self, attempt: int, created: Moment) -> Ledger:
+    def _beginning(self, attempt: int, created: Moment) -> GoodputLedger:
         """Returns the ledger with a new life, of which nothing else is known."""
         before = self.current
         if before is None:
@@ -128,7 +128,7 @@ class Ledger:
         kept = ledger._settle()  # noqa: SLF001 - another one of this class
         return dataclasses.replace(kept, lives=(*kept.lives, life))
 
-    def _settle(self) -> Ledger:
+    def _settle(self) -> GoodputLedger:
         """Settles all that the current life, which has ended, leaves no doubt about."""
         *earlier, ended = self.lives
         if not ended.has_trained:  # what it lost of an earlier life, the next one will show
@@ -138,7 +138,7 @@ class Ledger:
             ledger = ledger._settled(life, lost_ms=self._lost_ms(life, ended), lives=(ended,))
         return ledger
 
-    def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> Ledger:
+    def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> GoodputLedger:
         return dataclasses.replace(
             self,
             settled=added(self.settled, _moved(life.spent(life.began_ms), lost_ms or 0)),
@@ -172,12 +172,12 @@ class Ledger:
                 return number
         return None
 
-    def _with(self, number: int, life: Life) -> Ledger:
+    def _with(self, number: int, life: Life) -> GoodputLedger:
         if life == self.lives[number]:
             return self
         return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
 
-    def _seen(self, seen: Sighting) -> Ledger:
+    def _seen(self, seen: Sighting) -> GoodputLedger:
         life = self.lives[-1]
         gone = life.gone_ms if seen.gone_ms is None or life.gone_ms is not None else max(life.created_ms, seen.gone_ms)
         changed = dataclasses.replace(

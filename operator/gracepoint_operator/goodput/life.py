@@ -18,7 +18,7 @@ _LEAST_MS = 10
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Mark:
+class StepMark:
     """A step that was passed.
 
     Attributes:
@@ -72,7 +72,7 @@ class Life:
     saving_ms: int = 0
     saves: int = 0
     saves_ms: int = 0
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[StepMark, ...] = ()
 
     @property
     def has_trained(self) -> bool:
@@ -150,7 +150,7 @@ class Life:
         """For how long it had trained when it passed ``step``."""
         if step <= self.first_step:
             return 0
-        before, after = Mark(self.first_step, 0), None
+        before, after = StepMark(self.first_step, 0), None
         for mark in self.marks:
             if mark.step <= step:
                 before = max(before, mark)
@@ -166,7 +166,7 @@ class Life:
             pace = (after.trained_ms - before.trained_ms) / (after.step - before.step)
         return before.trained_ms + round(pace * (step - before.step))
 
-    def with_marks(self, marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    def with_marks(self, marks: Iterable[StepMark]) -> tuple[StepMark, ...]:
         """Returns its marks and ``marks``; of two for one step the first that was known."""
         joined = {mark.step: mark for mark in (*marks, *self.marks)}
         return tuple(sorted(joined.values()))[-MARKS:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gracepoint_operator.goodput.life import Mark
+from gracepoint_operator.goodput.life import StepMark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,4 +65,4 @@ class Tiding:
     saving_ms: int = 0
     saves: int = 0
     saves_ms: int = 0
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[StepMark, ...] = ()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def daly_s(cost_s: float, between_losses_s: float) -> float:
     return math.sqrt(2 * cost_s * between_losses_s) * (1 + math.sqrt(part) / 3 + part / 9) - cost_s
 
 
-def suggested(ledger: Ledger, now_ms: int, *, at_least_s: float = 0.0) -> Suggestion | None:
+def suggested(ledger: GoodputLedger, now_ms: int, *, at_least_s: float = 0.0) -> Suggestion | None:
     """Returns what follows from the account so far. None before the first disruption, and before the first save.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gracepoint_operator.goodput.ledger import Ledger, is_later
+from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import Life
 from gracepoint_operator.goodput.news import Moment, Sighting
 from gracepoint_operator.kube.objects import Pod
@@ -38,7 +38,7 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class PodsSeen:
     """One look at the pods of a gang.
 
     Attributes:
@@ -52,17 +52,17 @@ class Look:
     again_ms: int | None = None
 
 
-def begun(gang: GangSnapshot, now_ms: int) -> Ledger:
+def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
     """Returns the ledger of a workload that has none yet. Of its earlier attempts, nothing is known."""
     workload = gang.workload
     if workload is not None and workload.restarts == 0 and workload.created_at > 0:
-        return Ledger(since_ms=min(now_ms, _ms(workload.created_at)))
+        return GoodputLedger(since_ms=min(now_ms, _ms(workload.created_at)))
     newest = max((pod.restart_attempt for pod in gang.pods), default=0)
     created = [_ms(pod.created_at) for pod in gang.pods if pod.restart_attempt == newest]
-    return Ledger(since_ms=min([now_ms, *created]))
+    return GoodputLedger(since_ms=min([now_ms, *created]))
 
 
-def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int) -> Look:
+def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int) -> PodsSeen:
     """Looks at the pods of a gang.
 
     The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
@@ -81,9 +81,9 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         newer = [pod for pod in newer if pod.restart_attempt == attempt]
         created = _moment(min(pod.created_at for pod in newer), now_ms)
         sighting = _sighting(newer, attempt, created, now_ms, ended=[], ran=False)
-        after = Look((sighting,), Known(attempt, created.stamp_ms, frozenset(pod.uid for pod in newer)))
+        after = PodsSeen((sighting,), Known(attempt, created.stamp_ms, frozenset(pod.uid for pod in newer)))
     else:
-        after = Look((), known)
+        after = PodsSeen((), known)
     if life is None:
         return after
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
@@ -101,11 +101,11 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         absent_ms = now_ms if known.absent_ms is None else known.absent_ms
         now_known = dataclasses.replace(known, absent_ms=absent_ms)
         if newer or life.gone_ms is not None:
-            return after if newer else Look((), now_known)
+            return after if newer else PodsSeen((), now_known)
         if now_ms - absent_ms < _DOUBT_MS:
-            return Look((), now_known, absent_ms + _DOUBT_MS)
+            return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
         sighting = _sighting([], life.attempt, created, now_ms, ended=[absent_ms], ran=ran)
-    return Look((sighting, *after.sightings), after.known if newer else now_known)
+    return PodsSeen((sighting, *after.sightings), after.known if newer else now_known)
 
 
 def _is_newer(life: Life, pod: Pod) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 
 from gracepoint_operator.goodput.categories import Category, Spent
-from gracepoint_operator.goodput.ledger import Ledger
-from gracepoint_operator.goodput.life import Life, Mark
+from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput.life import Life, StepMark
 from gracepoint_operator.goodput.save_interval import Suggestion, suggested
 from gracepoint_operator.resources import (
     GangLife,
@@ -21,7 +21,7 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MS = datetime.timedelta(milliseconds=1)
 
 
-def written(ledger: Ledger, workload: WorkloadIdentity, now_ms: int, *, save_s: float = 0.0) -> WorkloadGoodput:
+def written(ledger: GoodputLedger, workload: WorkloadIdentity, now_ms: int, *, save_s: float = 0.0) -> WorkloadGoodput:
     """Returns the entry of a workload.
 
     Args:
@@ -51,9 +51,9 @@ def written(ledger: Ledger, workload: WorkloadIdentity, now_ms: int, *, save_s: 
     )
 
 
-def read(entry: WorkloadGoodput) -> Ledger:
+def read(entry: WorkloadGoodput) -> GoodputLedger:
     """Returns the account that an entry keeps."""
-    return Ledger(
+    return GoodputLedger(
         since_ms=_ms(entry.since),
         settled={} if entry.settled_seconds is None else spent_of(entry.settled_seconds),
         lives=tuple(_read_life(life) for life in entry.lives),
@@ -128,7 +128,7 @@ def _read_life(life: GangLife) -> Life:
         saving_ms=round((life.saving_seconds or 0.0) * 1000),
         saves=life.periodic_saves or 0,
         saves_ms=round((life.periodic_save_seconds or 0.0) * 1000),
-        marks=tuple(Mark(item.step, round(item.trained_seconds * 1000)) for item in life.passed or ()),
+        marks=tuple(StepMark(item.step, round(item.trained_seconds * 1000)) for item in life.passed or ()),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.goodput.life import MARKS, Mark
+from gracepoint_operator.goodput.life import MARKS, StepMark
 from gracepoint_operator.goodput.news import Tiding
 from gracepoint_operator.kube.objects import Pod
 
@@ -44,7 +44,7 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
         saving_ms=_ms(spent.saving_s),
         saves=spent.saves,
         saves_ms=_ms(spent.saves_s),
-        marks=tuple(sorted(Mark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
+        marks=tuple(sorted(StepMark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
     )
 
 

@@ -16,7 +16,7 @@ from gracepoint.wire.messages import Forecast, SaveEvery, Spent
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.news import Sighting, Tiding
 from gracepoint_operator.goodput.save_interval import suggested
 from gracepoint_operator.goodput.sight import Known
@@ -67,15 +67,15 @@ class _Account:
         looked_at: When they were looked at last.
     """
 
-    begun: Ledger
+    begun: GoodputLedger
     newest: WorkloadGoodput | None = None
-    base: tuple[WorkloadGoodput, Ledger] | None = None
+    base: tuple[WorkloadGoodput, GoodputLedger] | None = None
     waiting: list[_Change] = dataclasses.field(default_factory=list)
     handed: int = 0
     known: Known | None = None
     looked_at: float = 0.0
 
-    def read(self, entry: WorkloadGoodput | None) -> Ledger:
+    def read(self, entry: WorkloadGoodput | None) -> GoodputLedger:
         """Returns what an entry says together with the changes that wait."""
         if entry is None:
             ledger = self.begun
@@ -207,14 +207,14 @@ class GoodputRecorder:
                 del account.waiting[: account.handed]
                 account.handed = 0
 
-    def _ledger(self, account: _Account, policy: CheckpointPolicy, uid: str) -> Ledger:
+    def _ledger(self, account: _Account, policy: CheckpointPolicy, uid: str) -> GoodputLedger:
         """The account with everything that is known here."""
         entry = next((entry for entry in policy.status.goodput or () if entry.uid == uid), None)
         if account.newest is not None and (entry is None or entry.until < account.newest.until):
             entry = account.newest  # the watch has not brought it yet
         return account.read(entry)
 
-    def _change(self, account: _Account, workload: Workload, ledger: Ledger, change: _Change) -> Ledger:
+    def _change(self, account: _Account, workload: Workload, ledger: GoodputLedger, change: _Change) -> GoodputLedger:
         after = _changed(ledger, [change])
         if after != ledger:
             account.waiting.append(change)
@@ -241,7 +241,7 @@ class GoodputRecorder:
         return round(self._clock() * 1000)
 
 
-def _changed(ledger: Ledger, changes: Iterable[_Change]) -> Ledger:
+def _changed(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:
     for change in changes:
         match change:
             case Sighting():

@@ -6,11 +6,11 @@ import dataclasses
 import random
 
 from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import Ledger
-from gracepoint_operator.goodput.life import Mark
+from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput.life import StepMark
 from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
 
-NEW = Ledger(since_ms=0)
+NEW = GoodputLedger(since_ms=0)
 
 
 def moment(at_ms: int) -> Moment:
@@ -51,13 +51,15 @@ def says(session: str, attached: int, **said: int | None) -> Tiding:
 FIRST = (
     pods(0, 2000),
     dataclasses.replace(
-        says("a", 13_000, left=36_000, saving=1000), created_ms=2000, marks=(Mark(100, 10_000), Mark(150, 15_000))
+        says("a", 13_000, left=36_000, saving=1000),
+        created_ms=2000,
+        marks=(StepMark(100, 10_000), StepMark(150, 15_000)),
     ),
     pods(0, 2000, broke=37_000, gone=38_000),
 )
 
 
-def ledger_of(*changes: Sighting | Tiding) -> Ledger:
+def ledger_of(*changes: Sighting | Tiding) -> GoodputLedger:
     ledger = NEW
     for change in changes:
         ledger = ledger.saw(change) if isinstance(change, Sighting) else ledger.heard(change)
@@ -109,7 +111,7 @@ def test_without_a_checkpoint_everything_is_lost() -> None:
 def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
     killed = (
         pods(0, 2000),
-        dataclasses.replace(says("a", 13_000), created_ms=2000, marks=(Mark(100, 10_000),)),
+        dataclasses.replace(says("a", 13_000), created_ms=2000, marks=(StepMark(100, 10_000),)),
         pods(0, 2000, broke=50_000, gone=50_000),
     )
     again = (pods(1, 60_000), dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000))

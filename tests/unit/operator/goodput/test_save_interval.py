@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.life import Life
 from gracepoint_operator.goodput.save_interval import daly_s, suggested
 
@@ -29,9 +29,9 @@ def test_a_save_longer_than_the_time_between_losses_gives_that_time() -> None:
     assert daly_s(300, 100) == 100
 
 
-def account(disruptions: int, losses: int, *, saves: int = 100) -> Ledger:
+def account(disruptions: int, losses: int, *, saves: int = 100) -> GoodputLedger:
     """An hour of training, with saves of half a second."""
-    return Ledger(
+    return GoodputLedger(
         since_ms=0,
         settled={Category.TRAINING: 3_600_000, Category.WAITING: 1_000_000},
         lives=(Life(began_ms=0, attempt=0, created_ms=0, gone_ms=0),),
@@ -42,7 +42,7 @@ def account(disruptions: int, losses: int, *, saves: int = 100) -> Ledger:
     )
 
 
-def seconds(ledger: Ledger, at_least_s: float = 0.0) -> float:
+def seconds(ledger: GoodputLedger, at_least_s: float = 0.0) -> float:
     found = suggested(ledger, 0, at_least_s=at_least_s)
     assert found is not None
     return found.interval_s
@@ -69,5 +69,5 @@ def test_a_save_is_not_due_before_the_one_before_is_committed() -> None:
     "ledger",
     [pytest.param(account(0, 0), id="no disruption"), pytest.param(account(3, 1, saves=0), id="no periodic save")],
 )
-def test_nothing_is_suggested_without_measurements(ledger: Ledger) -> None:
+def test_nothing_is_suggested_without_measurements(ledger: GoodputLedger) -> None:
     assert suggested(ledger, 0) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.life import Life
 from gracepoint_operator.goodput.news import Sighting
 from gracepoint_operator.goodput.sight import Known, look
@@ -120,4 +120,4 @@ def test_a_replica_that_begins_after_the_end_sees_it_at_last() -> None:
         scene.gone(objects.pod(index))
     first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
     (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 15_000).sightings
-    assert Ledger(since_ms=0, lives=(life(),)).saw(found).lives[0].gone_ms == NOW_MS
+    assert GoodputLedger(since_ms=0, lives=(life(),)).saw(found).lives[0].gone_ms == NOW_MS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.sight import Known
 from gracepoint_operator.goodput.told import tiding
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -31,7 +31,7 @@ class TwoReplicas:
         self._workload: Workload | None = None
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> GoodputLedger:
         assert self.entry is not None
         return stored.read(self.entry)
 
@@ -53,7 +53,7 @@ class TwoReplicas:
         assert said is not None
         self._write(self.ledger.heard(said), round(now * 1000))
 
-    def _write(self, ledger: Ledger, now_ms: int) -> None:
+    def _write(self, ledger: GoodputLedger, now_ms: int) -> None:
         assert self._workload is not None
         if self.entry is not None and ledger == self.ledger:
             return

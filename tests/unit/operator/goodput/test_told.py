@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.goodput.life import Mark
+from gracepoint_operator.goodput.life import StepMark
 from gracepoint_operator.goodput.told import tiding
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
@@ -34,7 +34,7 @@ def test_its_times_count_from_when_the_message_came() -> None:
     assert (told.attached_ms, told.joined_ms, told.restored_ms) == (1_000_000, 1_002_000, 1_005_000)
     assert (told.trained_ms, told.left_ms, told.first_step) == (1_009_000, None, 40)
     assert (told.attempt, told.created_ms) == (2, 900_000)
-    assert told.marks == (Mark(50, 20_000), Mark(60, 50_000))
+    assert told.marks == (StepMark(50, 20_000), StepMark(60, 50_000))
     assert (told.saving_ms, told.saves, told.saves_ms) == (3000, 2, 1000)
 
 

@@ -10,7 +10,7 @@ import pytest
 from gracepoint.wire.messages import Forecast, Spent
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
@@ -158,9 +158,9 @@ def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> Non
     recorder.observe(scene.cache.gang(JOBSET_UID))
     others = [dataclasses.replace(workload, name=f"other-{number}", uid=f"uid-{number}") for number in range(50)]
     now_ms = round(scene.clock() * 1000)
-    full = [stored.written(Ledger(since_ms=0), other, now_ms) for other in others]
+    full = [stored.written(GoodputLedger(since_ms=0), other, now_ms) for other in others]
     assert names(recorder, [workload, *others], full) == {other.name for other in others}
-    full[7] = stored.written(Ledger(since_ms=0).ended(5), others[7], now_ms)
+    full[7] = stored.written(GoodputLedger(since_ms=0).ended(5), others[7], now_ms)
     assert names(recorder, [workload, *others], full) == {other.name for other in others} - {"other-7"} | {"train"}
 
 
