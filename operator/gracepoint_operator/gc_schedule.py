@@ -16,9 +16,9 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable
 
-LOOK_S = 0.25
-#: As many collections of young objects bring at most 50,000 new ones.
-PORTION = 2
+LOOK_S = 0.1
+#: As many collections of young objects bring about 25,000 new ones.
+PORTION = 1
 #: Everything is looked at after this time.
 WHOLE_S = 86_400.0
 #: It waits at most so long for a moment without a preemption: they may be under way one after another.
