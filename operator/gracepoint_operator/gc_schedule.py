@@ -16,7 +16,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable
 
-LOOK_S = 0.1
+LOOK_S = 0.125
 #: As many collections of young objects bring about 25,000 new ones.
 PORTION = 1
 #: Everything is looked at after this time.
