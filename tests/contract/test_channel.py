@@ -34,7 +34,7 @@ from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.save_interval import daly_s
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.trust.certificates import Certificates
@@ -401,7 +401,7 @@ def test_a_forecast_is_answered_with_the_interval_of_saves(
     start: Callable[..., Replica], api: MemoryApi, disruptions: int
 ) -> None:
     begun_ms = round((objects.NOW - 4000) * 1000)
-    ledger = Ledger(since_ms=begun_ms, settled={Category.TRAINING: 3_600_000}, disruptions=disruptions)
+    ledger = GoodputLedger(since_ms=begun_ms, settled={Category.TRAINING: 3_600_000}, disruptions=disruptions)
     entry = stored.written(ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000)
     api.add(kinds.POLICIES, {**objects.policy(), "status": {"goodput": [entry.to_json()]}})
     replica = start(api)

@@ -7,7 +7,7 @@ import pytest
 from gracepoint_cli.accounts import accounts
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import Ledger
+from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.life import Life
 from gracepoint_operator.workloads import WorkloadIdentity
 from tests.unit.operator.fakes.samples import Json, policy_spec
@@ -21,7 +21,7 @@ LIFE = Life(
     joined_ms=14_000,
     trained_ms=20_000,
 )
-LEDGER = Ledger(
+LEDGER = GoodputLedger(
     since_ms=0,
     settled={Category.TRAINING: 7000, Category.RECOMPUTATION: 2000, Category.LEAVING: 1000},
     lives=(LIFE,),
@@ -32,7 +32,7 @@ LEDGER = Ledger(
 )
 
 
-def policy(ledger: Ledger = LEDGER) -> Json:
+def policy(ledger: GoodputLedger = LEDGER) -> Json:
     entry = stored.written(ledger, WorkloadIdentity("JobSet", "team", "llm", "u"), 30_000)
     return {
         "apiVersion": "gracepoint.dev/v1alpha1",
