@@ -175,6 +175,16 @@ def test_a_request_succeeds_though_its_hedge_stalls_too(top: StoragePath, store_
     assert (top / "v").read().data == b"1"
 
 
+def test_a_hedge_finds_that_there_is_no_object(top: StoragePath, store_proxy: FaultProxy) -> None:
+    began_s = time.monotonic()
+    with (
+        store_proxy.rules(Rule(Fault(How.STALL_REQUEST), kinds=("read",), times=1)),
+        pytest.raises(FileNotFoundError),
+    ):
+        (top / "v").read()
+    assert time.monotonic() - began_s < STALL_S
+
+
 def test_a_hedge_finds_that_a_stalled_request_was_carried_out(top: StoragePath, store_proxy: FaultProxy) -> None:
     began_s = time.monotonic()
     with store_proxy.rules(Rule(Fault(How.SLOW_REPLY), kinds=WRITES, times=1)):

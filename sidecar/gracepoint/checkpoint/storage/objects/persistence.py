@@ -203,8 +203,9 @@ class Persistence:
             try:
                 with hedge:
                     value = act(hedge)
-            except ConditionFailed as error:
-                # Another request of the race has changed the object, or somebody else has. The caller finds out which.
+            except (ConditionFailed, FileNotFoundError) as error:
+                # The object is not as the request expects it: another request of the race has changed it, or somebody
+                # else has. The caller finds out which.
                 race.decide(hedge, functools.partial(_raise, error))
             except BaseException as error:  # noqa: BLE001 - raised by the calling thread, if nothing else helps
                 race.fail(hedge, error)
