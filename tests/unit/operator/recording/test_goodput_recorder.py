@@ -19,22 +19,10 @@ from gracepoint_operator.workloads import Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, running, until
 from tests.unit.operator.fakes.scene import Scene
 
 SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def api(clock: Clock) -> MemoryApi:
-    made = MemoryApi(clock)
-    cluster(made)
-    return made
 
 
 def forecast(spent: Spent | None = SPENT, *, attempt: int = 0) -> Forecast:
