@@ -55,16 +55,14 @@ class StepCleaner:
             tidies: False if only the marks are to be written.
             give_up_old: As in ``tidy``.
         """
-        if damaged:
-            self.mark(damaged, None)
 
         def work() -> None:
-            if restored is not None:
-                self.mark({}, restored)
+            self._mark(damaged, restored)
             if tidies:
                 self._discard(restored, ordinal, give_up_old=give_up_old)
 
-        if self._paths.root.backend.renames or self._sweeper.busy:
+        # Damage is marked before training goes on: the process may end before a thread has done so.
+        if self._paths.root.backend.renames or damaged or not tidies or self._sweeper.busy:
             work()
             if tidies:
                 self._sweep()
@@ -82,7 +80,7 @@ class StepCleaner:
         except OSError as error:
             logger.warning("%s was not tidied up: %s", self._paths.root, error)
 
-    def mark(self, damaged: Mapping[int, str], good: int | None) -> None:
+    def _mark(self, damaged: Mapping[int, str], good: int | None) -> None:
         """Marks ``damaged`` steps, and removes the mark of the step ``good``. An OSError is logged, not raised."""
         try:
             retention.mark_damaged(self._paths, damaged)

@@ -210,6 +210,20 @@ def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_
     assert six - four <= four - two + 4  # a thread that deletes what is left makes requests as well
 
 
+def test_a_restore_that_must_not_tidy_deletes_nothing_of_others(far: Bucket, store_proxy: FaultProxy) -> None:
+    root: Any = f"{far.uri}/run"
+    checkpointer = engine(root)
+    save(checkpointer, 1, small_state())
+    another = engine(root, attempt="job-1-b")
+    store_proxy.reset()
+    assert another.restorer.restore(small_state(), timeout_s=60, tidy=False) is not None
+    another._committed._cleaner._sweeper.wait(60)
+    deleted = [exchange.asked.target for exchange in store_proxy.exchanges if exchange.asked.method == "DELETE"]
+    assert [target for target in deleted if "gracepoint-reading" not in target] == []
+    another.close(5)
+    checkpointer.close(5)
+
+
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
