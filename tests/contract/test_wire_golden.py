@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,15 @@ def read(path: Path) -> Message:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_golden_message_is_read_whole(path: Path) -> None:
     message = read(path)
-    written = json.loads(message.to_json())
     golden = json.loads(path.read_text())
-    assert {key: written[key] for key in golden} == golden
+    assert _as_far_as(golden, json.loads(message.to_json())) == golden
+
+
+def _as_far_as(golden: Any, written: Any) -> Any:
+    """Returns what is written without the fields that a message, or a part of one, got later."""
+    if not isinstance(golden, dict) or not isinstance(written, dict):
+        return written
+    return {key: _as_far_as(golden[key], written[key]) for key in golden}
 
 
 def test_every_message_has_a_golden_file() -> None:
