@@ -25,7 +25,7 @@ _TRACED_S = 0.001  # shorter events are not in the trace: JAX traces hundreds of
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
+class ProgramCounts:
     """What JAX did from the start of the watch on.
 
     Attributes:
@@ -56,7 +56,7 @@ class ProgramWatch:
 
         self._clock = clock
         self._lock = threading.Lock()
-        self._programs = Programs()
+        self._programs = ProgramCounts()
         self._named = collections.Counter[str]()
         jax.monitoring.register_event_listener(self._event)
         jax.monitoring.register_event_duration_secs_listener(self._duration)
@@ -67,7 +67,7 @@ class ProgramWatch:
         return self._named[name]
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> ProgramCounts:
         """What there was until now."""
         return self._programs
 
@@ -96,4 +96,4 @@ class ProgramWatch:
             with self._lock:
                 before = self._programs
                 self._named[str(about.get("fun_name", ""))] += 1
-                self._programs = Programs(before.there + 1, before.found, self._clock())
+                self._programs = ProgramCounts(before.there + 1, before.found, self._clock())

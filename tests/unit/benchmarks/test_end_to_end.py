@@ -63,7 +63,7 @@ def trace(folder: Path, process: int, attempt: int, **ends: float) -> None:
     (folder / f"{process}.{attempt}.trace.json").write_text(json.dumps({"otherData": told, "traceEvents": events}))
 
 
-def test_parts_of_a_restart_end_with_the_last_process_and_make_up_the_whole(tmp_path: Path) -> None:
+def test_parts_end_with_the_last_process_and_make_up_the_whole(tmp_path: Path) -> None:
     for process, late in ((1, 0.0), (0, 0.25)):
         trace(tmp_path, process, 0, trains=50.0, left=101.0 + late)
         trace(tmp_path, process, 1, attach=103.0 - late, met=104.0, open=104.5, read=105.0 + late, trains=107.0)
