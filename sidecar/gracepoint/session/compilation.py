@@ -32,7 +32,7 @@ _SAID_EVERY_S = 60.0
 
 
 class _Stage(Protocol):
-    def __call__(self, stage: str, *, computes: bool = False) -> contextlib.AbstractContextManager[None]: ...
+    def __call__(self, stage: str, /, *, computes: bool = False) -> contextlib.AbstractContextManager[None]: ...
 
 
 class _Job:
