@@ -32,6 +32,7 @@ A checkpoint that has a path of its own is the train state alone, without items.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import secrets
@@ -127,6 +128,17 @@ class Layout:
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
+        self._seen: list[Child] | None = None  # None: the root is listed anew each time
+
+    def seen(self) -> Layout:
+        """Returns this layout as it is now: its methods that list the root all go by one listing.
+
+        Raises:
+            FileNotFoundError: There is no root.
+        """
+        found = copy.copy(self)
+        found._seen = self.root.children()
+        return found
 
     def step(self, step: int | None) -> StoragePath:
         """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""
@@ -193,7 +205,7 @@ class Layout:
     def strangers(self) -> list[str]:
         """Returns the names in the root that are neither hidden nor known, links included. No link is followed."""
         return sorted(
-            child.name for child in self.root.children() if not child.name.startswith(".") and not self._is_ours(child)
+            child.name for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)
         )
 
     def _is_ours(self, child: Child) -> bool:
@@ -222,6 +234,8 @@ class Layout:
         return [self.root / child.name for child in self._children() if child.name.startswith(prefix)]
 
     def _children(self) -> list[Child]:
+        if self._seen is not None:
+            return self._seen
         try:
             return self.root.children()
         except FileNotFoundError:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import donation
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
@@ -253,7 +254,8 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline, preferred=paths.item)
+        own_file = layout.host_state_file(together.gang.process_index)
+        stored = open_tree(folder, deadline, preferred=paths.item, also=[own_file] if with_host_state else [])
         own: dict[str, Any] = {}
         if with_host_state:
             own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
